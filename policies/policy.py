@@ -1,0 +1,77 @@
+"""The seam between policies and everything that runs or improves them.
+
+Flow time everywhere: t = 1 is noise, t = 0 is action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sims.rows import Rows
+from sims.vector_env import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingPath(Rows):
+    """The chain x_{t_0} (noise) .. x_{t_K} (action) that a sample took, in normalised action space.
+
+    ``steps`` are the indices i of the transitions x_{t_i} -> x_{t_{i+1}} that were drawn at random and are trained
+    (all K of them, DPPO's last K', or one per sample).
+    """
+
+    states: Float[Tensor, "*B K_plus_1 H A"]
+    steps: Int[Tensor, "*B S"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionSample(Rows):
+    """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per trained step and element, float32."""
+
+    action: Float[Tensor, "*B H A"]
+    path: DenoisingPath
+    log_prob: Float[Tensor, "*B S H A"]
+
+
+class Policy(Protocol):
+    """A chunked policy whose training and rollout share one code path. Context is any ``Rows`` record."""
+
+    action_horizon: int
+    action_dim: int
+    value_dim: int
+
+    def encode(self, obs: Observation) -> Rows:
+        """Images, words and state, once per look."""
+        ...
+
+    def sample(self, context: Rows, generator: torch.Generator) -> ActionSample:
+        """Exploring, with the path it took. Does not build a graph."""
+        ...
+
+    def log_prob(self, context: Rows, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+        """Of the trained steps of ``path``, float32, differentiable; the same code as ``sample``."""
+        ...
+
+    def entropy(self, context: Rows, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+        """Of the same transitions; constant in the parameters unless the noise is learned."""
+        ...
+
+    def value_features(self, context: Rows) -> Float[Tensor, "B value_dim"]:
+        """Detached, for the critic."""
+        ...
+
+    def bc_loss(
+        self, context: Rows, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
+    ) -> Tensor:
+        """Imitation loss of chunks ``action`` (environment units); ``mask`` is 0 on padding. Scalar."""
+        ...
+
+    def act(
+        self, context: Rows, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
+    ) -> Float[Tensor, "B H A"]:
+        """Deployment: noise drawn once, then the deterministic flow. ``prefix``: actions already committed."""
+        ...

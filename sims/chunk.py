@@ -1,0 +1,71 @@
+"""Execute an action chunk: written once, for every world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sims.rows import Rows
+from sims.vector_env import VectorEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkStep(Rows):
+    """Outcome of a chunk. ``reward`` is discounted within the chunk; the chunk's own discount is gamma ** num_executed."""
+
+    reward: Float[Tensor, "*N"]
+    num_executed: Int[Tensor, "*N"]
+    terminated: Bool[Tensor, "*N"]
+    truncated: Bool[Tensor, "*N"]
+    success: Bool[Tensor, "*N"]
+    intervened: Bool[Tensor, "*N"]
+
+    @property
+    def done(self) -> Bool[Tensor, "*N"]:
+        return self.terminated | self.truncated
+
+
+@runtime_checkable
+class ChunkedWorld(Protocol):
+    """A world that can advance a whole chunk at once (an imagined one, a captured CUDA graph)."""
+
+    def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep: ...
+
+
+def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
+    """Execute ``actions`` in every row until the chunk or the row's episode ends.
+
+    Rows must be alive (reset them first). Everything after a row's end is masked: its later actions are not
+    executed, its reward is sum_{i < num_executed} gamma^i r_i.
+    """
+    if isinstance(env, ChunkedWorld):
+        return env.advance(actions, gamma)
+    total = None
+    for i in range(actions.shape[1]):
+        step = env.step(actions[:, i])
+        if total is None:
+            total = ChunkStep(
+                reward=torch.zeros_like(step.reward),
+                num_executed=torch.zeros_like(step.reward, dtype=torch.int64),
+                terminated=torch.zeros_like(step.terminated),
+                truncated=torch.zeros_like(step.terminated),
+                success=torch.zeros_like(step.terminated),
+                intervened=torch.zeros_like(step.terminated),
+            )
+        alive = ~total.done
+        total = ChunkStep(
+            reward=total.reward + torch.where(alive, gamma**i * step.reward, 0.0),
+            num_executed=total.num_executed + alive,
+            terminated=total.terminated | (alive & step.terminated),
+            truncated=total.truncated | (alive & step.truncated),
+            success=total.success | (alive & step.success),
+            intervened=total.intervened | (alive & step.intervened),
+        )
+        if bool(total.done.all()):
+            break
+    assert total is not None
+    return total
