@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from policies.policy import DenoisingPath, Policy
+from policies.denoising_policy import DenoisingPolicy
+from policies.policy import DenoisingPath
 from sims.rows import Rows
 from sims.vector_env import Observation
 from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
@@ -29,7 +32,8 @@ class UpdateConfig:
     ``minibatch``. ``reference_weight`` ties the policy to the frozen one it started from. ``denoising_discount``
     scales the advantage of earlier denoising steps (DPPO, Ren et al. 2024, Sec. 4.3), for step-wise ratios.
     ``clip_first_step`` is the clip of the noisiest trained step, growing exponentially to ``clip_low`` /
-    ``clip_high`` at the last (DPPO); null clips all steps alike.
+    ``clip_high`` at the last (DPPO); null clips all steps alike. ``average``: decay per optimizer step of the moving
+    average of the weights that is evaluated and shipped; null ships the last weights.
     """
 
     learning_rate: float = 1e-4
@@ -50,6 +54,7 @@ class UpdateConfig:
     denoising_discount: float = 1.0
     normalise_advantage: bool = True
     train_encoder: bool = True
+    average: float | None = None
 
     def __post_init__(self) -> None:
         if self.minibatch % self.micro_batch:
@@ -83,10 +88,10 @@ class PolicyUpdate:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: DenoisingPolicy,
         *,
         config: UpdateConfig,
-        reference: Policy | None,
+        reference: DenoisingPolicy | None,
         critic: ValueCritic | None,
         critic_config: CriticConfig | None,
         generator: torch.Generator,
@@ -100,6 +105,33 @@ class PolicyUpdate:
         self.critic_optimizer: torch.optim.Optimizer | None = None
         if critic is not None and critic_config is not None:
             self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic_config.learning_rate)
+        self._average = None
+        if config.average is not None:
+            self._average = AveragedModel(policy, multi_avg_fn=get_ema_multi_avg_fn(config.average))
+
+    @property
+    def averaged(self) -> DenoisingPolicy | None:
+        """The moving average of the policy, if one is kept."""
+        return None if self._average is None else self._average.module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "critic_optimizer": None if self.critic_optimizer is None else self.critic_optimizer.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+            "shuffle": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
+        self.generator.set_state(state["shuffle"])
 
     def run(self, batch: Batch, *, train_policy: bool = True) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
@@ -148,6 +180,8 @@ class PolicyUpdate:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
             totals["grad_norm"] = norm.item()
             self.optimizer.step()
+            if self._average is not None:
+                self._average.update_parameters(self.policy)
         if self.critic_optimizer is not None:
             self.critic_optimizer.step()
         return dict(totals)
