@@ -60,6 +60,10 @@ class Policy(Protocol):
         """Of the same transitions; constant in the parameters unless the noise is learned."""
         ...
 
+    def trainable_parameters(self, *, encoder: bool) -> list[torch.nn.Parameter]:
+        """What an optimizer moves, with or without the encoder."""
+        ...
+
     def value_features(self, context: Rows) -> Float[Tensor, "B value_dim"]:
         """Detached, for the critic."""
         ...

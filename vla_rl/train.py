@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from episodes.sampler import WindowSampler
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, Selection
 from policies.audit import audit_log_prob
 from policies.bundle import load_bundle, save_bundle
 from policies.denoising_policy import DenoisingPolicy
@@ -67,13 +67,13 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
     seed = run.experiment.seed
     sampler = WindowSampler(
         EpisodeStore(store),
-        action_horizon=start.policy.action_horizon,
+        action_horizon=start.policy.vla.action_horizon,
         batch_size=start.bc.batch_size,
         seed=seed,
-        cameras=env.spec.cameras,
+        where=Selection(success=True),
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
-    policy.normalizer.fit(*sampler.statistics())
+    policy.normalizer.fit(sampler.state, sampler.action)
     learner = BC(policy, start.bc, torch.Generator().manual_seed(seed))
     checkpoints = run.imitation / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -85,7 +85,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         progress("imitate", start.bc.steps, done=learner.step) as advance,
     ):
         while learner.step < start.bc.steps:
-            metrics = learner.update(sampler.next_batch())
+            metrics = learner.update(next(sampler))
             advance(note=f"loss {metrics['bc_loss']:.3f}")
             if learner.step % 20 == 0:
                 record.write(learner.step, metrics)
@@ -124,10 +124,12 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
     return {"iterations": learner.iteration}
 
 
-def audit(learner: Learner, *, tolerance: float) -> dict[str, Any]:
+def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
     """Stored log-probs against the training path, before anything is learned from them."""
-    look = learner.collector.probe()
-    return audit_log_prob(learner.policy, look.context, look.sample, tolerance=tolerance)
+    obs = learner.env.observe()
+    context = learner.policy.encode(obs)
+    sample = learner.policy.sample(context, torch.Generator().manual_seed(0))
+    return audit_log_prob(learner.policy, learner.policy.encode(obs), sample, tolerance=tolerance)
 
 
 def audit_run(run_dir: Path) -> dict[str, Any]:
