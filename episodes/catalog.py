@@ -39,9 +39,9 @@ class Entry:
 
 _COLUMNS = tuple(Entry.__dataclass_fields__)
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
-    id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL, steps INTEGER NOT NULL,
-    looks INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL, split TEXT NOT NULL, seed INTEGER NOT NULL,
-    policy_version TEXT NOT NULL, layout TEXT NOT NULL) WITHOUT ROWID"""
+    id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,
+    steps INTEGER NOT NULL, looks INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,
+    split TEXT NOT NULL, seed INTEGER NOT NULL, policy_version TEXT NOT NULL, layout TEXT NOT NULL) WITHOUT ROWID"""
 _INSERT = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 

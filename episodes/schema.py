@@ -62,7 +62,7 @@ def new_ulid() -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Episode:
-    """One recorded episode. ``actor`` says who drove each step (an index into ``SOURCES``); ``source`` who was in charge.
+    """One recorded episode. ``actor``: who drove each step (an index into ``SOURCES``); ``source``: who was in charge.
 
     ``images`` maps camera name to RGB frames, row 0 at the top. ``policy_version`` is "" where no policy acted.
     ``fingerprint``: the versions that the recording world depends on (``EnvSpec.fingerprint``).
@@ -117,8 +117,8 @@ def validate(episode: Episode) -> None:
         step, dim = over[0]
         raise _refuse(
             episode,
-            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, allowed is [-1, 1]; "
-            "scale actions to [-1, 1] before recording",
+            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, "
+            "allowed is [-1, 1]; scale actions before recording",
         )
 
 
