@@ -187,9 +187,10 @@ class Data:
     json: Json = False
 
     def run(self) -> None:
-        from vla_rl import data
+        from episodes import maintenance
 
-        result = {"info": data.info, "verify": data.verify, "rebuild": data.rebuild}[self.verb](self.path)
+        do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
+        result = do[self.verb](self.path)
         if self.json:
             print(json.dumps(result))
         else:

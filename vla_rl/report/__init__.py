@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.report.page import comparison_page, run_page
+from vla_rl.report.comparison import comparison_page
+from vla_rl.report.page import run_page
 from vla_rl.report.run_data import read_run
 
 __all__ = ["write_comparison", "write_report"]

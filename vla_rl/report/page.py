@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
 
 from vla_rl.report.run_data import Points, Rate, RunData, difference, series
-from vla_rl.report.svg import Format, Line, interval_chart, line_chart, number, percent, smooth, stacked_area
+from vla_rl.report.svg import Line, interval_chart, line_chart, percent, smooth, stacked_area
 
 AFTER, BEFORE = 0, 8  # colours of the page's palette
 PALETTE = 8
@@ -24,7 +24,7 @@ FEATURED = {  # metric -> title, and what a reader should look for
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- one run
+# ------------------------------------------------------------------------------------------------------------ one run
 
 
 def run_page(run: RunData) -> str:
@@ -39,7 +39,7 @@ def run_page(run: RunData) -> str:
         _all_figures(run),
         _reproduce(run),
     ]
-    return _document(run.name, body)
+    return document(run.name, body)
 
 
 def _header(run: RunData) -> str:
@@ -60,12 +60,12 @@ def _headline(run: RunData) -> str:
     gain, low, high = difference(before, after)
     seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
     cards = [
-        _card(percent(before.success), f"success before, imitation only<br>{_interval(before)}", css="plain"),
-        _card(percent(after.success), f"success after reinforcement<br>{_interval(after)}", css="main"),
-        _card(_points(gain), f"gain in points<br>95 %: {_points(low)} to {_points(high)}", tone=_tone(low, high)),
+        card(percent(before.success), f"success before, imitation only<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"success after reinforcement<br>{interval(after)}", css="main"),
+        card(signed(gain), f"gain in points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
     ]
     if seconds:
-        cards.append(_card(duration(seconds), "from nothing to this page"))
+        cards.append(card(duration(seconds), "from nothing to this page"))
     return f'<div class="cards">{"".join(cards)}</div><p class="lead">{escape(_verdict(run, gain, low, high))}</p>'
 
 
@@ -76,11 +76,11 @@ def _verdict(run: RunData, gain: float, low: float, high: float) -> str:
         return f"Reinforcement raised success by {100 * gain:.0f} points{on}; the interval of the gain excludes zero."
     if high < 0:
         return f"Reinforcement lowered success by {-100 * gain:.0f} points{on}; the interval excludes zero."
-    return f"A change of {_points(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
+    return f"A change of {signed(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
 
 
 def _tasks(run: RunData) -> str:
-    rates = {"before": _per_task(run, "bc"), "after": _per_task(run, "rl")}
+    rates = {"before": per_task(run, "bc"), "after": per_task(run, "rl")}
     names = list(dict.fromkeys(name for tasks in rates.values() for name in tasks))
     rows = {name: {kind: tasks[name] for kind, tasks in rates.items() if name in tasks} for name in names}
     if not rows:
@@ -93,15 +93,13 @@ def _tasks(run: RunData) -> str:
     extra = ""
     if "stochastic" in run.result:
         rate = Rate.of(run.result["stochastic"])
-        said = f"Exploring, as in training, the final policy reaches {percent(rate.success)} ({_interval(rate)})."
+        said = f"Exploring, as in training, the final policy reaches {percent(rate.success)} ({interval(rate)})."
         extra = f'<p class="note">{said}</p>'
-    figure = _figure("Success rate and 95 % interval", chart, colours)
-    return (
-        f'<h2>Success per task</h2><div class="grid2">{figure}<div class="card">{_task_table(rows)}{extra}</div></div>'
-    )
+    shown = figure("Success rate and 95 % interval", chart, colours)
+    return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
 
 
-def _per_task(run: RunData, key: str) -> dict[str, Rate]:
+def per_task(run: RunData, key: str) -> dict[str, Rate]:
     return {task: Rate.of(row) for task, row in run.result.get(key, {}).get("per_task", {}).items()}
 
 
@@ -109,7 +107,7 @@ def _task_table(rows: Mapping[str, Mapping[str, Rate]]) -> str:
     head = '<tr><th>task</th><th class="n">before</th><th class="n">after</th></tr>'
     body = "".join(
         f"<tr><td>{escape(name)}</td>"
-        + "".join(f'<td class="n">{_rate(rates.get(kind))}</td>' for kind in ("before", "after"))
+        + "".join(f'<td class="n">{rate_cell(rates.get(kind))}</td>' for kind in ("before", "after"))
         + "</tr>"
         for name, rates in rows.items()
     )
@@ -127,11 +125,11 @@ def _learning(run: RunData) -> str:
         )
     )
     figures.append(_validation_figure(run))
-    return _section("Learning", figures)
+    return section("Learning", figures)
 
 
 def _success_figure(run: RunData) -> str:
-    lines = _curve(run.points("success"), label="exploring policy, training starts", colour=AFTER)
+    lines = curve(run.points("success"), label="exploring policy, training starts", colour=AFTER)
     checks = validation(run)
     if checks:
         points, intervals = checks
@@ -139,7 +137,7 @@ def _success_figure(run: RunData) -> str:
     if not lines:
         return ""
     chart = line_chart(lines, title="Success", y=(0.0, 1.0), format_y=percent)
-    return _figure("Success", chart, {line.label: line.colour for line in lines if not line.faint})
+    return figure("Success", chart, {line.label: line.colour for line in lines if not line.faint})
 
 
 def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
@@ -163,7 +161,7 @@ def _validation_figure(run: RunData) -> str:
     if not lines:
         return ""
     chart = line_chart(lines, title="Validation per task", y=(0.0, 1.0), format_y=percent)
-    return _figure("Validation per task", chart, {line.label: line.colour for line in lines})
+    return figure("Validation per task", chart, {line.label: line.colour for line in lines})
 
 
 def _metric_figure(
@@ -171,12 +169,12 @@ def _metric_figure(
 ) -> str:
     if len(points) < 2:
         return ""
-    chart = line_chart(_curve(points, label=title, colour=colour), title=title, x_label=x_label)
+    chart = line_chart(curve(points, label=title, colour=colour), title=title, x_label=x_label)
     note = f'<p class="note">{escape(hint)}</p>' if hint else ""
-    return _figure(title, chart + note, {})
+    return figure(title, chart + note, {})
 
 
-def _curve(points: Points, *, label: str, colour: int) -> list[Line]:
+def curve(points: Points, *, label: str, colour: int) -> list[Line]:
     """The series; with many points also its moving average, the raw one fainter behind it."""
     if len(points) < 20:
         return [Line(label=label, points=points, colour=colour)] if points else []
@@ -213,7 +211,7 @@ def _film(path: Path, label: str) -> str:
 
 def _time(run: RunData) -> str:
     figures = [_stages(run), _sections(run)]
-    return _section("Where the time went", figures)
+    return section("Where the time went", figures)
 
 
 def _stages(run: RunData) -> str:
@@ -226,8 +224,8 @@ def _stages(run: RunData) -> str:
         for index, (name, value) in enumerate(stages.items())
     )
     rows = "".join(
-        f'<tr><td><span class="swatch t{index % PALETTE}"></span>{escape(name)}</td><td class="n">{duration(value)}</td>'
-        f'<td class="n">{percent(value / total)}</td></tr>'
+        f'<tr><td><span class="swatch t{index % PALETTE}"></span>{escape(name)}</td>'
+        f'<td class="n">{duration(value)}</td><td class="n">{percent(value / total)}</td></tr>'
         for index, (name, value) in enumerate(stages.items())
     )
     return (
@@ -244,13 +242,13 @@ def _sections(run: RunData) -> str:
     if not layers or len(run.metrics) < 2:
         return ""
     chart = stacked_area(layers, title="Seconds per iteration")
-    return _figure("Seconds per iteration", chart, {name: index for index, name in enumerate(layers)})
+    return figure("Seconds per iteration", chart, {name: index for index, name in enumerate(layers)})
 
 
 def _all_figures(run: RunData) -> str:
     shown = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
     rest = [name for name in run.names() if name not in shown and not name.startswith(("time/", "validation/"))]
-    figures = [figure for name in rest if (figure := _metric_figure(run.points(name), title=name))]
+    figures = [shown for name in rest if (shown := _metric_figure(run.points(name), title=name))]
     if not figures:
         return ""
     grid = f'<div class="grid2 small">{"".join(figures)}</div>'
@@ -272,104 +270,10 @@ def _reproduce(run: RunData) -> str:
     return "".join(parts) if len(parts) > 1 else ""
 
 
-# ------------------------------------------------------------------------------------------------------ several runs
+# ------------------------------------------------------------------------------------------------------- small pieces
 
 
-def comparison_page(runs: Sequence[RunData]) -> str:
-    """The page of several runs: figures side by side, curves on common axes, and what their settings differ in."""
-    names = unique_names(runs)
-    colours = {name: index % PALETTE for index, name in enumerate(names)}
-    by_name = dict(zip(names, runs, strict=True))
-    body = [
-        f'<header><p class="kicker">vla-rl · comparison</p><h1>{len(runs)} runs</h1></header>',
-        _runs_table(by_name, colours),
-        _final_charts(by_name, colours),
-        _common_curves(by_name, colours),
-        _setting_differences(by_name),
-    ]
-    return _document("Comparison of runs", body)
-
-
-def unique_names(runs: Sequence[RunData]) -> list[str]:
-    """Folder names, or paths where folder names repeat."""
-    names = [run.name for run in runs]
-    return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-
-
-def _runs_table(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
-    head = "".join(f'<th class="n">{title}</th>' for title in ("iterations", "before", "after", "gain", "wall time"))
-    rows = []
-    for name, run in runs.items():
-        before, after = run.before, run.after
-        gain = _points(difference(before, after)[0]) if before and after else ABSENT
-        seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
-        cells = [str(len(run.metrics)), _rate(before), _rate(after), gain, duration(seconds) if seconds else ABSENT]
-        rows.append(
-            f'<tr><td><span class="swatch t{colours[name]}"></span>{escape(name)}</td>'
-            + "".join(f'<td class="n">{cell}</td>' for cell in cells)
-            + "</tr>"
-        )
-    table = f"<table><tr><th>run</th>{head}</tr>{''.join(rows)}</table>"
-    return f'<div class="card wide" style="margin-top:22px">{table}</div>'
-
-
-def _final_charts(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
-    rows = {name: {"before": run.before, "after": run.after} for name, run in runs.items()}
-    known = {name: {kind: rate for kind, rate in row.items() if rate} for name, row in rows.items()}
-    known = {name: row for name, row in known.items() if row}
-    tasks = list(dict.fromkeys(task for run in runs.values() for task in _per_task(run, "rl")))
-    per_task = {
-        task: {name: rate for name, run in runs.items() if (rate := _per_task(run, "rl").get(task))} for task in tasks
-    }
-    figures = []
-    if known:
-        legend = {"before": BEFORE, "after": AFTER}
-        chart = interval_chart(known, title="Success before and after", colours=legend)
-        figures.append(_figure("Success before and after", chart, legend))
-    if per_task:
-        chart = interval_chart(per_task, title="Success per task after", colours=colours)
-        figures.append(_figure("Success per task after", chart, colours))
-    return _section("Final success", figures)
-
-
-def _common_curves(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
-    wanted: list[tuple[str, str, Format, tuple[float, float] | None]] = [
-        ("success", "Success, exploring", percent, (0.0, 1.0)),
-        ("validation", "Success on validation starts", percent, (0.0, 1.0)),
-        *((name, title, number, None) for name, (title, _) in FEATURED.items()),
-    ]
-    figures = []
-    for metric, title, format_y, y in wanted:
-        lines = [
-            line for name, run in runs.items() for line in _curve(run.points(metric), label=name, colour=colours[name])
-        ]
-        if lines:
-            chart = line_chart(lines, title=title, y=y, format_y=format_y)
-            figures.append(_figure(title, chart, {line.label: line.colour for line in lines}))
-    return _section("Learning", figures)
-
-
-def _setting_differences(runs: Mapping[str, RunData]) -> str:
-    settings = {name: run.settings for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for values in settings.values() for key in values))
-    different = [key for key in keys if len({repr(values.get(key)) for values in settings.values()}) > 1]
-    if not different:
-        return '<h2>Settings</h2><p class="soft">The runs have the same settings.</p>'
-    head = "".join(f"<th>{escape(name)}</th>" for name in runs)
-    rows = "".join(
-        f"<tr><td>{escape(key)}</td>"
-        + "".join(f"<td>{escape(str(values.get(key, 'not set')))}</td>" for values in settings.values())
-        + "</tr>"
-        for key in different
-    )
-    table = f"<table><tr><th>setting</th>{head}</tr>{rows}</table>"
-    return f'<h2>Settings that differ</h2><div class="card wide">{table}</div>'
-
-
-# ------------------------------------------------------------------------------------------------------ small pieces
-
-
-def _document(title: str, body: Iterable[str]) -> str:
+def document(title: str, body: Iterable[str]) -> str:
     css = resources.files("vla_rl.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -381,12 +285,12 @@ def _document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _section(title: str, figures: Iterable[str]) -> str:
+def section(title: str, figures: Iterable[str]) -> str:
     shown = "".join(figures)
     return f'<h2>{escape(title)}</h2><div class="grid2">{shown}</div>' if shown else ""
 
 
-def _figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
+def figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
     keys = "".join(
         f'<span><span class="swatch t{colour}"></span>{escape(label)}</span>' for label, colour in colours.items()
     )
@@ -394,33 +298,34 @@ def _figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
     return f'<figure class="card"><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{chart}</figure>'
 
 
-def _card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
+def card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
     return f'<div class="card {css}"><div class="value {tone}">{value}</div><div class="what">{what}</div></div>'
 
 
-def _tone(low: float, high: float) -> str:
+def tone(low: float, high: float) -> str:
     return "good" if low > 0 else "bad" if high < 0 else ""
 
 
-def _points(value: float) -> str:
+def signed(value: float) -> str:
     return f"{100 * value:+.0f}".replace("-", "&minus;")
 
 
-def _interval(rate: Rate) -> str:
+def interval(rate: Rate) -> str:
     return f"95 %: {100 * rate.low:.0f} to {100 * rate.high:.0f} %"
 
 
-def _rate(rate: Rate | None) -> str:
+def rate_cell(rate: Rate | None) -> str:
     if rate is None:
         return ABSENT
     return f'{percent(rate.success)} <span class="soft">[{100 * rate.low:.0f}, {100 * rate.high:.0f}]</span>'
 
 
 def duration(seconds: float) -> str:
-    """Rounded for reading: 48 s, 3 min 20 s, 2 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    if minutes < 60:
-        return f"{int(minutes)} min {int(seconds) % 60:02d} s"
-    return f"{int(minutes // 60)} h {int(minutes) % 60:02d} min"
+    """Rounded for reading: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -120,19 +120,18 @@ def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
 def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colours: Mapping[str, int]) -> str:
     """Success rates with their intervals, one row per name, one dot per series."""
     label = 8 + 7.2 * max(len(name) for name in rows)
-    height = 26 + 34 * len(rows) + BOTTOM - 26
-    axes = Axes(x=(0.0, 1.0), y=(0.0, 1.0), height=height, left=min(190.0, label), right=24)
+    row_height = 16 + 9 * max(len(rates) for rates in rows.values())
+    bottom = TOP + row_height * len(rows)
+    axes = Axes(x=(0.0, 1.0), y=(0.0, 1.0), height=bottom + 26, left=min(190.0, label), right=24)
     parts = [
-        f'<line class="grid" x1="{axes.at_x(v):.1f}" x2="{axes.at_x(v):.1f}" y1="{TOP}" y2="{height - 26}"/>'
-        f'<text class="tick" x="{axes.at_x(v):.1f}" y="{height - 8}" text-anchor="middle">{percent(v)}</text>'
+        f'<line class="grid" x1="{axes.at_x(v):.1f}" x2="{axes.at_x(v):.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{axes.at_x(v):.1f}" y="{bottom + 18}" text-anchor="middle">{percent(v)}</text>'
         for v in (0, 0.25, 0.5, 0.75, 1)
     ]
     for index, (name, rates) in enumerate(rows.items()):
-        centre = TOP + 17 + 34 * index
-        shown = name if len(name) <= 25 else name[:24] + "…"
-        parts.append(
-            f'<text class="label" x="{axes.left - 10:.1f}" y="{centre + 4}" text-anchor="end">{escape(shown)}</text>'
-        )
+        centre = TOP + row_height * (index + 0.5)
+        shown = escape(name if len(name) <= 25 else name[:24] + "…")
+        parts.append(f'<text class="label" x="{axes.left - 10:.1f}" y="{centre + 4}" text-anchor="end">{shown}</text>')
         for place, (series, rate) in enumerate(rates.items()):
             y = centre + 9 * (place - (len(rates) - 1) / 2)
             parts.append(_whisker(axes, rate, y, colours[series], f"{name}, {series}"))

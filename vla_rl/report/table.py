@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vla_rl.report.page import duration, unique_names
+from vla_rl.report.comparison import unique_names
+from vla_rl.report.page import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 
 
