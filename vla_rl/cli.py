@@ -12,8 +12,8 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -195,11 +195,11 @@ class Data:
             print(json.dumps(result))
         else:
             print("\n".join(f"{key}: {value}" for key, value in result.items()))
-        if result["corrupt"]:
+        if self.verb == "verify" and result["corrupt"]:
             raise SystemExit(1)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
     "collect": Collect,
@@ -255,11 +255,7 @@ def parse(words: Sequence[str]) -> Command:
         args=words,
         config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )
-    if overrides:
-        from dataclasses import replace
-
-        command = replace(command, overrides=overrides)  # type: ignore[call-arg]
-    return command
+    return replace(command, overrides=overrides) if isinstance(command, Train | Collect) else command
 
 
 def _split_overrides(words: Sequence[str], *, options: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

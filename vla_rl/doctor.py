@@ -76,7 +76,7 @@ OPTIONAL = {  # name -> module, and how to get it
 
 def run_checks(run: Path | None = None) -> list[Check]:
     """Every check in order; with ``run``, also the log-probability audit of that run's policy."""
-    checks = [_python(), _torch(), _cuda(), _physics(), *_renderers(), _warp(), _video(), *_simulators(), _disk()]
+    checks = [_python(), _torch(), _cuda(), _physics(), *check_renderers(), _warp(), _video(), *_simulators(), _disk()]
     return [*checks, _audit(run)] if run is not None else checks
 
 
@@ -179,7 +179,7 @@ def _physics() -> Check:
     return _attempt("mujoco", drop, fix="pip install -c constraints.txt mujoco")
 
 
-def _renderers() -> list[Check]:
+def check_renderers() -> list[Check]:
     """One working renderer is enough, so the other one is then only missing."""
     checks = [
         _attempt(

@@ -246,8 +246,8 @@ def _sections(run: RunData) -> str:
 
 
 def _all_figures(run: RunData) -> str:
-    shown = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
-    rest = [name for name in run.names() if name not in shown and not name.startswith(("time/", "validation/"))]
+    featured = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
+    rest = [name for name in run.names() if name not in featured and not name.startswith(("time/", "validation/"))]
     figures = [shown for name in rest if (shown := _metric_figure(run.points(name), title=name))]
     if not figures:
         return ""
