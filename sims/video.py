@@ -13,7 +13,7 @@ BORDER = 3  # pixels before the picture is scaled up: 1 of 64 is hard to see
 
 def write_video(
     path: Path,
-    frames: np.ndarray,
+    frames: np.typing.ArrayLike,
     *,
     fps: float,
     caption: str = "",
@@ -28,6 +28,7 @@ def write_video(
     """
     import imageio_ffmpeg
 
+    frames = np.asarray(frames)
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or len(frames) == 0:
         raise ValueError(f"frames must be uint8 [T, h, w, 3] with T >= 1, got {frames.dtype} {list(frames.shape)}")
     scaled = frames.repeat(scale, axis=1).repeat(scale, axis=2)

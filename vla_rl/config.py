@@ -72,13 +72,13 @@ def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
 
 
 @cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     for field in config_fields(cls):
         if len(_sections(field.annotation)) > 1:
             raise TypeError(f"{cls.__name__}: section {field.path!r} needs Field(discriminator='name')")
     # A dataclass of its own takes no outer settings, its container does, and it passes them down to every level.
     # JSON input lets strict mode build dataclasses from mappings and tuples from lists, and nothing looser.
-    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))
 
 
 def _read_extended(path: Path, *, seen: tuple[Path, ...]) -> tuple[Tree, dict[Keys, Origin]]:

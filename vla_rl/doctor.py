@@ -76,7 +76,7 @@ OPTIONAL = {  # name -> module, and how to get it
 
 def run_checks(run: Path | None = None) -> list[Check]:
     """Every check in order; with ``run``, also the log-probability audit of that run's policy."""
-    checks = [_python(), _torch(), _cuda(), _physics(), *_renderers(), _warp(), _video(), *_simulators(), _disk()]
+    checks = [_python(), _torch(), _cuda(), _physics(), *check_renderers(), _warp(), _video(), *_simulators(), _disk()]
     return [*checks, _audit(run)] if run is not None else checks
 
 
@@ -125,10 +125,8 @@ def _in_process(code: str, *, timeout_s: float, **environment: str) -> str:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return {"name": "python", "status": "failed", "detail": version, "fix": "install Python 3.11 or newer"}
-    return {"name": "python", "status": "ok", "detail": f"{version}, {os.cpu_count()} CPUs", "fix": ""}
+    detail = f"{platform.python_version()}, {os.cpu_count()} CPUs"
+    return {"name": "python", "status": "ok", "detail": detail, "fix": ""}
 
 
 def _torch() -> Check:
@@ -181,7 +179,7 @@ def _physics() -> Check:
     return _attempt("mujoco", drop, fix="pip install -c constraints.txt mujoco")
 
 
-def _renderers() -> list[Check]:
+def check_renderers() -> list[Check]:
     """One working renderer is enough, so the other one is then only missing."""
     checks = [
         _attempt(
