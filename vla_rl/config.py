@@ -77,7 +77,7 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
             raise TypeError(f"{cls.__name__}: section {field.path!r} needs Field(discriminator='name')")
     # A dataclass of its own takes no outer settings, its container does, and it passes them down to every level.
     # JSON input lets strict mode build dataclasses from mappings and tuples from lists, and nothing looser.
-    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))
 
 
 def _read_extended(path: Path, *, seen: tuple[Path, ...]) -> tuple[Tree, dict[Keys, Origin]]:
