@@ -35,6 +35,7 @@ def changed(name: str, index, value) -> dict[str, np.ndarray]:
         ({"source": "ghost"}, "source is 'ghost', allowed are expert, policy, human"),
         ({"instruction": "x" * 97}, "longer than 96 bytes"),
         ({"task": ""}, "task is empty"),
+        ({"seed": 2**63}, "seed does not fit 64 bits"),
         ({"control_hz": 0.0}, "must be positive"),
         ({"id": "../../etc"}, "not a ULID"),
     ],
