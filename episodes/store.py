@@ -67,8 +67,11 @@ class EpisodeStore:
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
         self._jpeg_quality = jpeg_quality
-        if create:
+        if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
+            raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
+        if create and not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(self.path.parent)
         if not self.path.is_dir():
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")

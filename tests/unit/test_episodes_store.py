@@ -98,6 +98,11 @@ def test_refused_episodes_leave_no_trace_and_those_before_stay(tmp_path):
     assert len(list(tmp_path.glob("*ep-*"))) == 1
 
 
+def test_an_impossible_jpeg_quality_is_refused(tmp_path):
+    with pytest.raises(EpisodeError, match="jpeg_quality is 0, allowed is 1 to 95"):
+        EpisodeStore(tmp_path, create=True, jpeg_quality=0)
+
+
 def test_an_episode_is_written_once(tmp_path):
     episode = make_episode()
     with EpisodeStore(tmp_path, create=True) as store:
@@ -350,3 +355,15 @@ def test_eight_writers_at_once_are_all_catalogued(tmp_path):
         assert sorted(entry.id for entry in store.entries()) == sorted(logged(path))
         assert len(store.entries()) == 200
     assert verify(path)["corrupt"] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_store_is_usable_on_both_sides_of_a_fork(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add(make_episode(seed=0))
+        child = multiprocessing.get_context("fork").Process(target=store.add, args=(make_episode(seed=1),))
+        child.start()
+        store.add(make_episode(seed=2))
+        child.join()
+        assert child.exitcode == 0
+        assert sorted(entry.seed for entry in store.select()) == [0, 1, 2]
