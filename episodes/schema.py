@@ -131,6 +131,8 @@ def _check_words(episode: Episode) -> None:
         raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
     if episode.source not in SOURCES:
         raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
+    if not -(2**63) <= episode.seed < 2**63:
+        raise _refuse(episode, "seed does not fit 64 bits")
     for name in ("task", "split", "instruction"):
         if not getattr(episode, name):
             raise _refuse(episode, f"{name} is empty")
