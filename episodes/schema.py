@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
+from sims.errors import UserError
 from sims.vector_env import TEXT_BYTES
 
 SCHEMA = "vla-rl-episode/1"
@@ -33,7 +34,7 @@ _ulid_lock = threading.Lock()
 _ulid_last = 0
 
 
-class EpisodeError(ValueError):
+class EpisodeError(UserError):
     """Anything wrong with an episode or a store of episodes."""
 
 

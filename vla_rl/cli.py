@@ -47,16 +47,14 @@ class Train:
         experiment = _load_experiment(self.config, self.overrides)
         from vla_rl.train import train
 
-        train(experiment, self.place(), resume=self.resume)
+        train(experiment, self.place(), resume=self.resume, command=self.command())
         print(self.place() / "report.html")
 
     def place(self) -> Path:
         return self.run_dir or Path("runs") / self.config.stem
 
-    def resume_command(self) -> str:
-        return shlex.join(
-            ["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place()), "--resume"]
-        )
+    def command(self) -> str:
+        return shlex.join(["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place())])
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = parse(words)
         command.run()
     except KeyboardInterrupt:
-        hint = f"; resume with: {command.resume_command()}" if isinstance(command, Train) else ""
+        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Train) else ""
         _stop(130, f"interrupted{hint}")
     except UserError as error:
         _stop(2, str(error))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from policies.audit import LogProbAudit, audit_log_prob
+from policies.bundle import load_bundle, save_bundle
 
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
-from policies.audit import audit_log_prob
-from policies.bundle import load_bundle, save_bundle
-from policies.denoising_policy import DenoisingPolicy
-from sims.errors import UserError
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_env, make_policy
@@ -24,14 +21,14 @@ from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
-from vla_rl.progress import console, progress
+from vla_rl.progress import progress
 from vla_rl.report import write_report
 from vla_rl.run import Run, load_experiment, open_run, write_json
 
 
-def train(experiment: Experiment, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
-    run = open_run(experiment, run_dir, resume=resume)
+    run = open_run(experiment, run_dir, resume=resume, command=command)
     env = make_env(experiment.sim)
     try:
         before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
@@ -71,9 +68,10 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         batch_size=start.bc.batch_size,
         seed=seed,
         where=Selection(success=True),
+        cameras=env.spec.cameras,
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
-    policy.normalizer.fit(sampler.state, sampler.action)
+    policy.normalizer.fit(*sampler.statistics())
     learner = BC(policy, start.bc, torch.Generator().manual_seed(seed))
     checkpoints = run.imitation / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -85,7 +83,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         progress("imitate", start.bc.steps, done=learner.step) as advance,
     ):
         while learner.step < start.bc.steps:
-            metrics = learner.update(next(sampler))
+            metrics = learner.update(sampler.next_batch())
             advance(note=f"loss {metrics['bc_loss']:.3f}")
             if learner.step % 20 == 0:
                 record.write(learner.step, metrics)
@@ -160,8 +158,12 @@ def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
     )
     learner.collector.start(held)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
-    return {"validation": summary["success"], "validation_low": summary["interval"][0],
-            "validation_high": summary["interval"][1], **per_task}
+    return {
+        "validation": summary["success"],
+        "validation_low": summary["interval"][0],
+        "validation_high": summary["interval"][1],
+        **per_task,
+    }
 
 
 def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dict[str, Any]:
