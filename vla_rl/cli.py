@@ -65,8 +65,10 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: str = "test"
-    """which start states: those never trained on (test) or the training ones (train)"""
+    split: str | None = None
+    """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
+    words: Literal["given", "blank", "shuffled"] = "given"
+    """what the policy reads: its instruction, nothing, or another episode's instruction"""
     seed: int = 0
     """picks the start states and all noise"""
     json: Json = False
@@ -74,7 +76,9 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed)
+        result = evaluate_path(
+            self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words
+        )
         if self.json:
             print(json.dumps(result))
         else:

@@ -49,6 +49,8 @@ def progress(title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         bar = bars.add_task(title, total=total, completed=done, note="")
 
         def advance(count: int = 1, note: str = "") -> None:
-            bars.update(bar, advance=count, **({"note": note} if note else {}))
+            bars.advance(bar, count)
+            if note:
+                bars.update(bar, note=note)
 
         yield advance

@@ -16,7 +16,7 @@ from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_env, make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
-from vla_rl.evaluate import evaluate_policy
+from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
@@ -133,7 +133,7 @@ def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
 def audit_run(run_dir: Path) -> dict[str, Any]:
     """``vla-rl doctor --run``: the log-prob audit of a run's newest policy in its own simulator."""
     experiment = load_experiment(run_dir)
-    bundle = run_dir / "bundle" if (run_dir / "bundle").exists() else run_dir / "imitation" / "bundle"
+    _, bundle = locate(run_dir)
     env = make_env(experiment.sim)
     try:
         learner = Learner(load_bundle(bundle), env, experiment.algorithm, seed=experiment.seed)
