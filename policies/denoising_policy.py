@@ -201,8 +201,9 @@ class DenoisingPolicy(nn.Module):
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             with self._precision(device):
                 prediction = network(x_t, t, context, memory)
-            noise = prediction.noise
-            return Prediction(target=prediction.target.float(), noise=None if noise is None else noise.float())
+            times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
+            target = self.objective.guess(x_t, times) + prediction.target
+            return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
 
         return predict
 

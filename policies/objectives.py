@@ -14,6 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 
+# Of normalised actions, roughly: only the network's starting point depends on it.
+ACTION_STD = 0.5
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlowMatchingConfig:
     """Velocity prediction on straight paths. ``time_power`` = p draws t with density p t^(p-1) (pi0: 1.5, uniform: 1)."""
@@ -46,6 +50,10 @@ class Objective(Protocol):
         """x_t and the target, both shaped like ``action``; ``t`` broadcasts against it."""
         ...
 
+    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """Best linear guess of the target from x_t alone; the network predicts the rest."""
+        ...
+
 
 class FlowMatching:
     """x_t = (1 - t) action + t noise, target v = noise - action (Lipman et al. 2023, in openpi's direction of time)."""
@@ -61,6 +69,11 @@ class FlowMatching:
 
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(action, noise, t.expand_as(action)), noise - action
+
+    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """E[v | x_t] if actions were Normal(0, ACTION_STD^2): -x_t at t = 0, x_t at t = 1."""
+        variance = ACTION_STD**2
+        return (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance) * x_t
 
 
 class Diffusion:
@@ -91,6 +104,11 @@ class Diffusion:
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         alpha_bar = self.alpha_bar(t)
         return alpha_bar.sqrt() * action + (1 - alpha_bar).sqrt() * noise, noise
+
+    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """E[noise | x_t] if actions were Normal(0, ACTION_STD^2)."""
+        alpha_bar = self.alpha_bar(t)
+        return (1 - alpha_bar).sqrt() / (1 - alpha_bar + alpha_bar * ACTION_STD**2) * x_t
 
 
 def build_objective(config: ObjectiveConfig) -> FlowMatching | Diffusion:

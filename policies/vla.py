@@ -21,6 +21,8 @@ from sims.rows import Rows
 from sims.vector_env import Observation
 
 
+import os
+SHARP=float(os.environ.get("SHARP","4"));POOL=os.environ.get("POOL","max");COORD=float(os.environ.get("COORD","3"))
 @dataclass(frozen=True, kw_only=True)
 class VLAConfig:
     """Defaults are the CPU network for 64 x 64 images.
@@ -121,10 +123,13 @@ class CameraEncoder(nn.Module):
         maps = config.queries * config.query_heads
         self.queries, self.maps = config.queries, maps
         self.query = nn.Linear(config.text_width, maps * widths[-1])
-        self.token = nn.Linear(config.query_heads * (widths[-1] + 2), config.width)
-        for film in self.film:
-            nn.init.zeros_(film.weight)
-            nn.init.zeros_(film.bias)
+        # One matrix per query: their tokens must stay apart when they are averaged or attended to.
+        values = config.query_heads * (widths[-1] + 2)
+        self.token = nn.Parameter(torch.empty(config.queries, values, config.width))
+        self.token_bias = nn.Parameter(torch.zeros(config.queries, config.width))
+        nn.init.normal_(self.token, std=values**-0.5)
+        with torch.no_grad():
+            self.query.weight *= SHARP
 
     def forward(self, image: Tensor, text: Float[Tensor, "B text_width"]) -> Float[Tensor, "B queries width"]:
         """image: [B, 3, height, width] float in [-1, 1], channels last."""
@@ -140,7 +145,8 @@ class CameraEncoder(nn.Module):
         query = self.query(text).view(-1, self.maps, features.shape[-1])
         weight = torch.softmax(query @ features.transpose(1, 2) / math.sqrt(features.shape[-1]), dim=-1)
         values = torch.cat([features, _coordinates(height, width, features).expand(len(features), -1, -1)], dim=-1)
-        return self.token((weight @ values).view(len(features), self.queries, -1))
+        found = (weight @ values).view(len(features), self.queries, -1)
+        return torch.einsum("bqv,qvw->bqw", found, self.token) + self.token_bias
 
 
 class ActionExpert(nn.Module):
@@ -227,7 +233,8 @@ class VLA(nn.Module):
         unique, index = torch.unique(text, dim=0, return_inverse=True)
         tokens, exists = self.text(unique)
         weight = exists.unsqueeze(-1).to(tokens.dtype)
-        return ((tokens * weight).sum(1) / weight.sum(1).clamp(min=1))[index]
+        if POOL=="max": return F.layer_norm((tokens+(weight-1)*1e3).amax(1)*exists.any(1,keepdim=True),tokens.shape[-1:])[index]
+        return F.layer_norm((tokens * weight).sum(1) / weight.sum(1).clamp(min=1),tokens.shape[-1:])[index]
 
 
 class _ConvBlock(nn.Module):
@@ -316,7 +323,7 @@ def _coordinates(height: int, width: int, like: Tensor) -> Tensor:
     """Centres of the map's cells, (x, y) in [-1, 1], [height * width, 2]."""
     y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) * 2 / height - 1
     x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) * 2 / width - 1
-    return torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
+    return COORD*torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
 
 
 def _sinusoid(t: Tensor, width: int) -> Tensor:
