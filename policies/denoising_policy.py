@@ -200,9 +200,9 @@ class DenoisingPolicy(nn.Module):
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             with self._precision(device):
-                prediction = network(x_t, t, context, memory)
+                prediction = network(x_t, t, memory)
             times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
-            target = self.objective.guess(x_t, times) + prediction.target
+            target = self.objective.guess(x_t, times, memory.anchor.float()) + prediction.target
             return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
 
         return predict

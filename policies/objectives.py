@@ -50,8 +50,12 @@ class Objective(Protocol):
         """x_t and the target, both shaped like ``action``; ``t`` broadcasts against it."""
         ...
 
-    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
-        """Best linear guess of the target from x_t alone; the network predicts the rest."""
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        """E[target | x_t] if actions were Normal(anchor, ACTION_STD^2); the network predicts what is left.
+
+        At t = 1 this makes ``anchor`` a plain regression of the action, whose gradient is far less noisy than the
+        rest of the loss: the encoder learns from fewer frames.
+        """
         ...
 
 
@@ -70,10 +74,11 @@ class FlowMatching:
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(action, noise, t.expand_as(action)), noise - action
 
-    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
-        """E[v | x_t] if actions were Normal(0, ACTION_STD^2): -x_t at t = 0, x_t at t = 1."""
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        """At t = 1, x_t - anchor; at t = 0, -x_t."""
         variance = ACTION_STD**2
-        return (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance) * x_t
+        gain = (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance)
+        return gain * (x_t - (1 - t) * anchor) - anchor
 
 
 class Diffusion:
@@ -105,10 +110,10 @@ class Diffusion:
         alpha_bar = self.alpha_bar(t)
         return alpha_bar.sqrt() * action + (1 - alpha_bar).sqrt() * noise, noise
 
-    def guess(self, x_t: Tensor, t: Tensor) -> Tensor:
-        """E[noise | x_t] if actions were Normal(0, ACTION_STD^2)."""
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
         alpha_bar = self.alpha_bar(t)
-        return (1 - alpha_bar).sqrt() / (1 - alpha_bar + alpha_bar * ACTION_STD**2) * x_t
+        gain = (1 - alpha_bar).sqrt() / (1 - alpha_bar + alpha_bar * ACTION_STD**2)
+        return gain * (x_t - alpha_bar.sqrt() * anchor)
 
 
 def build_objective(config: ObjectiveConfig) -> FlowMatching | Diffusion:

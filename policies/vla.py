@@ -70,6 +70,19 @@ class Context(Rows):
     pooled: Float[Tensor, "*B pooled_width"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A context as the expert reads it.
+
+    ``summary`` [B, 1, 1, width]; ``anchor`` [B, 1, H, A], the action it would guess before any denoising;
+    ``keys_values`` of each block.
+    """
+
+    summary: Tensor
+    anchor: Tensor
+    keys_values: list[tuple[Tensor, Tensor]]
+
+
 class TextEncoder(nn.Module):
     """Instruction bytes to word tokens: letters (with their place in the word) are summed per word, words attend."""
 
@@ -136,7 +149,7 @@ class CameraEncoder(nn.Module):
         x = self.stem(image)
         for film, blocks, shrink in zip(self.film, self.blocks, self.shrink, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)
-            x = F.gelu(x * (1 + scale) + shift)
+            x = F.gelu(torch.addcmul(shift, x, 1 + scale))
             for block in blocks:
                 x = block(x)
             x = shrink(x)
@@ -144,8 +157,8 @@ class CameraEncoder(nn.Module):
         features = self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))  # [B, P, C]
         query = self.query(text).view(-1, self.maps, features.shape[-1])
         weight = torch.softmax(query @ features.transpose(1, 2) / math.sqrt(features.shape[-1]), dim=-1)
-        values = torch.cat([features, _coordinates(height, width, features).expand(len(features), -1, -1)], dim=-1)
-        found = (weight @ values).view(len(features), self.queries, -1)
+        what, where = weight @ features, weight @ _coordinates(height, width, features)
+        found = torch.cat([what, where], dim=-1).view(len(features), self.queries, -1)
         return torch.einsum("bqv,qvw->bqw", found, self.token) + self.token_bias
 
 
@@ -160,12 +173,13 @@ class ActionExpert(nn.Module):
         # Each action's own time goes in beside it, so that a clean prefix is told apart inside one token.
         self.inputs = nn.Linear(config.action_patch * (action_dim + 1), width)
         self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
-        self.pooled = nn.Linear(pooled_width, width)
+        self.pooled = nn.Sequential(nn.Linear(pooled_width, width), nn.GELU(), nn.Linear(width, width))
         self.time = nn.Sequential(nn.Linear(config.time_width, config.time_width), nn.SiLU())
         self.blocks = nn.ModuleList([_ExpertBlock(config, attend=tokens > 1) for _ in range(config.depth)])
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.adapt = nn.Linear(config.time_width, 2 * width)
         self.target = nn.Linear(width, config.action_patch * action_dim)
+        self.anchor = nn.Linear(width, config.action_horizon * action_dim)
         self.noise: nn.Linear | None = None
         for layer in (self.adapt, self.target):
             nn.init.zeros_(layer.weight)
@@ -178,24 +192,28 @@ class ActionExpert(nn.Module):
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
 
-    def remember(self, context: Context) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the context for every block, once per look."""
-        return [block.remember(context.tokens) for block in self.blocks]  # type: ignore[operator]
+    def remember(self, context: Context) -> Memory:
+        """Everything that does not depend on x_t or t, once per look."""
+        summary = self.pooled(context.pooled)
+        anchor = self.anchor(summary).unflatten(-1, (self.config.action_horizon, -1)).unsqueeze(1)
+        return Memory(
+            summary=summary[:, None, None],
+            anchor=anchor,
+            keys_values=[block.remember(context.tokens) for block in self.blocks],  # type: ignore[operator]
+        )
 
-    def forward(
-        self, x_t: Float[Tensor, "B S H A"], t: Tensor, context: Context, memory: list[tuple[Tensor, Tensor]]
-    ) -> Prediction:
+    def forward(self, x_t: Float[Tensor, "B S H A"], t: Tensor, memory: Memory) -> Prediction:
         """t: [B or 1, S], or [B, S, H] where actions have their own time. S: steps that share one context."""
         batch, steps, horizon, action_dim = x_t.shape
         times = (t if t.ndim == 3 else t.unsqueeze(-1)).unsqueeze(-1).expand(-1, -1, horizon, 1)
         patched = torch.cat([x_t, times.expand(batch, -1, -1, -1)], dim=-1)
         patched = patched.view(batch, steps, -1, self.config.action_patch * (action_dim + 1))
-        x = self.inputs(patched) + self.position + self.pooled(context.pooled)[:, None, None]
+        x = self.inputs(patched) + self.position + memory.summary
         per_token = times.reshape(*times.shape[:2], -1, self.config.action_patch).mean(-1)
         if t.ndim == 2:
             per_token = per_token[..., :1]
         condition = self.time(_sinusoid(per_token, self.config.time_width))  # [B or 1, S, tokens or 1, time_width]
-        for block, keys_values in zip(self.blocks, memory, strict=True):
+        for block, keys_values in zip(self.blocks, memory.keys_values, strict=True):
             x = block(x, condition, keys_values)
         shift, scale = self.adapt(condition).chunk(2, dim=-1)
         x = torch.addcmul(shift, self.norm(x), 1 + scale)
@@ -222,7 +240,7 @@ class VLA(nn.Module):
         text = self._encode_text(obs.text)
         images = obs.images.permute(1, 0, 4, 2, 3)  # [cameras, B, 3, height, width], channels last in memory
         looks = [
-            camera(image.to(text.dtype) / 127.5 - 1, text) for camera, image in zip(self.cameras, images, strict=True)
+            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), text) for camera, image in zip(self.cameras, images, strict=True)
         ]
         tokens = [*looks, self.state(state).unsqueeze(1), self.words(text).unsqueeze(1)]
         pooled = torch.cat([self.norm(token.mean(dim=1)) for token in tokens], dim=-1)
