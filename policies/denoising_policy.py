@@ -87,9 +87,7 @@ class DenoisingPolicy(nn.Module):
         self.act_kernel = build_kernel(config.act, self.objective)
         if self.act_kernel.trained_steps:
             raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
-        self.vla = VLA(
-            config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim
-        ).to(memory_format=torch.channels_last)
+        self.vla = VLA(config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.frozen_expert = None
         self._compiled = False

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-
 
 # Of normalised actions, roughly: only the network's starting point depends on it.
 ACTION_STD = 0.5
@@ -20,7 +18,7 @@ ACTION_STD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class FlowMatchingConfig:
-    """Velocity prediction on straight paths. ``time_power`` = p draws t with density p t^(p-1) (pi0: 1.5, uniform: 1)."""
+    """Velocity prediction on straight paths. ``time_power`` p draws t with density p t^(p-1); pi0: 1.5, uniform: 1."""
 
     name: Literal["flow_matching"] = "flow_matching"
     time_power: float = 1.5
@@ -40,9 +38,7 @@ ObjectiveConfig = FlowMatchingConfig | DiffusionConfig
 class Objective(Protocol):
     """A family of denoising policies."""
 
-    def draw_time(
-        self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
-    ) -> Float[Tensor, "..."]:
+    def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
         """Training times in (0, 1]."""
         ...
 

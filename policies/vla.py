@@ -9,6 +9,7 @@ adaptive LayerNorm on flow time, reads these tokens by cross-attention.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,11 @@ from policies.kernels import Prediction
 from sims.rows import Rows
 from sims.vector_env import Observation
 
+SHARP = float(os.environ.get("SHARP", "4"))
+POOL = os.environ.get("POOL", "max")
+COORD = float(os.environ.get("COORD", "3"))
 
-import os
-SHARP=float(os.environ.get("SHARP","4"));POOL=os.environ.get("POOL","max");COORD=float(os.environ.get("COORD","3"))
+
 @dataclass(frozen=True, kw_only=True)
 class VLAConfig:
     """Defaults are the CPU network for 64 x 64 images.
@@ -99,7 +102,7 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> tuple[Tensor, Tensor]:
-        """Word tokens [B, max_words, width] and which of them exist [B, max_words]. Words past the 24th share its slot."""
+        """Word tokens [B, max_words, width] and which of them exist; words past the 24th share its slot."""
         code = text.long()
         letter = (code != 0) & (code != ord(" "))
         index = torch.arange(code.shape[1], device=code.device)
@@ -131,7 +134,7 @@ class CameraEncoder(nn.Module):
             wider = stage + 1 < len(widths)
             self.shrink.append(nn.Conv2d(width, widths[stage + 1], 2, stride=2) if wider else nn.Identity())
             self.film.append(nn.Linear(config.text_width, 2 * width))
-            self.blocks.append(nn.ModuleList([_ConvBlock(width) for _ in range(depth)]))
+            self.blocks.append(nn.Sequential(*[_ConvBlock(width) for _ in range(depth)]))
         self.norm = nn.LayerNorm(widths[-1])
         maps = config.queries * config.query_heads
         self.queries, self.maps = config.queries, maps
@@ -150,8 +153,7 @@ class CameraEncoder(nn.Module):
         for film, blocks, shrink in zip(self.film, self.blocks, self.shrink, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)
             x = F.gelu(torch.addcmul(shift, x, 1 + scale))
-            for block in blocks:
-                x = block(x)
+            x = blocks(x)
             x = shrink(x)
         height, width = x.shape[-2:]
         features = self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))  # [B, P, C]
@@ -234,13 +236,17 @@ class VLA(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.pooled_width = config.width * (cameras + 2)
         self.expert = ActionExpert(config, action_dim=action_dim, pooled_width=self.pooled_width)
+        for module in self.cameras.modules():
+            if isinstance(module, nn.Conv2d):  # images arrive channels last; with weights alike nothing is transposed
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
     def encode(self, obs: Observation, state: Float[Tensor, "B state_dim"]) -> Context:
         """``state`` is normalised; ``obs`` gives the images and the words."""
         text = self._encode_text(obs.text)
         images = obs.images.permute(1, 0, 4, 2, 3)  # [cameras, B, 3, height, width], channels last in memory
         looks = [
-            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), text) for camera, image in zip(self.cameras, images, strict=True)
+            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), text)
+            for camera, image in zip(self.cameras, images, strict=True)
         ]
         tokens = [*looks, self.state(state).unsqueeze(1), self.words(text).unsqueeze(1)]
         pooled = torch.cat([self.norm(token.mean(dim=1)) for token in tokens], dim=-1)
@@ -251,8 +257,11 @@ class VLA(nn.Module):
         unique, index = torch.unique(text, dim=0, return_inverse=True)
         tokens, exists = self.text(unique)
         weight = exists.unsqueeze(-1).to(tokens.dtype)
-        if POOL=="max": return F.layer_norm((tokens+(weight-1)*1e3).amax(1)*exists.any(1,keepdim=True),tokens.shape[-1:])[index]
-        return F.layer_norm((tokens * weight).sum(1) / weight.sum(1).clamp(min=1),tokens.shape[-1:])[index]
+        if POOL == "max":
+            return F.layer_norm((tokens + (weight - 1) * 1e3).amax(1) * exists.any(1, keepdim=True), tokens.shape[-1:])[
+                index
+            ]
+        return F.layer_norm((tokens * weight).sum(1) / weight.sum(1).clamp(min=1), tokens.shape[-1:])[index]
 
 
 class _ConvBlock(nn.Module):
@@ -288,7 +297,7 @@ class _Block(nn.Module):
 
 
 class _ExpertBlock(nn.Module):
-    """Self-attention over action tokens (if there are several), cross-attention to the context, MLP; DiT's AdaLN-zero."""
+    """Self-attention over action tokens (if several), cross-attention to the context, MLP; DiT's AdaLN-zero."""
 
     def __init__(self, config: VLAConfig, *, attend: bool) -> None:
         super().__init__()
@@ -341,7 +350,7 @@ def _coordinates(height: int, width: int, like: Tensor) -> Tensor:
     """Centres of the map's cells, (x, y) in [-1, 1], [height * width, 2]."""
     y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) * 2 / height - 1
     x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) * 2 / width - 1
-    return COORD*torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
+    return COORD * torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
 
 
 def _sinusoid(t: Tensor, width: int) -> Tensor:
