@@ -221,7 +221,7 @@ class ScriptedExpert:
         turn = rotation_vector(wanted @ rotation.mT)
         action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
         # Fast motion is noisier than fine motion, as in people.
-        size = 0.25 + action[:, :6].norm(dim=1, keepdim=True)
+        size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
         return (action + size * self._drift).clamp(-1, 1)
 
     def _draw_noise(self) -> None:
@@ -229,7 +229,6 @@ class ScriptedExpert:
         shape = (len(self._drift), 10)
         draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
         fresh = (self._env.elapsed == 0)[:, None]
-        drift = 0.8 * self._drift + 0.6 * draw[:, :7]
-        drift[:, 6] = 0.0
-        self._drift = torch.where(fresh, draw[:, :7] * draw.new_tensor([1, 1, 1, 1, 1, 1, 0]), drift)
+        shock = draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
+        self._drift = torch.where(fresh, shock, 0.8 * self._drift + 0.6 * shock)
         self._offset = torch.where(fresh, 0.01 * draw[:, 7:], self._offset)
