@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from policies.policy import ActionSample, Policy
+from sims.errors import UserError
 from sims.rows import Rows
 
 
-class LogProbMismatch(RuntimeError):
+class LogProbMismatch(UserError):
     """A stored log-prob and its recomputation differ, so every importance ratio would be wrong."""
 
 

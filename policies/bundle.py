@@ -22,12 +22,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.errors import UserError
 
 FORMAT = 1
 MANIFEST = "bundle.json"
 
 
-class BundleError(Exception):
+class BundleError(UserError):
     """A bundle is missing, damaged, of another format, or made for another robot. The message says which."""
 
 

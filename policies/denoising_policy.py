@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
 from policies.denoise import Predict, denoise, path_transition
@@ -40,9 +41,9 @@ class DenoisingPolicyConfig:
     """
 
     vla: VLAConfig = field(default_factory=VLAConfig)
-    objective: FlowMatchingConfig | DiffusionConfig = field(default_factory=FlowMatchingConfig)
-    act: FlowODEConfig | DDIMConfig = field(default_factory=FlowODEConfig)
-    explore: ExploreConfig = field(default_factory=FlowSDEConfig)
+    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(default_factory=FlowMatchingConfig)
+    act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
+    explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
     max_prefix: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -65,7 +65,7 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: str | None = None
+    split: Literal["train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance"] | None = None
     """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
     words: Literal["given", "blank", "shuffled"] = "given"
     """what the policy reads: its instruction, nothing, or another episode's instruction"""
@@ -76,9 +76,7 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(
-            self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words
-        )
+        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words)
         if self.json:
             print(json.dumps(result))
         else:

@@ -18,6 +18,7 @@ from policies.policy import Policy
 from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.starts import StartSequence, Stream
+from sims.tabletop.tasks import Split
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.build import make_env
 from vla_rl.progress import progress
@@ -131,7 +132,7 @@ def evaluate_policy(
 
 
 def evaluate_path(
-    path: Path, *, episodes: int, split: str | None, seed: int, words: Words = "given"
+    path: Path, *, episodes: int, split: Split | None, seed: int, words: Words = "given"
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
 

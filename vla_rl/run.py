@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,3 +103,10 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def git_revision() -> str | None:
+    """Of the checkout this program runs from; None if it was installed from a package."""
+    here = Path(__file__).resolve().parent
+    answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None

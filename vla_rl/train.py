@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from policies.audit import LogProbAudit, audit_log_prob
-from policies.bundle import load_bundle, save_bundle
 
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
+from policies.audit import StepDifference, audit_log_prob
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_env, make_policy
@@ -23,7 +23,7 @@ from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
 from vla_rl.report import write_report
-from vla_rl.run import Run, load_experiment, open_run, write_json
+from vla_rl.run import Run, git_revision, load_experiment, open_run, write_json
 
 
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
                 save_checkpoint(
                     checkpoints, learner.step, {"learner": learner.state_dict(), "sampler": sampler.state_dict()}
                 )
-    save_bundle(policy, run.imitation / "bundle", metrics={"bc_loss": metrics["bc_loss"]}, parent=None)
+    save_bundle(policy, run.imitation / "bundle", provenance=Provenance(git_revision=git_revision()))
 
 
 # -- reinforcement ------------------------------------------------------------------------------------------------
@@ -118,11 +118,12 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
             advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
             if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
                 save_checkpoint(run.checkpoints, learner.iteration, learner.state_dict())
-    save_bundle(learner.deployed(), run.bundle, metrics={}, parent=start)
+    parent = read_bundle_info(start).sha256
+    save_bundle(learner.deployed(), run.bundle, provenance=Provenance(git_revision=git_revision(), parent=parent))
     return {"iterations": learner.iteration}
 
 
-def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
+def audit(learner: Learner, *, tolerance: float) -> list[StepDifference]:
     """Stored log-probs against the training path, before anything is learned from them."""
     obs = learner.env.observe()
     context = learner.policy.encode(obs)
@@ -130,7 +131,7 @@ def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
     return audit_log_prob(learner.policy, learner.policy.encode(obs), sample, tolerance=tolerance)
 
 
-def audit_run(run_dir: Path) -> dict[str, Any]:
+def audit_run(run_dir: Path) -> list[StepDifference]:
     """``vla-rl doctor --run``: the log-prob audit of a run's newest policy in its own simulator."""
     experiment = load_experiment(run_dir)
     _, bundle = locate(run_dir)

@@ -41,6 +41,7 @@ class TabletopConfig:
     ``threads`` 0: one per core that this process may use. ``renderer``: "auto" takes EGL, or OSMesa where EGL is missing.
     """
 
+    name: Literal["tabletop"] = "tabletop"
     tasks: tuple[str, ...] = ("pick",)
     num_envs: int = 16
     split: Split = "train"
