@@ -1,5 +1,6 @@
 """Golden numbers of every kernel's transition."""
 
+import itertools
 import math
 
 import pytest
@@ -55,14 +56,16 @@ def test_flow_sde_std_per_step(steps, expected):
     kernel = FlowSDE(FlowSDEConfig(steps=steps, noise_level=0.5))
     grid = kernel.grid()
     zero = torch.zeros(1)
-    got = [kernel.transition(zero, Prediction(target=zero), t, t - n).std for t, n in zip(grid, grid[1:], strict=False)]
+    got = [kernel.transition(zero, Prediction(target=zero), t, t - n).std for t, n in itertools.pairwise(grid)]
     assert [float(std) for std in got] == pytest.approx(expected, abs=5e-4)
 
 
 def test_flow_sde_mean_by_hand():
     # t = .5, dt = .25, a = .5: sigma^2 = .25; x1^ = 1 + .5 * 2 = 2; mean = 1 - .25 * 2 - .25 * .25 / 1 * 2 = .375
     kernel = FlowSDE(FlowSDEConfig(steps=4, noise_level=0.5))
-    step = kernel.transition(torch.ones(1), Prediction(target=torch.full((1,), 2.0)), torch.tensor(0.5), torch.tensor(0.25))
+    step = kernel.transition(
+        torch.ones(1), Prediction(target=torch.full((1,), 2.0)), torch.tensor(0.5), torch.tensor(0.25)
+    )
     assert float(step.mean) == pytest.approx(0.375)
     assert float(step.std) == pytest.approx(0.25)
 
@@ -79,7 +82,9 @@ def test_flow_sde_keeps_the_marginals_of_the_flow():
 
 def test_few_steps_are_biased_by_the_known_amount():
     assert float(run(FlowODE(FlowODEConfig(steps=4))).states[:, -1].std()) == pytest.approx(0.177, abs=0.004)
-    assert float(run(FlowSDE(FlowSDEConfig(steps=4, noise_level=0.7))).states[:, -1].std()) == pytest.approx(0.269, abs=0.005)
+    assert float(run(FlowSDE(FlowSDEConfig(steps=4, noise_level=0.7))).states[:, -1].std()) == pytest.approx(
+        0.269, abs=0.005
+    )
 
 
 def test_flow_sde_noiseless_rows_take_the_ode_step():
@@ -107,13 +112,17 @@ def test_flow_cps_preserves_the_coefficients():
 def test_flow_noise_std_between_its_bounds():
     kernel = FlowNoise(FlowNoiseConfig(min_std=0.08, max_std=0.16))
     head = torch.tensor([-100.0, 0.0, 100.0])
-    step = kernel.transition(torch.zeros(3), Prediction(target=torch.ones(3), noise=head), torch.tensor(1.0), torch.tensor(0.25))
+    step = kernel.transition(
+        torch.zeros(3), Prediction(target=torch.ones(3), noise=head), torch.tensor(1.0), torch.tensor(0.25)
+    )
     assert step.std.tolist() == pytest.approx([0.08, math.sqrt(0.08 * 0.16), 0.16])
     assert step.mean.tolist() == pytest.approx([-0.25] * 3)
 
 
 def test_deterministic_step_has_no_density():
-    step = FlowODE(FlowODEConfig()).transition(torch.zeros(1), Prediction(target=torch.ones(1)), torch.ones(1), torch.ones(1))
+    step = FlowODE(FlowODEConfig()).transition(
+        torch.zeros(1), Prediction(target=torch.ones(1)), torch.ones(1), torch.ones(1)
+    )
     with pytest.raises(ValueError, match="no density"):
         step.log_prob(torch.zeros(1))
 
@@ -124,10 +133,11 @@ def test_joint_density_of_a_linear_flow_is_the_closed_form_gaussian():
     kernel = FlowSDE(FlowSDEConfig(steps=steps, noise_level=0.5))
     grid = kernel.grid().double()
     slope, offset, std = [], [], []
-    for t, t_next in zip(grid, grid[1:], strict=False):
+    for t, t_next in itertools.pairwise(grid):
         dt = t - t_next
         at_zero, at_one = (
-            kernel.transition(x, Prediction(target=c * x + d), t, dt) for x in torch.tensor([0.0, 1.0], dtype=torch.float64)
+            kernel.transition(x, Prediction(target=c * x + d), t, dt)
+            for x in torch.tensor([0.0, 1.0], dtype=torch.float64)
         )
         slope.append(at_one.mean - at_zero.mean)
         offset.append(at_zero.mean)
