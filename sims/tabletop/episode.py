@@ -20,8 +20,8 @@ ARM, FINGERS = slice(0, 7), slice(7, 9)
 BLOCK_QPOS, PEG_QPOS, DRAWER_QPOS = slice(9, 30), slice(30, 37), slice(37, 39)
 BLOCK_DOF, PEG_DOF = 9, 27  # first velocity of each
 
-# Tool at (0.44, 0, 0.27), pointing down.
-START_JOINTS = (0.0, -0.2, 0.0, -2.3, 0.0, 2.1, math.pi / 4)
+# Tool at (0.45, 0, 0.21), pointing down.
+START_JOINTS = (0.0, -0.1085, 0.0, -2.5345, 0.0, 2.426, math.pi / 4)
 
 _RGB = {
     "red": (0.86, 0.11, 0.11),
@@ -31,8 +31,8 @@ _RGB = {
     "purple": (0.56, 0.18, 0.7),
     "cyan": (0.1, 0.78, 0.82),
 }
-_TABLE = ((0.78, 0.74, 0.68), (0.7, 0.72, 0.74), (0.82, 0.8, 0.78), (0.66, 0.6, 0.54))
-_OOD_TABLE = ((0.3, 0.34, 0.4), (0.52, 0.4, 0.3), (0.45, 0.5, 0.42))
+_SURFACE = ((0.86, 0.86, 0.85), (0.78, 0.8, 0.82), (0.68, 0.69, 0.7), (0.82, 0.79, 0.75))
+_OOD_SURFACE = ((0.25, 0.27, 0.3), (0.42, 0.34, 0.28), (0.38, 0.44, 0.38))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Look:
 
     blocks: np.ndarray  # [3, 3]
     pair: np.ndarray  # [2, 3]: mats, drawer fronts or hole rims
-    table: np.ndarray  # [3]
+    surface: np.ndarray  # [3], under the objects
     light_direction: np.ndarray  # [3]
     light: float
     camera_offset: np.ndarray  # [2, 3]
@@ -158,14 +158,14 @@ def _sample_look(
     rgb = np.array([_RGB[colour] for colour in colours])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
-    tables = np.array(_OOD_TABLE if ood else _TABLE)
-    table = tables[rng.integers(len(tables))] + amount * rng.uniform(-0.04, 0.04, 3)
+    surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
+    surface = surfaces[rng.integers(len(surfaces))] + amount * (rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3))
     wide = 2.0 if ood else 1.0
-    direction = np.array([-0.3, 0.3, -0.9]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
+    direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
     return Look(
         blocks=rgb[:num_blocks] if num_blocks else np.ones((NUM_BLOCKS, 3)),
         pair=rgb[num_blocks:] if len(rgb) > num_blocks else np.ones((2, 3)),
-        table=table,
+        surface=surface,
         light_direction=direction / np.linalg.norm(direction),
         light=float(0.5 + amount * wide * rng.uniform(-0.1, 0.1)),
         camera_offset=amount * wide * rng.uniform(-0.012, 0.012, (2, 3)) * np.array([[1.0], [0.25]]),

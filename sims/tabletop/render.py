@@ -79,7 +79,7 @@ class Renderer:
             [model.geom(f"{pattern}").id for pattern in (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))]
             for i in range(2)
         ]
-        self._table = model.geom("table_top").id
+        self._surface = model.geom("surface").id
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
@@ -104,7 +104,7 @@ class Renderer:
         model.geom_rgba[self._block_geoms, :3] = look.blocks
         for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
             model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._table, :3] = look.table
+        model.geom_rgba[self._surface, :3] = look.surface
         model.light_dir[0] = look.light_direction
         model.light_diffuse[0] = look.light
         turn = np.zeros(4)
