@@ -6,7 +6,7 @@ Flow time everywhere: t = 1 is noise, t = 0 is action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +37,7 @@ class ActionSample(Rows):
     log_prob: Float[Tensor, "*B S H A"]
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A chunked policy whose training and rollout share one code path. Context is any ``Rows`` record."""
 
