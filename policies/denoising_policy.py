@@ -158,7 +158,8 @@ class DenoisingPolicy(nn.Module):
         return transition.log_prob(x_next)
 
     def entropy(self, context: Context, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
-        transition, _ = path_transition(self._predict(context), self.explore_kernel, path)
+        predict = self._predict(context) if self.explore_kernel.learned_noise else _no_prediction
+        transition, _ = path_transition(predict, self.explore_kernel, path)
         return transition.entropy()
 
     def value_features(self, context: Context) -> Float[Tensor, "B value_dim"]:
@@ -259,6 +260,11 @@ class DenoisingPolicy(nn.Module):
             for module in (*self.vla.cameras, self.vla.expert):
                 module.compile()
             self._compiled = True
+
+
+def _no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
+    """For the std of kernels that fix it beforehand: the network need not run."""
+    return Prediction(target=torch.zeros_like(x_t))
 
 
 def _masked_square(error: Tensor, weight: Tensor) -> Tensor:
