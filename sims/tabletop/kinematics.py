@@ -130,14 +130,14 @@ def tool_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
     is smooth for every yaw within (-pi, pi).
     """
     m = rotation
-    # Quaternion from its largest component, which for every downward pose is x or y; x >= 0 picks the branch.
+    # The quaternion from its largest component, which for every downward pose is x or y; x >= 0 picks the branch.
     qx = (1 + m[:, 0, 0] - m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
-    qy_alone = (1 - m[:, 0, 0] + m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
-    by_x = qx > 0.1
-    qx_safe = qx.clamp(min=1e-6)
-    qy = torch.where(by_x, (m[:, 0, 1] + m[:, 1, 0]) / (4 * qx_safe), qy_alone)
-    qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx_safe), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy_alone))
-    qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx_safe), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy_alone))
+    xy = m[:, 0, 1] + m[:, 1, 0]
+    qy = (1 - m[:, 0, 0] + m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
+    qy = torch.where(xy < 0, -qy, qy)
+    by_x = qx > qy.abs()
+    qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy))
+    qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy))
     axis = torch.stack([qx, qy, qz], dim=1)
     sine = axis.norm(dim=1, keepdim=True)
     angle = 2 * torch.atan2(sine, qw[:, None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from typing import Any, Literal
 
 import mujoco
@@ -36,6 +37,8 @@ def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
 def _open_context(gl: GL, width: int, height: int) -> Any:
     # llvmpipe would start a thread per core in each context; our threads already use the cores.
     os.environ.setdefault("LP_NUM_THREADS", "0")
+    if "OpenGL" not in sys.modules:
+        os.environ["PYOPENGL_PLATFORM"] = gl  # a parent process may have left its own choice here
     try:
         if gl == "egl":
             from mujoco.egl import GLContext

@@ -351,7 +351,7 @@ env.close()
 
 def test_missing_rendering_libraries_are_one_clear_error(monkeypatch):
     monkeypatch.setattr("sims.tabletop.render._LIBRARIES", {"egl": "libno-such-egl.so", "osmesa": "libno-such.so"})
-    with pytest.raises(RuntimeError, match="apt-get install -y libegl1 .*libosmesa6"):
+    with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 .*libosmesa6"):
         choose_gl("auto")
 
 
