@@ -157,7 +157,7 @@ def _sample_look(task: Task, colours: tuple[str, ...], rng: np.random.Generator,
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
     surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
     tint = rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3)
-    surface = surfaces[rng.integers(len(surfaces))] + amount * tint
+    surface = surfaces[0] + amount * (surfaces[rng.integers(len(surfaces))] - surfaces[0] + tint)
     wide = 2.0 if ood else 1.0
     direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
     return Look(

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from sims.tabletop.episode import Look
-from sims.tabletop.scene import BLOCKS, MOCAP, build_mjcf
+from sims.tabletop.episode import BLOCK_QPOS, PEG_QPOS, Look
+from sims.tabletop.scene import BLOCKS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
@@ -83,6 +83,10 @@ class Renderer:
             names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
             self._pair_geoms.append([model.geom(name).id for name in names])
         self._surface = model.geom("surface").id
+        self._alpha = model.geom_rgba[:, 3].copy()
+        roots = model.body_rootid[model.geom_bodyid]
+        things = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
+        self._belongs = roots[:, None] == np.array(things)  # [geoms, things]
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
@@ -92,6 +96,10 @@ class Renderer:
         self._apply(look)
         data.qpos[:] = qpos
         data.mocap_pos[: len(MOCAP)] = fixtures
+        # A fully transparent geom is not drawn at all: what is parked costs nothing.
+        free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]
+        parked = np.concatenate([fixtures[:, 0], free]) > PARKED_X - 0.5
+        model.geom_rgba[:, 3] = np.where(self._belongs @ parked, 0.0, self._alpha)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
         for camera, picture in zip(self._cameras, out, strict=True):
@@ -110,7 +118,7 @@ class Renderer:
         model.geom_rgba[self._surface, :3] = look.surface
         model.light_dir[0] = look.light_direction
         model.light_diffuse[0] = look.light
-        turn = np.zeros(4)
+        turn = np.empty(4)
         for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
             model.cam_pos[camera] = self._cam_pos[camera] + offset
             mujoco.mju_copy(turn, self._cam_quat[camera])
