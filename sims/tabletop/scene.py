@@ -70,7 +70,7 @@ def _arm() -> str:
         pos = (a, -math.sin(alpha) * d, math.cos(alpha) * d)
         quat = (math.cos(alpha / 2), math.sin(alpha / 2), 0, 0)
         xml += f"""<body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers(quat)}" gravcomp="1">
-        <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" limited="false" armature="0.1"/>"""
+        <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1"/>"""
         for k, (start, end, radius, rgba) in enumerate(_LINKS[i]):
             mass = _MASS[i] if k == 0 else 0.001
             xml += f"""<geom class="visual" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}"
