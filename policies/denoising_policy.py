@@ -24,7 +24,7 @@ from policies.kernels import (
     build_kernel,
 )
 from policies.normalizer import Normalizer
-from policies.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
+from policies.objectives import FlowMatchingConfig, ObjectiveConfig, build_objective
 from policies.policy import ActionSample, DenoisingPath
 from policies.vla import VLA, ActionExpert, Context, Memory, VLAConfig
 from sims.vector_env import EnvSpec, Observation
@@ -43,7 +43,9 @@ class DenoisingPolicyConfig:
     """
 
     vla: VLAConfig = field(default_factory=VLAConfig)
-    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(default_factory=FlowMatchingConfig)
+    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(
+        default_factory=FlowMatchingConfig
+    )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
