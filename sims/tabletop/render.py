@@ -17,12 +17,12 @@ _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
 
 
-def choose_gl(renderer: str) -> GL:
-    """``renderer`` if it is a GL platform; for "auto" EGL where its library exists, else OSMesa.
+def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
+    """``renderer`` if it names a platform; for "auto" EGL where its library exists, else OSMesa.
 
     Raises RuntimeError naming the packages when neither library is there.
     """
-    if renderer == "egl" or renderer == "osmesa":
+    if renderer != "auto":
         return renderer
     for gl, library in _LIBRARIES.items():
         try:
@@ -75,11 +75,11 @@ class Renderer:
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
             self._cameras.append(camera)
         self._block_geoms = [model.geom(name).id for name in BLOCKS]
-        self._pair_geoms = [
-            [model.geom(f"{pattern}").id for pattern in (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))]
-            for i in range(2)
-        ]
-        self._table = model.geom("table_top").id
+        self._pair_geoms = []
+        for i in range(2):
+            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
+            self._pair_geoms.append([model.geom(name).id for name in names])
+        self._surface = model.geom("surface").id
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
@@ -104,7 +104,7 @@ class Renderer:
         model.geom_rgba[self._block_geoms, :3] = look.blocks
         for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
             model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._table, :3] = look.table
+        model.geom_rgba[self._surface, :3] = look.surface
         model.light_dir[0] = look.light_direction
         model.light_diffuse[0] = look.light
         turn = np.zeros(4)
