@@ -51,6 +51,37 @@ def _open_context(gl: GL, width: int, height: int) -> Any:
     return context
 
 
+class Appearance:
+    """Gives one model the looks of an episode."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.model = model
+        self._block_geoms = [model.geom(name).id for name in BLOCKS]
+        self._pair_geoms = []
+        for i in range(2):
+            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
+            self._pair_geoms.append([model.geom(name).id for name in names])
+        self._surface = model.geom("surface").id
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
+
+    def apply(self, look: Look) -> None:
+        """Colours, light and cameras of ``look``; every other property of the model stays."""
+        model = self.model
+        model.geom_rgba[self._block_geoms, :3] = look.blocks
+        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
+            model.geom_rgba[geoms, :3] = rgb
+        model.geom_rgba[self._surface, :3] = look.surface
+        model.light_dir[0] = look.light_direction
+        model.light_diffuse[0] = look.light
+        turn = np.zeros(4)
+        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
+            model.cam_pos[camera] = self._cam_pos[camera] + offset
+            mujoco.mju_copy(turn, self._cam_quat[camera])
+            mujoco.mju_quatIntegrate(turn, angle, 1.0)
+            model.cam_quat[camera] = turn
+
+
 class Renderer:
     """Draws one state at a time. Belongs to the thread that made it."""
 
@@ -74,19 +105,12 @@ class Renderer:
             camera = mujoco.MjvCamera()
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
             self._cameras.append(camera)
-        self._block_geoms = [model.geom(name).id for name in BLOCKS]
-        self._pair_geoms = []
-        for i in range(2):
-            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
-            self._pair_geoms.append([model.geom(name).id for name in names])
-        self._surface = model.geom("surface").id
-        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
-        self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
+        self._appearance = Appearance(model)
 
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, look: Look, out: np.ndarray) -> None:
         """Render every camera of this state into ``out`` [cameras, height, width, 3], row 0 at the top."""
         model, data = self._model, self._data
-        self._apply(look)
+        self._appearance.apply(look)
         data.qpos[:] = qpos
         data.mocap_pos[: len(MOCAP)] = fixtures
         mujoco.mj_kinematics(model, data)
@@ -98,21 +122,6 @@ class Renderer:
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
             picture[:] = self._buffer[::-1]
-
-    def _apply(self, look: Look) -> None:
-        model = self._model
-        model.geom_rgba[self._block_geoms, :3] = look.blocks
-        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
-            model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._surface, :3] = look.surface
-        model.light_dir[0] = look.light_direction
-        model.light_diffuse[0] = look.light
-        turn = np.zeros(4)
-        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
-            model.cam_pos[camera] = self._cam_pos[camera] + offset
-            mujoco.mju_copy(turn, self._cam_quat[camera])
-            mujoco.mju_quatIntegrate(turn, angle, 1.0)
-            model.cam_quat[camera] = turn
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""
