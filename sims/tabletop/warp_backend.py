@@ -1,4 +1,4 @@
-"""Physics and pictures from MuJoCo Warp, batched over worlds on one device: a CUDA GPU where there is one, else the CPU.
+"""Physics and pictures from MuJoCo Warp, batched over rows on one device: a CUDA GPU, or the CPU where there is none.
 
 Both devices run the same code: state, controls, appearance and pictures are torch views of Warp's arrays, and the ten
 substeps and the drawing are each recorded once as a Warp graph and replayed. On CUDA no number leaves the GPU in
@@ -18,13 +18,14 @@ import warp as wp
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from sims.tabletop.episode import NQ, NV, Episode
+from sims.tabletop.episode import NQ, Episode, sample_episode
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, holding_forces
 from sims.tabletop.render import Appearance
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
+from sims.tabletop.tasks import TASKS
 
-CONTACTS = 64  # per row on average: one pool serves all rows
-CONSTRAINTS = 224  # of a row at most
+CONTACTS = 48  # per row on average: one pool serves all rows; the experts need at most 20 at a time
+CONSTRAINTS = 160  # of a row at most; the experts need 61
 _LOOK_FIELDS = ("geom_rgba", "light_dir", "light_diffuse", "cam_pos", "cam_quat")
 
 
@@ -55,8 +56,10 @@ class WarpBackend:
         option.graph_conditional = wp.is_conditional_graph_supported()
         # A solver out of iterations is the accepted inaccuracy of this model; every other overflow prints a warning.
         option.warn_overflow &= ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
-        data = mjw.put_data(model, mujoco.MjData(model), nworld=num_envs, nconmax=CONTACTS, njmax=CONSTRAINTS)
-        self._data = data
+        start = mujoco.MjData(model)
+        episode = sample_episode(next(iter(TASKS)), 0, split="train", look=0.0)
+        start.qpos[:], start.mocap_pos[:] = episode.qpos, episode.fixtures
+        self._data = data = mjw.put_data(model, start, nworld=num_envs, nconmax=CONTACTS, njmax=CONSTRAINTS)
         self._time, self._qpos, self._qvel = (wp.to_torch(a) for a in (data.time, data.qpos, data.qvel))
         self._warm_start = wp.to_torch(data.qacc_warmstart)
         self._applied, self._fixtures = wp.to_torch(data.qfrc_applied), wp.to_torch(data.mocap_pos)
@@ -79,7 +82,7 @@ class WarpBackend:
             self._draw = self._record(self._draw_all)
 
     def _record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work`` as a graph to replay on torch's current stream; it is run once before, which compiles its kernels."""
+        """``work`` as a graph to replay on torch's current stream. It is run once before, to compile its kernels."""
         work()
         with wp.ScopedCapture() as capture:
             work()
@@ -192,7 +195,7 @@ class WarpBackend:
         self._draw()
         pixels = self._pixels.view(-1, len(self._cameras), *self._image_size, 4)
         chosen = pixels if list(rows) == list(range(len(pixels))) else pixels[torch.tensor(rows, device=self.device)]
-        return chosen[..., [2, 1, 0]]
+        return chosen[..., :3].flip(-1)
 
     def close(self) -> None:
         """Nothing to release: arrays and graphs go with this object."""
