@@ -44,7 +44,8 @@ class TabletopConfig:
     """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
 
     ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
-    Without cameras, pictures are empty and no rendering library is touched.
+    Without cameras, pictures are empty and no rendering library is touched. ``backend`` "warp" computes physics and
+    pictures on a CUDA GPU (docs/tabletop-warp.md) and reads neither ``threads`` nor ``renderer``.
     """
 
     name: Literal["tabletop"] = "tabletop"

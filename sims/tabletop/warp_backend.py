@@ -8,7 +8,9 @@ state and inputs alone. Resets are collected on the host and uploaded together b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import mujoco
 import mujoco_warp as mjw
@@ -26,13 +28,14 @@ from sims.tabletop.tasks import TASKS
 
 CONTACTS = 48  # per row on average: one pool serves all rows; the experts need at most 20 at a time
 CONSTRAINTS = 160  # of a row at most; the experts need 61
+_log = logging.getLogger(__name__)
 _LOOK_FIELDS = ("geom_rgba", "light_dir", "light_diffuse", "cam_pos", "cam_quat")
 
 
 class WarpBackend:
     """``num_envs`` rows of the tabletop model on the current CUDA device, or on the CPU where torch sees none.
 
-    The first one on a machine compiles its kernels (minutes); Warp keeps them in its cache folder.
+    The first one on a machine compiles its kernels, which takes minutes; Warp keeps them in its cache folder.
     """
 
     def __init__(self, *, num_envs: int, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
@@ -46,6 +49,9 @@ class WarpBackend:
         self._host: np.ndarray | None = None
         wp.config.log_level = wp.LOG_WARNING  # Warp would print a line for each of its modules
         wp.init()
+        cache = Path(str(wp.config.kernel_cache_dir))
+        if not any(cache.glob("wp_*/*.sm*" if cuda else "wp_*/*.cpu*")):
+            _log.warning("compiling the kernels of MuJoCo Warp into %s; this takes minutes, once", cache)
         with wp.ScopedDevice(wp.device_from_torch(self.device)):
             self._open(model, num_envs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,11 +22,9 @@ STARTS = [StartState(task=i, seed=10 + i) for i in range(4)]
 MAX_STEPS = 24
 
 
-def _open(backend: str) -> TabletopEnv:
+def _open(backend: Literal["mujoco", "warp"]) -> TabletopEnv:
     return TabletopEnv(
-        TabletopConfig(
-            tasks=TASKS, num_envs=4, image_size=(32, 32), max_steps=MAX_STEPS, backend=backend, threads=1
-        )  # type: ignore[arg-type]
+        TabletopConfig(tasks=TASKS, num_envs=4, image_size=(32, 32), max_steps=MAX_STEPS, backend=backend, threads=1)
     )
 
 
@@ -147,7 +146,7 @@ def test_captured_rows_go_on_exactly_in_other_rows(env: TabletopEnv) -> None:
     captured, image = env.capture(), env.observe().images
     rest = _play(env, actions[8:])
     env.reset([3, 0, 1, 2], start=captured)
-    order = [1, 2, 3, 0]  # row of order[i] in the new env is row i of the old one
+    order = [1, 2, 3, 0]  # row i goes on where row order[i] was
     assert torch.equal(env.observe().images[[3, 0, 1, 2]], image)
     shuffled = actions[8:, order]
     np.testing.assert_array_equal(_play(env, shuffled)[:, [3, 0, 1, 2]], rest)
