@@ -43,7 +43,9 @@ class DenoisingPolicyConfig:
     """
 
     vla: VLAConfig = field(default_factory=VLAConfig)
-    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(default_factory=FlowMatchingConfig)
+    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(
+        default_factory=FlowMatchingConfig
+    )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
@@ -158,7 +160,8 @@ class DenoisingPolicy(nn.Module):
         return transition.log_prob(x_next)
 
     def entropy(self, context: Context, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
-        transition, _ = path_transition(self._predict(context), self.explore_kernel, path)
+        predict = self._predict(context) if self.explore_kernel.learned_noise else _no_prediction
+        transition, _ = path_transition(predict, self.explore_kernel, path)
         return transition.entropy()
 
     def value_features(self, context: Context) -> Float[Tensor, "B value_dim"]:
@@ -259,6 +262,11 @@ class DenoisingPolicy(nn.Module):
             for module in (*self.vla.cameras, self.vla.expert):
                 module.compile()
             self._compiled = True
+
+
+def _no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
+    """For the std of kernels that fix it beforehand: the network need not run."""
+    return Prediction(target=torch.zeros_like(x_t))
 
 
 def _masked_square(error: Tensor, weight: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Observation(Rows):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Rows):
-    """Outcome of one control step. ``terminated``: the task ended (success); ``truncated``: time ran out."""
+    """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out."""
 
     reward: Float[Tensor, "*N"]
     terminated: Bool[Tensor, "*N"]

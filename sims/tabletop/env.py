@@ -236,16 +236,17 @@ class TabletopEnv:
         action = action.clamp(-1, 1)
         scene = self._scene
         position = self._target_position + POSITION_SCALE * action[:, :3]
-        position = position.clamp(self._workspace[0], self._workspace[1])
-        lead = position - scene.tool
-        position = scene.tool + lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
-        rotation = rotation_matrix((ROTATION_SCALE * action[:, 3:6]).double()) @ self._target_rotation.double()
-        turn = rotation_vector(rotation @ scene.rotation.double().mT)
-        turn = turn * (LEASH[1] / turn.norm(dim=1, keepdim=True).clamp(min=LEASH[1]))
-        rotation = (rotation_matrix(turn) @ scene.rotation.double()).float()
-        self._target_position = torch.where(alive[:, None], position, self._target_position)
-        self._target_rotation = torch.where(alive[:, None, None], rotation, self._target_rotation)
-        error = torch.cat([(self._target_position - scene.tool).double(), turn], dim=1)
+        lead = position.clamp(self._workspace[0], self._workspace[1]) - scene.tool
+        lead = lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
+        spin = rotation_matrix(ROTATION_SCALE * action[:, 3:6].double()).float()
+        rotation = torch.bmm(spin, self._target_rotation)
+        turn = rotation_vector(torch.bmm(rotation, scene.rotation.mT).double())
+        leads = turn.norm(dim=1, keepdim=True)
+        # A turn beyond the leash is not taken; the rest of the action is.
+        taken = alive[:, None] & (leads < LEASH[1])
+        self._target_position = torch.where(alive[:, None], scene.tool + lead, self._target_position)
+        self._target_rotation = torch.where(taken[..., None], rotation, self._target_rotation)
+        error = torch.cat([lead.double(), turn * (LEASH[1] / leads.clamp(min=LEASH[1]))], dim=1)
         reference = self._next_reference(error)
         motion = reference - self._reference
         ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]

@@ -98,10 +98,12 @@ def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[t
     return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colours)), candidate
 
 
-def _jitter(rng: np.random.Generator, size: tuple[int, ...], amount: float, *, ood: bool) -> np.ndarray:
-    """Uniform within +-amount; out of distribution: between one and two amounts away."""
-    value = rng.uniform(-amount, amount, size)
-    return value + np.copysign(amount, value) if ood else value
+def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float, ood: bool) -> np.ndarray:
+    """``points`` (x, y), each moved by up to ``jitter`` [m]; out of distribution all shifted together beyond that."""
+    moved = np.array(points) + rng.uniform(-jitter, jitter, (len(points), 2))
+    if not ood:
+        return moved
+    return moved + rng.choice([-1.0, 1.0], 2) * rng.uniform(2 * jitter, 2 * jitter + 0.01, 2)
 
 
 def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
@@ -128,25 +130,24 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
     blocks[:, :3] = [[PARKED_X, 1.0 + 0.3 * i, 0.5] for i in range(NUM_BLOCKS)]
     blocks[:, 3] = 1.0
     qpos[PEG_QPOS] = [PARKED_X, -1.0, 0.5, 1, 0, 0, 0]
-    if "blocks" in task.things:
-        rows = np.array([[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]])
-        blocks[:, :2] = rows + _jitter(rng, (3, 2), 0.018, ood=ood) if "mats" in task.things else _scatter(rng, ood=ood)
-        blocks[:, 2] = BLOCK_HALF
-        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
-        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
     if "mats" in task.things:
-        fixtures[0:2] = [[0.6, 0.11, 0.0], [0.6, -0.11, 0.0]]
-        fixtures[0:2, :2] += _jitter(rng, (2, 2), 0.02, ood=ood)
+        rows = [[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]]
+        places = _place(rng, [*rows, [0.6, 0.11], [0.6, -0.11]], jitter=0.018, ood=ood)
+        blocks[:, :2], fixtures[0:2, :2] = places[:3], places[3:]
+    elif "blocks" in task.things:
+        blocks[:, :2] = _scatter(rng, ood=ood)
+    if "blocks" in task.things:
+        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
+        blocks[:, 2] = BLOCK_HALF
+        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
     if "drawers" in task.things:
-        fixtures[2] = [0.36, 0.0, 0.0]
-        fixtures[2, :2] += _jitter(rng, (2,), 0.025, ood=ood)
-    if "holes" in task.things:
-        fixtures[3:5] = [[0.57, 0.11, 0.0], [0.57, -0.11, 0.0]]
-        fixtures[3:5, :2] += _jitter(rng, (2, 2), 0.025, ood=ood)
+        fixtures[2, :2] = _place(rng, [[0.36, 0.0]], jitter=0.025, ood=ood)
     if "peg" in task.things:
+        places = _place(rng, [[0.42, 0.0], [0.57, 0.11], [0.57, -0.11]], jitter=0.025, ood=ood)
         turn = rng.uniform(-math.pi / 4, math.pi / 4)
-        place = np.array([0.43, 0.0]) + _jitter(rng, (2,), 0.04, ood=ood)
-        qpos[PEG_QPOS] = [*place, PEG_HALF[2], math.cos(turn / 2), 0, 0, math.sin(turn / 2)]
+        qpos[PEG_QPOS] = [*places[0], PEG_HALF[2], math.cos(turn / 2), 0, 0, math.sin(turn / 2)]
+        fixtures[3:5, :2] = places[1:]
+    fixtures[fixtures[:, 0] < PARKED_X, 2] = 0.0
     return qpos, fixtures
 
 
@@ -156,7 +157,7 @@ def _sample_look(task: Task, colours: tuple[str, ...], rng: np.random.Generator,
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
     surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
     tint = rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3)
-    surface = surfaces[rng.integers(len(surfaces))] + amount * tint
+    surface = surfaces[0] + amount * (surfaces[rng.integers(len(surfaces))] - surfaces[0] + tint)
     wide = 2.0 if ood else 1.0
     direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
     return Look(

@@ -170,7 +170,7 @@ class WarpBackend:
     def _upload_looks(self, rows: Tensor) -> None:
         values: dict[str, list[np.ndarray]] = {name: [] for name in _LOOK_FIELDS}
         for episode in self._placed.values():
-            self._appearance.apply(episode.look)
+            self._appearance.apply(episode.look, episode.qpos, episode.fixtures)
             for name, column in values.items():
                 column.append(getattr(self._appearance.model, name).copy())
         for name, column in values.items():
