@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import mujoco
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sims.errors import UserError
 from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, START_JOINTS, Episode, sample_episode
 from sims.tabletop.expert import ScriptedExpert
 from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
@@ -27,6 +28,9 @@ from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, MujocoBackend
 from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.tasks import SPLITS, TASKS, Scene, Split, outcome
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+
+if TYPE_CHECKING:
+    from sims.tabletop.warp_backend import WarpBackend
 
 POSITION_SCALE = 0.05  # [m] per unit of action
 ROTATION_SCALE = 0.5  # [rad] per unit of action
@@ -40,7 +44,8 @@ class TabletopConfig:
     """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
 
     ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
-    Without cameras, pictures are empty and no rendering library is touched.
+    Without cameras, pictures are empty and no rendering library is touched. ``backend`` "warp" computes physics and
+    pictures on a CUDA GPU (docs/tabletop-warp.md) and reads neither ``threads`` nor ``renderer``.
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -211,8 +216,7 @@ class TabletopEnv:
         done = clock.terminated | clock.truncated
         alive = ~done
         controls = self._controls(action.to(self._target_position), alive)
-        rows = alive.nonzero()[:, 0]
-        self.backend.step(rows.cpu().numpy(), controls[rows])
+        self.backend.step(alive, controls)
         self._look_at_state()
         success, ended = self._outcomes()
         clock.elapsed += alive
@@ -352,9 +356,14 @@ class TabletopEnv:
         self.backend.close()
 
 
-def _open_backend(config: TabletopConfig) -> MujocoBackend:
+def _open_backend(config: TabletopConfig) -> MujocoBackend | WarpBackend:
     if config.backend == "warp":
-        raise NotImplementedError("the warp backend of the tabletop suite is not there yet; use backend='mujoco'")
+        try:
+            from sims.tabletop.warp_backend import WarpBackend
+        except ModuleNotFoundError as error:
+            message = f"backend='warp' needs {error.name}, which is not installed. Run: pip install 'vla-rl[warp]'"
+            raise UserError(message) from error
+        return WarpBackend(num_envs=config.num_envs, cameras=config.cameras, image_size=config.image_size)
     return MujocoBackend(
         num_envs=config.num_envs,
         threads=config.threads or len(os.sched_getaffinity(0)),
