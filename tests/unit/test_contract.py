@@ -46,7 +46,7 @@ def test_result_of_a_run(run_dir: Path) -> None:
     assert {"bc", "rl", "stochastic", "seed", "episodes", "wall_s", "command"} <= set(result)
     assert {"install", "collect", "bc", "rl", "eval"} <= set(result["wall_s"])
     for kind in ("bc", "rl", "stochastic"):
-        assert RATE <= set(result[kind])
+        assert set(result[kind]) >= RATE
         assert set(result[kind]["per_task"]) == {"reach", "push"}
     assert result["command"].startswith("vla-rl train ")
 
