@@ -39,8 +39,9 @@ class ChunkedWorld(Protocol):
 def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
     """Execute ``actions`` in every row until the chunk or the row's episode ends.
 
-    Rows must be alive (reset them first). Everything after a row's end is masked: its later actions are not
-    executed, its reward is sum_{i < num_executed} gamma^i r_i.
+    Everything after a row's end is masked: its later actions are not executed, its reward is
+    sum_{i < num_executed} gamma^i r_i. A row that stood finished before the chunk comes back done; its numbers mean
+    nothing.
     """
     if isinstance(env, ChunkedWorld):
         return env.advance(actions, gamma)

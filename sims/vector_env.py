@@ -4,7 +4,8 @@ Two rules make chunked policies fast and right:
 
 * **Looking is apart from stepping.** ``step`` never renders; ``observe`` does, and only when it is called.
 * **No auto-reset, and a finished row stands still** until it is reset. What ``observe`` shows after a chunk is
-  therefore the true successor of every row, so an end in mid-chunk needs no special case.
+  therefore the true successor of every row, so an end in mid-chunk needs no special case. Before its first
+  ``reset`` a row counts as finished.
 """
 
 from __future__ import annotations

@@ -1,0 +1,169 @@
+"""A zarr v3 group in one ZIP_STORED file: written front to back, read through a memory map.
+
+    [local header | member | local header | member | ... | central directory | zip64 end | end] [sha256 of all before]
+
+Every member is stored uncompressed at a 64-byte aligned offset, and every array is one chunk, so an array is a slice
+of the mapped file. The zip comment at the very end holds the SHA-256 of every byte before it: one flat hash finds any
+torn or altered byte, headers included. Sizes and offsets are always written as zip64, so that files over 4 GiB take
+the same path as all others. (The standard library's writer seeks back to patch headers, and cannot align members.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from episodes.schema import CorruptEpisode
+
+_ALIGN = 64
+_COMMENT = b"sha256:"
+_COMMENT_BYTES = len(_COMMENT) + 64
+_DOS_DATE = 0x0021  # 1980-01-01: the same arrays give the same bytes
+_MAX32 = 0xFFFFFFFF
+
+# name in the group -> (offset in the file, dtype, shape)
+Layout = dict[str, tuple[int, str, tuple[int, ...]]]
+
+
+def write_archive(file: BinaryIO, *, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Layout:
+    """Write a zarr group; nested names ("images/wrist") become nested groups. Returns where each array lies."""
+    out = _Writer(file)
+    out.member("zarr.json", _group_json(attributes))
+    for group in sorted({name.rsplit("/", 1)[0] for name in arrays if "/" in name}):
+        out.member(f"{group}/zarr.json", _group_json({}))
+    layout: Layout = {}
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array)
+        out.member(f"{name}/zarr.json", _array_json(array))
+        chunk = "/".join(["c"] + ["0"] * array.ndim)
+        offset = out.member(f"{name}/{chunk}", memoryview(array.reshape(-1).view(np.uint8)))
+        layout[name] = (offset, str(array.dtype), array.shape)
+    out.finish()
+    return layout
+
+
+class _Writer:
+    def __init__(self, file: BinaryIO):
+        self._file, self._offset, self._hash = file, 0, hashlib.sha256()
+        self._directory: list[bytes] = []
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._offset += len(data)
+
+    def member(self, name: str, data: bytes | memoryview) -> int:
+        """Returns the offset of ``data`` in the file."""
+        header_at, path = self._offset, name.encode()
+        crc, size = zlib.crc32(data), len(data)
+        common = struct.pack("<HHHHHIIIH", 45, 0x800, 0, 0, _DOS_DATE, crc, _MAX32, _MAX32, len(path))
+        zip64 = struct.pack("<HHQQ", 1, 16, size, size)
+        padding = -(header_at + 30 + len(path) + len(zip64) + 4) % _ALIGN
+        extra = zip64 + struct.pack("<HH", 0xD935, padding) + bytes(padding)
+        self._put(b"PK\3\4" + common + struct.pack("<H", len(extra)) + path + extra)
+        data_at = self._offset
+        self._put(data)
+        extra = struct.pack("<HHQQQ", 1, 24, size, size, header_at)
+        tail = struct.pack("<HHHHII", len(extra), 0, 0, 0, 0o644 << 16, _MAX32)
+        self._directory.append(b"PK\1\2" + struct.pack("<H", 3 << 8 | 45) + common + tail + path + extra)
+        return data_at
+
+    def finish(self) -> None:
+        start, count = self._offset, len(self._directory)
+        directory = b"".join(self._directory)
+        end = start + len(directory)
+        zip64_end = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), start)
+        locator = struct.pack("<4sIQI", b"PK\6\7", 0, end, 1)
+        plain_end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _MAX32, _MAX32, _COMMENT_BYTES)
+        self._put(directory + zip64_end + locator + plain_end)
+        self._file.write(_COMMENT + self._hash.hexdigest().encode())
+
+
+def _group_json(attributes: Mapping[str, Any]) -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}).encode()
+
+
+def _array_json(array: np.ndarray) -> bytes:
+    codec = {"name": "bytes", **({"configuration": {"endian": "little"}} if array.itemsize > 1 else {})}
+    node = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": array.shape,
+        "data_type": str(array.dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.shape}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": False if array.dtype == np.bool_ else 0,
+        "codecs": [codec],
+        "attributes": {},
+    }
+    return json.dumps(node).encode()
+
+
+def read_directory(path: Path) -> tuple[Layout, dict[str, Any]]:
+    """Layout and group attributes, without the array data. Raises CorruptEpisode if the file is no such archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            attributes = json.loads(archive.read("zarr.json"))["attributes"]
+            layout: Layout = {}
+            for info in archive.infolist():
+                name, _, _ = info.filename.rpartition("/c/")
+                if name:
+                    node = json.loads(archive.read(f"{name}/zarr.json"))
+                    offset = _data_offset(archive, info)
+                    layout[name] = (offset, node["data_type"], tuple(node["shape"]))
+    except (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError) as error:
+        raise corrupt(path, str(error)) from error
+    return layout, attributes
+
+
+def _data_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    file = archive.fp
+    assert file is not None
+    file.seek(info.header_offset + 26)
+    name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+    return info.header_offset + 30 + name_bytes + extra_bytes
+
+
+def corrupt(path: Path, problem: str) -> CorruptEpisode:
+    return CorruptEpisode(f"{path}: corrupt episode file ({problem}). Run: vla-rl data verify {path.parent}")
+
+
+def verify_archive(path: Path) -> None:
+    """Raises CorruptEpisode unless every byte is as it was written."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        remaining = size - _COMMENT_BYTES
+        while remaining > 0 and (block := file.read(min(remaining, 1 << 20))):
+            digest.update(block)
+            remaining -= len(block)
+        if file.read() != _COMMENT + digest.hexdigest().encode():
+            raise corrupt(path, "its content does not match its SHA-256")
+
+
+def map_arrays(path: Path, layout: Layout, *, size: int) -> dict[str, np.ndarray]:
+    """The arrays of an archive of ``size`` bytes as views of one private mapping; pages are read when touched.
+
+    torch closes the descriptor once mapped (``mmap.mmap`` keeps one per file, which runs into ``ulimit -n``).
+    """
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError as error:
+        raise corrupt(path, "the file is missing") from error
+    if found != size:
+        raise corrupt(path, f"it has {found} bytes, {size} were written")
+    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    return {name: view_array(mapped, *entry) for name, entry in layout.items()}
+
+
+def view_array(mapped: np.ndarray, offset: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return mapped[offset : offset + count].view(dtype).reshape(shape)

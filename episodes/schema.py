@@ -1,0 +1,184 @@
+"""What an episode is, and what is refused before it reaches the disk.
+
+An episode has T control steps and L looks. A *look* is a moment at which the robot was observed: images and state,
+taken before control step ``look_steps[i]`` (``look_steps[i] == T`` is the final observation, after the last action).
+Demonstrations look at every step; a chunked policy looks at the start of every chunk. Nothing is ever interpolated.
+
+    EpisodeError            anything wrong with an episode or a store
+    ├── InvalidEpisode      refused on write: NaN, wrong shape or dtype, action outside [-1, 1], empty
+    ├── CorruptEpisode      a file on disk is torn or altered
+    └── StoreFull           no space left; everything committed before is intact
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, UInt8
+
+from sims.vector_env import TEXT_BYTES
+
+SCHEMA = "vla-rl-episode/1"
+SOURCES = ("expert", "policy", "human")
+EXPERT, POLICY, HUMAN = range(3)
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_ulid_lock = threading.Lock()
+_ulid_last = 0
+
+
+class EpisodeError(ValueError):
+    """Anything wrong with an episode or a store of episodes."""
+
+
+class InvalidEpisode(EpisodeError):
+    """The episode was refused before anything was written."""
+
+
+class CorruptEpisode(EpisodeError):
+    """A file of the store is torn or altered."""
+
+
+class StoreFull(EpisodeError):
+    """No space left on the device; what was committed before is intact."""
+
+
+def new_ulid() -> str:
+    """26 characters that sort by creation time, and within one process by order of creation (ULID, monotonic)."""
+    global _ulid_last
+    fresh = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    with _ulid_lock:
+        same_millisecond = fresh >> 80 <= _ulid_last >> 80
+        _ulid_last = _ulid_last + 1 if same_millisecond else fresh
+        value = _ulid_last
+    return "".join(_CROCKFORD[value >> shift & 31] for shift in range(125, -1, -5))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Episode:
+    """One recorded episode. ``actor`` says who drove each step (an index into ``SOURCES``); ``source`` who was in charge.
+
+    ``images`` maps camera name to RGB frames, row 0 at the top. ``policy_version`` is "" where no policy acted.
+    ``fingerprint``: the versions that the recording world depends on (``EnvSpec.fingerprint``).
+    """
+
+    images: Mapping[str, UInt8[np.ndarray, "L height width 3"]]
+    look_steps: Int32[np.ndarray, " L"]
+    state: Float32[np.ndarray, "L state_dim"]
+    action: Float32[np.ndarray, "T action_dim"]
+    reward: Float32[np.ndarray, " T"]
+    terminated: Bool[np.ndarray, " T"]
+    truncated: Bool[np.ndarray, " T"]
+    success: Bool[np.ndarray, " T"]
+    actor: UInt8[np.ndarray, " T"]
+    instruction: str
+    task: str
+    split: str
+    seed: int
+    source: str
+    control_hz: float
+    policy_version: str = ""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    id: str = field(default_factory=new_ulid)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.action)
+
+    @property
+    def succeeded(self) -> bool:
+        """Success at any step."""
+        return bool(self.success.any())
+
+
+_DTYPES = {
+    "look_steps": (np.int32, 1), "state": (np.float32, 2), "action": (np.float32, 2), "reward": (np.float32, 1),
+    "terminated": (np.bool_, 1), "truncated": (np.bool_, 1), "success": (np.bool_, 1), "actor": (np.uint8, 1),
+}  # fmt: skip
+ARRAYS = tuple(_DTYPES)
+
+
+def validate(episode: Episode) -> None:
+    """Raises InvalidEpisode, naming episode, array, step and dimension."""
+    _check_words(episode)
+    for name, (dtype, ndim) in _DTYPES.items():
+        _check_array(episode, name, getattr(episode, name), dtype, ndim)
+    _check_lengths(episode)
+    for name in ("state", "action", "reward"):
+        _check_finite(episode, name)
+    over = np.argwhere(np.abs(episode.action) > 1.0)
+    if len(over):
+        step, dim = over[0]
+        raise _refuse(
+            episode,
+            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, allowed is [-1, 1]; "
+            "scale actions to [-1, 1] before recording",
+        )
+
+
+def _refuse(episode: Episode, problem: str) -> InvalidEpisode:
+    return InvalidEpisode(f"episode {episode.id} ({episode.task}, seed {episode.seed}): {problem}")
+
+
+def _check_words(episode: Episode) -> None:
+    if not re.fullmatch(f"[{_CROCKFORD}]{{26}}", episode.id):
+        raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
+    if episode.source not in SOURCES:
+        raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
+    for name in ("task", "split", "instruction"):
+        if not getattr(episode, name):
+            raise _refuse(episode, f"{name} is empty")
+    if len(episode.instruction.encode()) > TEXT_BYTES:
+        raise _refuse(episode, f"instruction is longer than {TEXT_BYTES} bytes: {episode.instruction!r}")
+    if not (np.isfinite(episode.control_hz) and episode.control_hz > 0):
+        raise _refuse(episode, f"control_hz is {episode.control_hz}, it must be positive")
+    for camera in episode.images:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", camera):
+            raise _refuse(episode, f"camera name {camera!r} has characters other than letters, digits, _ and -")
+
+
+def _check_array(episode: Episode, name: str, array: object, dtype: type, ndim: int) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != ndim:
+        got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise _refuse(episode, f"{name} is {got}, expected a {ndim}-dimensional {np.dtype(dtype)} array")
+    if 0 in array.shape:
+        raise _refuse(episode, f"{name} is empty, shape {list(array.shape)}; an episode has at least one step and look")
+
+
+def _check_lengths(episode: Episode) -> None:
+    steps, looks = episode.action.shape[0], episode.look_steps.shape[0]
+    for name in ("reward", "terminated", "truncated", "success", "actor"):
+        if len(getattr(episode, name)) != steps:
+            raise _refuse(episode, f"{name} has {len(getattr(episode, name))} steps, action has {steps}")
+    if len(episode.state) != looks:
+        raise _refuse(episode, f"state has {len(episode.state)} rows, look_steps has {looks}")
+    for camera, frames in episode.images.items():
+        _check_array(episode, f"images[{camera!r}]", frames, np.uint8, 4)
+        if frames.shape[0] != looks or frames.shape[3] != 3:
+            raise _refuse(episode, f"images[{camera!r}] has shape {list(frames.shape)}, expected [{looks}, h, w, 3]")
+    at = episode.look_steps
+    if at[0] != 0 or at[-1] > steps or (np.diff(at) <= 0).any():
+        raise _refuse(episode, f"look_steps must start at 0 and increase to at most {steps}, got {at.tolist()}")
+    if (episode.terminated | episode.truncated)[:-1].any():
+        end = int(np.argmax(episode.terminated | episode.truncated))
+        raise _refuse(episode, f"it ended at step {end}, but {steps} steps are given; cut it there")
+    if episode.actor.max() >= len(SOURCES):
+        raise _refuse(episode, f"actor has code {episode.actor.max()}, allowed are 0..{len(SOURCES) - 1} ({SOURCES})")
+
+
+def _check_finite(episode: Episode, name: str) -> None:
+    array = getattr(episode, name)
+    bad = np.argwhere(~np.isfinite(array))
+    if not len(bad):
+        return
+    row = int(bad[0][0])
+    step = int(episode.look_steps[row]) if name == "state" else row
+    where = f"step {step}" + (f", dimension {bad[0][1]}" if array.ndim == 2 else "")
+    index = ", ".join(str(int(i)) for i in bad[0])
+    raise _refuse(episode, f"{name}[{index}] ({where}) is {array[tuple(bad[0])]}, {len(bad)} such values; not recorded")

@@ -1,0 +1,242 @@
+"""The policy: one network, an objective, a kernel to explore with and a deterministic one to act with."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from policies.denoise import Predict, denoise, path_transition
+from policies.kernels import (
+    DDIMConfig,
+    DDPMConfig,
+    FlowCPSConfig,
+    FlowNoiseConfig,
+    FlowODEConfig,
+    FlowSDEConfig,
+    Prediction,
+    build_kernel,
+)
+from policies.normalizer import Normalizer
+from policies.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
+from policies.policy import ActionSample, DenoisingPath
+from policies.vla import VLA, ActionExpert, Context, VLAConfig
+from sims.vector_env import EnvSpec, Observation
+
+ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingPolicyConfig:
+    """``explore`` samples and is trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per look in bc_loss.
+
+    ``max_prefix``: in bc_loss, up to this many leading actions are given clean (training-time real-time chunking).
+    ``precision`` and ``compile`` take effect on CUDA alone.
+    """
+
+    vla: VLAConfig = field(default_factory=VLAConfig)
+    objective: FlowMatchingConfig | DiffusionConfig = field(default_factory=FlowMatchingConfig)
+    act: FlowODEConfig | DDIMConfig = field(default_factory=FlowODEConfig)
+    explore: ExploreConfig = field(default_factory=FlowSDEConfig)
+    loss_draws: int = 4
+    max_prefix: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotSpec:
+    """What a policy was made for; a bundle carries it and refuses any other."""
+
+    action_dim: int
+    state_dim: int
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int]
+    control_hz: float
+
+    @classmethod
+    def of(cls, spec: EnvSpec) -> RobotSpec:
+        return cls(
+            action_dim=spec.action_dim,
+            state_dim=spec.state_dim,
+            cameras=spec.cameras,
+            image_size=spec.image_size,
+            control_hz=spec.control_hz,
+        )
+
+
+class DenoisingPolicy(nn.Module):
+    """Implements ``policies.policy.Policy`` for flow matching and diffusion alike."""
+
+    frozen_expert: ActionExpert | None
+
+    def __init__(self, config: DenoisingPolicyConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        if not 0 <= config.max_prefix < config.vla.action_horizon:
+            raise ValueError(
+                f"max_prefix must be within 0..{config.vla.action_horizon - 1} (below action_horizon), "
+                f"got {config.max_prefix}"
+            )
+        self.robot = robot
+        self.objective = build_objective(config.objective)
+        self.act_kernel = build_kernel(config.act, self.objective)
+        if self.act_kernel.trained_steps:
+            raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
+        self.vla = VLA(
+            config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim
+        ).to(memory_format=torch.channels_last)
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.frozen_expert = None
+        self._compiled = False
+        self.config = config
+        self.explore_with(config.explore)
+
+    @property
+    def action_horizon(self) -> int:
+        return self.config.vla.action_horizon
+
+    @property
+    def action_dim(self) -> int:
+        return self.robot.action_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.vla.pooled_width
+
+    def explore_with(self, explore: ExploreConfig) -> None:
+        """Choose the exploring kernel, and make what it needs from the weights as they are now.
+
+        A noise head for flow_noise; for ddpm and ddim that train only the last steps, a frozen copy of the expert
+        for the earlier ones. Call it on a pre-trained policy, before its optimizer is made.
+        """
+        self.explore_kernel = build_kernel(explore, self.objective)
+        if not self.explore_kernel.trained_steps:
+            raise ValueError(f"explore must be stochastic; got {explore}")
+        if self.explore_kernel.learned_noise:
+            self.vla.expert.add_noise_head()
+        self.frozen_expert = None
+        if isinstance(explore, DDPMConfig | DDIMConfig) and self.explore_kernel.trained_steps.start > 0:
+            self.frozen_expert = copy.deepcopy(self.vla.expert).requires_grad_(False)
+        self.config = replace(self.config, explore=explore)
+
+    def encode(self, obs: Observation) -> Context:
+        """Images, words and state, once per look; differentiable."""
+        self._compile_once(obs.state.device)
+        with self._precision(obs.state.device):
+            context = self.vla.encode(obs, self.normalizer.normalize_state(obs.state))
+        return context.map(Tensor.float)
+
+    @torch.no_grad()
+    def sample(self, context: Context, generator: torch.Generator) -> ActionSample:
+        """Exploring, with the path it took. ``generator`` lives on the context's device."""
+        path, log_prob = denoise(
+            self._predict(context),
+            self.explore_kernel,
+            self._draw_noise(context, generator),
+            generator,
+            frozen_predict=self._predict(context, self.frozen_expert) if self.frozen_expert is not None else None,
+        )
+        return ActionSample(action=self._to_action(path.states[:, -1]), path=path, log_prob=log_prob)
+
+    def log_prob(self, context: Context, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+        transition, x_next = path_transition(self._predict(context), self.explore_kernel, path)
+        return transition.log_prob(x_next)
+
+    def entropy(self, context: Context, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+        transition, _ = path_transition(self._predict(context), self.explore_kernel, path)
+        return transition.entropy()
+
+    def value_features(self, context: Context) -> Float[Tensor, "B value_dim"]:
+        return context.pooled.detach()
+
+    def bc_loss(
+        self, context: Context, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
+    ) -> Tensor:
+        """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per look."""
+        batch, horizon, action_dim = action.shape
+        shape, device = (batch, self.config.loss_draws, horizon, action_dim), action.device
+        clean = self.normalizer.normalize_action(action).unsqueeze(1).expand(shape)
+        noise = torch.randn(shape, generator=generator, device=device)
+        t = self.objective.draw_time(shape[:2], generator, device)
+        times = t[..., None, None]
+        weight = mask[:, None, :].expand(shape[:3])
+        if self.config.max_prefix:
+            length = torch.randint(self.config.max_prefix + 1, shape[:2], generator=generator, device=device)
+            in_prefix = torch.arange(horizon, device=device) < length[..., None]  # [B, S, H]
+            times = torch.where(in_prefix, 0.0, t[..., None])[..., None]
+            t, weight = times.squeeze(-1), weight * ~in_prefix
+        x_t, target = self.objective.corrupt(clean, noise, times)
+        error = (self._predict(context)(x_t, t).target - target).square().mean(-1)
+        return (error * weight).sum() / weight.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def act(
+        self, context: Context, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
+    ) -> Float[Tensor, "B H A"]:
+        """Deployment: noise drawn once, then the deterministic flow. ``prefix``: actions already committed.
+
+        The prefix is held clean at t = 0 through every step and returned unchanged. Raises ValueError if it is longer
+        than the chunk, or than the prefixes this policy was trained with (``max_prefix``).
+        """
+        predict = self._predict(context)
+        if prefix is not None:
+            predict = self._with_prefix(predict, prefix)
+        path, _ = denoise(predict, self.act_kernel, self._draw_noise(context, generator), generator)
+        action = self._to_action(path.states[:, -1])
+        return action if prefix is None else torch.cat([prefix, action[:, prefix.shape[1] :]], dim=1)
+
+    def _predict(self, context: Context, expert: ActionExpert | None = None) -> Predict:
+        """The expert with this context bound; the context's keys and values are computed here, once."""
+        network = self.vla.expert if expert is None else expert
+        device = context.tokens.device
+        self._compile_once(device)
+        with self._precision(device):
+            memory = network.remember(context)
+
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            with self._precision(device):
+                prediction = network(x_t, t, context, memory)
+            noise = prediction.noise
+            return Prediction(target=prediction.target.float(), noise=None if noise is None else noise.float())
+
+        return predict
+
+    def _with_prefix(self, predict: Predict, prefix: Float[Tensor, "B P A"]) -> Predict:
+        length = prefix.shape[1]
+        if length > self.config.max_prefix:
+            raise ValueError(
+                f"prefix of {length} actions, but this policy was trained with at most max_prefix "
+                f"{self.config.max_prefix}; train with a larger max_prefix or commit fewer actions"
+            )
+        clean = self.normalizer.normalize_action(prefix).unsqueeze(1)
+
+        def predict_postfix(x_t: Tensor, t: Tensor) -> Prediction:
+            pinned = torch.cat([clean, x_t[:, :, length:]], dim=2)
+            times = t.unsqueeze(-1).expand(len(x_t), -1, x_t.shape[2]).clone()
+            times[..., :length] = 0
+            return predict(pinned, times)
+
+        return predict_postfix
+
+    def _draw_noise(self, context: Context, generator: torch.Generator) -> Float[Tensor, "B H A"]:
+        shape = (len(context.tokens), self.action_horizon, self.action_dim)
+        return torch.randn(shape, generator=generator, device=context.tokens.device)
+
+    def _to_action(self, x_0: Tensor) -> Tensor:
+        return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.config.precision == "bfloat16" and device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
+
+    def _compile_once(self, device: torch.device) -> None:
+        if self.config.compile and device.type == "cuda" and not self._compiled:
+            for module in (*self.vla.cameras, self.vla.expert):
+                module.compile()
+            self._compiled = True

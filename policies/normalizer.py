@@ -1,0 +1,64 @@
+"""Scale of states and actions, kept in buffers so that it travels with the weights."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+# A dimension that moves less than this is constant: dividing by its spread would amplify noise.
+CONSTANT_SPREAD = 1e-4
+
+
+class Normalizer(nn.Module):
+    """State to zero mean and unit std; action's 1 %..99 % range to [-1, 1], each dimension on its own.
+
+    A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the identity.
+    """
+
+    state_mean: Tensor
+    state_std: Tensor
+    action_center: Tensor
+    action_scale: Tensor
+
+    def __init__(self, *, state_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("state_mean", torch.zeros(state_dim))
+        self.register_buffer("state_std", torch.ones(state_dim))
+        self.register_buffer("action_center", torch.zeros(action_dim))
+        self.register_buffer("action_scale", torch.ones(action_dim))
+
+    @torch.no_grad()
+    def fit(
+        self,
+        state: Float[Tensor, "N state_dim"],
+        action: Float[Tensor, "M action_dim"],
+        quantiles: tuple[float, float] = (0.01, 0.99),
+    ) -> None:
+        """Measure demonstrations; quantiles (0, 1) is min and max. ValueError on empty or non-finite data."""
+        for name, rows, width in (
+            ("state", state, len(self.state_mean)),
+            ("action", action, len(self.action_center)),
+        ):
+            if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
+                raise ValueError(f"normalizer.fit: {name} must be [rows > 0, {width}], got {list(rows.shape)}")
+            if not bool(torch.isfinite(rows).all()):
+                raise ValueError(f"normalizer.fit: {name} has NaN or infinite entries; clean the demonstrations first")
+        state, action = state.double(), action.double()
+        std = state.std(dim=0, correction=0)
+        self.state_mean.copy_(state.mean(dim=0))
+        self.state_std.copy_(torch.where(std > CONSTANT_SPREAD, std, 1.0))
+        ordered = action.sort(dim=0).values
+        low, high = (ordered[round(q * (len(ordered) - 1))] for q in quantiles)
+        half = (high - low) / 2
+        self.action_center.copy_((low + high) / 2)
+        self.action_scale.copy_(torch.where(half > CONSTANT_SPREAD, half, 1.0))
+
+    def normalize_state(self, state: Float[Tensor, "*B state_dim"]) -> Float[Tensor, "*B state_dim"]:
+        return (state - self.state_mean) / self.state_std
+
+    def normalize_action(self, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
+        return (action - self.action_center) / self.action_scale
+
+    def unnormalize_action(self, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
+        return action * self.action_scale + self.action_center

@@ -1,0 +1,14 @@
+"""Errors that a person can act on.
+
+    UserError                 the input is wrong or the machine lacks something; the message alone is shown, exit code 2
+    ├── ConfigError           a YAML file or a command-line override (vla_rl/config.py)
+    ├── CheckpointError       a training state that cannot be written or read (vla_rl/checkpoint.py)
+    └── ...                   each package derives its own
+
+The root lives in the lowest package, so every package can raise it. Every other exception that reaches the command
+line is a fault of this program: exit code 1, with a traceback in a file.
+"""
+
+
+class UserError(Exception):
+    """Says what, where, what was got, what is allowed and the next step; shown without a traceback."""

@@ -1,0 +1,101 @@
+"""Rollouts in a world where every value is known exactly."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from policies.policy import ActionSample, DenoisingPath
+from sims.rows import Rows
+from sims.starts import StartSequence, start_state
+from sims.vector_env import Observation, StartState
+from tests.worlds import ChainWorld
+from vla_rl.algorithms.ppo import ppo_batch
+from vla_rl.metrics import Timer
+from vla_rl.rollouts.collector import Collector
+
+GAMMA = 0.9
+LENGTH = 10
+HORIZON = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Rows):
+    state: Tensor
+
+
+class Walker:
+    """Always walks right; its context is the state."""
+
+    action_horizon, action_dim, value_dim = HORIZON, 1, 2
+
+    def encode(self, obs: Observation) -> State:
+        return State(state=obs.state)
+
+    def sample(self, context: State, generator: torch.Generator) -> ActionSample:
+        rows = len(context.state)
+        path = DenoisingPath(
+            states=torch.zeros(rows, 2, HORIZON, 1), steps=torch.zeros(rows, 1, dtype=torch.int64)
+        )
+        return ActionSample(action=torch.ones(rows, HORIZON, 1), path=path, log_prob=torch.zeros(rows, 1, HORIZON, 1))
+
+    def value_features(self, context: State) -> Tensor:
+        return context.state
+
+
+class ExactCritic:
+    """V of the walker where time never runs out: gamma ** (steps to the goal - 1)."""
+
+    def predict(self, features: Tensor) -> Tensor:
+        return GAMMA ** (LENGTH - 2 - features[:, 0])
+
+
+def collector(env: ChainWorld) -> Collector:
+    return Collector(
+        env, Walker(), critic=ExactCritic(), gamma=GAMMA, keep_context=False,  # type: ignore[arg-type]
+        generator=torch.Generator(), timer=Timer(),
+    )  # fmt: skip
+
+
+def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
+    """Successes inside chunks, time-outs inside chunks, restarts and the rollout's own end: all advantages are 0."""
+    env = ChainWorld(num_envs=7, length=LENGTH, max_steps=7)
+    runner = collector(env)
+    starts = StartSequence("train", seed=1, num_tasks=2)
+    runner.start(starts.take(7))
+    rollout = runner.collect(9, starts)
+    ended = rollout.done
+    assert (rollout.terminated & (rollout.num_executed < HORIZON)).any()
+    assert (rollout.truncated & (rollout.num_executed < HORIZON)).any()
+    assert (ended[:-1]).any() and not ended.all()
+    for gae_lambda in (0.0, 0.95, 1.0):
+        batch = ppo_batch(rollout, gamma=GAMMA, gae_lambda=gae_lambda)
+        torch.testing.assert_close(batch.advantage, torch.zeros(len(batch)), atol=1e-6, rtol=0)
+
+
+def test_a_continued_collect_does_not_look_twice() -> None:
+    env = ChainWorld(num_envs=3, length=1000, max_steps=1000)
+    runner = collector(env)
+    starts = StartSequence("train", seed=1, num_tasks=2)
+    runner.start(starts.take(3))
+    runner.collect(2, starts)
+    runner.collect(2, starts)
+    assert env.looks == [3] * 5
+
+
+def test_episodes_run_each_row_once_and_look_only_at_the_living() -> None:
+    env = ChainWorld(num_envs=3, length=LENGTH, max_steps=100)
+    rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])
+    assert env.looks == [3, 2, 1]
+    assert rollout.valid.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
+    assert rollout.num_executed.tolist() == [[1, 4, 4], [0, 2, 4], [0, 0, 1]]
+    assert rollout.success.any(0).all()
+    assert rollout.success_rate() == 1.0
+    assert rollout.control_steps() == 16
+
+
+def test_streams_never_share_a_start() -> None:
+    kinds = ("demos", "train", "validation", "evaluation")
+    seeds = {start_state(stream, seed=s, index=i, num_tasks=3).seed for stream in kinds for s in (0, 1) for i in range(50)}
+    assert len(seeds) == 4 * 2 * 50
+    assert [start_state("train", seed=0, index=i, num_tasks=3).task for i in range(4)] == [0, 1, 2, 0]

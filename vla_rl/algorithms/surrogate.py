@@ -1,0 +1,52 @@
+"""The clipped policy surrogate and the clipped value loss: pure maths, shared by PPO and GRPO."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "B units"],
+    advantage: Float[Tensor, "B #units"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> Float[Tensor, "B units"]:
+    """Loss per ratio (Schulman et al. 2017, Eq. 7), clipped to [1 - clip_low, 1 + clip_high].
+
+    ``dual_clip`` c > 1 bounds the loss of negative advantages at c |A| (Ye et al. 2020, Eq. 5), so that one sample
+    with a huge ratio cannot dominate a batch.
+    """
+    ratio = log_ratio.exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+    return loss
+
+
+def value_loss(
+    value: Float[Tensor, " B"],
+    old_value: Float[Tensor, " B"],
+    target: Float[Tensor, " B"],
+    *,
+    clip: float | None,
+    huber_delta: float,
+) -> Float[Tensor, " B"]:
+    """Huber loss, pessimistic between the value and its clipped move from ``old_value`` (PPO2's value clipping)."""
+
+    def huber(prediction: Tensor) -> Tensor:
+        return functional.huber_loss(prediction, target, reduction="none", delta=huber_delta)
+
+    if clip is None:
+        return huber(value)
+    return torch.maximum(huber(value), huber(old_value + (value - old_value).clamp(-clip, clip)))
+
+
+def explained_variance(value: Float[Tensor, "*B"], target: Float[Tensor, "*B"]) -> float:
+    """1 - Var(target - value) / Var(target); 0 where the target does not vary."""
+    variance = target.var().item()
+    return 1 - (target - value).var().item() / variance if variance > 1e-12 else 0.0

@@ -1,0 +1,23 @@
+"""Configuration to objects: the only place that dispatches on a configuration's class."""
+
+from __future__ import annotations
+
+import torch
+
+from policies.denoising_policy import DenoisingPolicy, PolicyConfig
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.vector_env import EnvSpec, VectorEnv
+
+SIMULATORS = {TabletopConfig: TabletopEnv}
+
+
+def make_env(config: TabletopConfig) -> VectorEnv:
+    return SIMULATORS[type(config)](config)
+
+
+def make_policy(config: PolicyConfig, spec: EnvSpec, *, seed: int) -> DenoisingPolicy:
+    """A freshly initialised policy for this world."""
+    torch.manual_seed(seed)
+    return DenoisingPolicy(
+        config, action_dim=spec.action_dim, state_dim=spec.state_dim, cameras=spec.cameras, control_hz=spec.control_hz
+    )

@@ -1,0 +1,304 @@
+"""The ``vla-rl`` command.
+
+Exit codes: 0 done; 1 it failed, and the traceback is in a file; 2 the input is wrong, one clear message; 130 interrupted.
+Everything heavy is imported inside a command, so ``vla-rl --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
+
+from sims.errors import UserError
+
+if TYPE_CHECKING:
+    from vla_rl.experiment import Experiment
+
+Json = Annotated[bool, arg(help="one JSON object on standard output")]
+
+
+# --------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train as CONFIG says. Any setting can be changed: --section.key VALUE (for example --algorithm.clip_ratio 0.1)."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, see configs/"""
+    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """where the run is kept (default: runs/<name of CONFIG>)"""
+    resume: bool = False
+    """go on from the last checkpoint of the run, exactly as if it had not stopped"""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.train import train
+
+        experiment = _load_experiment(self.config, self.overrides)
+        run_dir = self.place()
+        if not self.resume and (run_dir / "config.yaml").exists():
+            raise UserError(f"{run_dir} already holds a run: add --resume to go on, or choose another --run-dir")
+        if self.resume and not (run_dir / "config.yaml").exists():
+            raise UserError(f"{run_dir} holds no run to resume: leave out --resume to start one")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "command.txt").write_text(self.command() + "\n", encoding="utf-8")
+        train(experiment, run_dir, resume=self.resume)
+
+    def place(self) -> Path:
+        return self.run_dir or Path("runs") / self.config.stem
+
+    def command(self, *, resume: bool = False) -> str:
+        words = ["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place())]
+        return shlex.join([*words, "--resume"] if resume else words)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Success rate of a trained policy, with its 95 % interval, per task and overall."""
+
+    path: Annotated[Positional[Path], arg(metavar="RUN_OR_BUNDLE")]
+    """a run folder or a bundle"""
+    episodes: int = 200
+    """episodes in total, spread evenly over the tasks"""
+    split: str = "test"
+    """which start states: those never trained on (test) or the training ones (train)"""
+    seed: int = 0
+    """picks the start states and all noise"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.evaluate import evaluate_path
+
+        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            from vla_rl.report.table import print_evaluation
+
+            print_evaluation(result)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Record demonstrations of the scripted expert as CONFIG says; --section.key VALUE changes any setting."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, see configs/"""
+    episodes: int
+    """successful episodes to record"""
+    out: Annotated[Path, arg(metavar="STORE")]
+    """the episode store to create or to add to"""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.collect import collect
+
+        collect(_load_experiment(self.config, self.overrides), episodes=self.episodes, out=self.out)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write RUN/report.html: curves, success per task, timing and videos on one page that needs no network."""
+
+    run_path: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a run folder"""
+
+    def run(self) -> None:
+        from vla_rl.report import write_report
+
+        print(write_report(self.run_path))
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Several runs on one page, and their final success side by side in the terminal."""
+
+    run_paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...", help_behavior_hint="")]
+    """two or more run folders"""
+    out: Path = Path("compare.html")
+    """the page to write"""
+
+    def run(self) -> None:
+        from vla_rl.report import write_comparison
+        from vla_rl.report.table import print_comparison
+
+        if len(self.run_paths) < 2:
+            raise UserError("compare needs two or more run folders")
+        page = write_comparison(self.run_paths, self.out)
+        print_comparison(self.run_paths)
+        print(page)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check what this machine can do: physics, rendering, learning, video, optional simulators, disk."""
+
+    run_path: Annotated[Path | None, arg(name="run", metavar="RUN")] = None
+    """also recompute the log-probabilities of this run's policy and compare them with the rollout's"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.doctor import print_checks, run_checks
+
+        checks = run_checks(self.run_path)
+        if self.json:
+            print(json.dumps({"checks": checks}))
+        else:
+            print_checks(checks)
+        failed = [check["name"] for check in checks if check["status"] == "failed"]
+        if failed:
+            raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed as ratios: sim, policy, train, store, ..."""
+
+    name: Positional[str]
+    """which benchmark; an unknown name lists them"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl import bench
+
+        result = bench.run(self.name)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            from vla_rl.report.table import print_bench
+
+            print_bench(result)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Look into an episode store: what it holds, whether it is whole, and rebuild its catalog."""
+
+    verb: Positional[Literal["info", "verify", "rebuild"]]
+    path: Annotated[Positional[Path], arg(metavar="STORE")]
+    """an episode store"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl import data
+
+        result = {"info": data.info, "verify": data.verify, "rebuild": data.rebuild}[self.verb](self.path)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print("\n".join(f"{key}: {value}" for key, value in result.items()))
+        if result["corrupt"]:
+            raise SystemExit(1)
+
+
+COMMANDS = {
+    "train": Train,
+    "eval": Eval,
+    "collect": Collect,
+    "report": Report,
+    "compare": Compare,
+    "doctor": Doctor,
+    "bench": Bench,
+    "data": Data,
+}
+Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data
+
+
+def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:
+    from vla_rl.config import load_config
+    from vla_rl.experiment import Experiment
+
+    return load_config(Experiment, config, overrides)
+
+
+# ---------------------------------------------------------------------------------------------- parsing and exit codes
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and leave the process with its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command: Command | None = None
+    try:
+        command = parse(words)
+        command.run()
+    except KeyboardInterrupt:
+        hint = f"; resume with: {command.command(resume=True)}" if isinstance(command, Train) else ""
+        _stop(130, f"interrupted{hint}")
+    except UserError as error:
+        _stop(2, str(error))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        _stop(2, f"{error.filename}: {(error.strerror or 'cannot be opened').lower()}")
+    except Exception as error:
+        log = _write_traceback(command)
+        _stop(1, f"{type(error).__name__}: {error}\nThe full traceback is in {log}")
+
+
+def parse(words: Sequence[str]) -> Command:
+    """The command that ``words`` spell. Raises SystemExit(2) after a message, or (0) after --help."""
+    words = list(words)
+    overrides: tuple[str, ...] = ()
+    if words and words[0] in ("train", "collect"):
+        options = {"train": ("run-dir", "resume"), "collect": ("episodes", "out")}[words[0]]
+        words, overrides = _split_overrides(words, options=(*options, "help"))
+    command: Command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="vla-rl",
+        description="Reinforcement fine-tuning of vision-language-action policies.",
+        args=words,
+        config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+    )
+    if overrides:
+        from dataclasses import replace
+
+        command = replace(command, overrides=overrides)  # type: ignore[call-arg]
+    return command
+
+
+def _split_overrides(words: Sequence[str], *, options: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Every ``--flag`` that is no option of the command is a setting of the configuration, with the word after it."""
+    kept: list[str] = []
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag = word[2:].partition("=")[0].replace("_", "-")
+        if not word.startswith("--") or flag in options:
+            kept.append(word)
+            continue
+        if near := difflib.get_close_matches(flag, options, n=1, cutoff=0.75):
+            raise UserError(f"unknown option {word}; did you mean --{near[0]}?")
+        overrides.append(word)
+        if "=" not in word:
+            overrides.extend(value for value in [next(rest, None)] if value is not None)
+    return kept, tuple(overrides)
+
+
+def _write_traceback(command: Any) -> Path:
+    run_dir = command.place() if isinstance(command, Train) else None
+    if run_dir is not None and run_dir.is_dir():
+        log = run_dir / "traceback.txt"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="vla-rl-", suffix=".txt", delete=False) as file:
+            log = Path(file.name)
+    log.write_text(traceback.format_exc(), encoding="utf-8")
+    return log
+
+
+def _stop(code: int, message: str) -> None:
+    print(f"vla-rl: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

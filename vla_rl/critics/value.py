@@ -1,0 +1,44 @@
+"""The state value: an MLP on the policy's detached features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """``hidden``: layer widths. ``value_clip``: largest trusted move of a value per update; null turns it off."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    learning_rate: float = 1e-3
+    value_clip: float | None = 0.2
+    huber_delta: float = 10.0
+    initial_value: float = 0.0
+
+
+class ValueCritic(nn.Module):
+    """V(features), float32. The last layer starts at zero weight, so every value starts at ``initial_value``."""
+
+    def __init__(self, config: CriticConfig, feature_dim: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.LayerNorm(feature_dim)]
+        width = feature_dim
+        for hidden in config.hidden:
+            layers += [nn.Linear(width, hidden), nn.SiLU()]
+            width = hidden
+        head = nn.Linear(width, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.constant_(head.bias, config.initial_value)
+        self.network = nn.Sequential(*layers, head)
+
+    def forward(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+        value: Tensor = self.network(features.float())
+        return value.squeeze(-1)
+
+    @torch.no_grad()
+    def predict(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+        return self(features)

@@ -1,0 +1,249 @@
+"""``vla-rl doctor``: what this machine can do, found out by doing it.
+
+Every check really steps, renders or writes. Renderers run in processes of their own, since MuJoCo picks its OpenGL
+platform once per process and a broken driver takes the process down.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Status = Literal["ok", "missing", "failed"]
+
+
+class Check(TypedDict):
+    """``missing``: optional and not installed. ``failed``: needed, or installed but broken. ``fix``: the next step."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str
+
+
+BALL = (
+    "<mujoco><worldbody><light pos='0 0 3'/><geom type='plane' size='1 1 .1' rgba='.2 .3 .8 1'/>"
+    "<body pos='0 0 .5'><freejoint/><geom size='.1' rgba='1 0 0 1'/></body></worldbody></mujoco>"
+)
+STEP_WARP = f"""
+import mujoco, mujoco_warp, warp
+warp.config.quiet = True
+model = mujoco.MjModel.from_xml_string({BALL!r})
+data = mujoco.MjData(model)
+m, d = mujoco_warp.put_model(model), mujoco_warp.put_data(model, data, nworld=2)
+for _ in range(10):
+    mujoco_warp.step(m, d)
+height = d.qpos.numpy()[1, 2]
+assert height < 0.5, height
+print("stepped 2 worlds on", warp.get_device())
+"""
+RENDER = f"""
+import time, mujoco
+model = mujoco.MjModel.from_xml_string({BALL!r})
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 64, 64) as renderer:
+    renderer.update_scene(data)
+    image = renderer.render()
+    started = time.perf_counter()
+    for _ in range(10):
+        renderer.render()
+    milliseconds = (time.perf_counter() - started) * 100
+assert image.std() > 1, "the picture is blank"
+print(f"64 x 64 pixels in {{milliseconds:.1f}} ms")
+"""
+PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
+OPTIONAL = {  # name -> module, and how to get it
+    "mujoco-warp": ("mujoco_warp", "pip install 'vla-rl[warp]'"),
+    "maniskill": ("mani_skill", "pip install mani_skill"),
+    "libero": ("libero", "follow the LIBERO installation guide; it has no package index release of its own"),
+    "robosuite": ("robosuite", "pip install robosuite"),
+    "metaworld": ("metaworld", "pip install metaworld"),
+    "isaaclab": ("isaaclab", "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU"),
+}
+
+
+def run_checks(run: Path | None = None) -> list[Check]:
+    """Every check in order; with ``run``, also the log-probability audit of that run's policy."""
+    checks = [_python(), _torch(), _cuda(), _physics(), *_renderers(), _warp(), _video(), *_simulators(), _disk()]
+    return [*checks, _audit(run)] if run is not None else checks
+
+
+def print_checks(checks: Sequence[Check], console: Console | None = None) -> None:
+    """A table, and below it the next step for everything that is not ok."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    colours = {"ok": "green", "missing": "yellow", "failed": "red"}
+    table = Table("check", "status", "detail", box=None, pad_edge=False)
+    for check in checks:
+        colour = colours[check["status"]]
+        table.add_row(check["name"], f"[{colour}]{check['status']}[/]", escape(check["detail"]))
+    console = console or Console()
+    console.print(table, "")
+    for check in checks:
+        if check["fix"] and check["status"] != "ok":
+            console.print(f"[bold]{check['name']}[/]: {escape(check['fix'])}", soft_wrap=True, highlight=False)
+
+
+def _attempt(name: str, do: Callable[[], str], *, fix: str) -> Check:
+    """``do`` returns the detail. Whatever goes wrong in it is the finding, so every exception is caught."""
+    try:
+        return {"name": name, "status": "ok", "detail": do(), "fix": ""}
+    except Exception as error:
+        return {"name": name, "status": "failed", "detail": f"{type(error).__name__}: {error}", "fix": fix}
+
+
+def _in_process(code: str, *, timeout_s: float, **environment: str) -> str:
+    """Run ``code`` in a new interpreter. Returns its last line; raises RuntimeError with its last error line."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        reason = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+        signal = f" (killed by signal {-done.returncode})" if done.returncode < 0 else ""
+        raise RuntimeError(reason.strip() + signal)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if sys.version_info < (3, 11):
+        return {"name": "python", "status": "failed", "detail": version, "fix": "install Python 3.11 or newer"}
+    return {"name": "python", "status": "ok", "detail": f"{version}, {os.cpu_count()} CPUs", "fix": ""}
+
+
+def _torch() -> Check:
+    def multiply() -> str:
+        import torch
+
+        a = torch.full((64, 64), 0.5)
+        if not torch.equal(a @ a, torch.full((64, 64), 16.0)):
+            raise ArithmeticError("a 64 x 64 matrix product came out wrong")
+        return f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+    return _attempt("torch", multiply, fix="pip install -c constraints.txt torch")
+
+
+def _cuda() -> Check:
+    def multiply() -> str:
+        import torch
+
+        a = torch.full((64, 64), 0.5, device="cuda")
+        if (a @ a).sum().item() != 64 * 64 * 16:
+            raise ArithmeticError("a matrix product on the GPU came out wrong")
+        properties = torch.cuda.get_device_properties(0)
+        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {torch.cuda.device_count()} device(s)"
+
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            fix = "not needed; for a GPU, install its driver and a CUDA build of torch"
+            return {"name": "cuda", "status": "missing", "detail": "torch sees no CUDA device", "fix": fix}
+    except ImportError:
+        return {"name": "cuda", "status": "missing", "detail": "torch is not installed", "fix": "install torch first"}
+    return _attempt("cuda", multiply, fix="check that the driver fits the CUDA version of torch: nvidia-smi")
+
+
+def _physics() -> Check:
+    def drop() -> str:
+        import mujoco
+
+        model = mujoco.MjModel.from_xml_string(BALL)
+        data = mujoco.MjData(model)
+        for _ in range(100):
+            mujoco.mj_step(model, data)
+        fallen = 0.5 - data.qpos[2]
+        expected = 0.5 * 9.81 * data.time**2
+        if abs(fallen - expected) > 0.01:
+            raise ArithmeticError(f"a ball fell {fallen:.3f} m in {data.time:.1f} s instead of {expected:.3f} m")
+        return f"{mujoco.__version__}, a ball falls as it should"
+
+    return _attempt("mujoco", drop, fix="pip install -c constraints.txt mujoco")
+
+
+def _renderers() -> list[Check]:
+    """One working renderer is enough, so the other one is then only missing."""
+    checks = [
+        _attempt(
+            f"render-{name}",
+            lambda name=name: _in_process(RENDER, timeout_s=60, MUJOCO_GL=name),  # type: ignore[misc]
+            fix=f"install the system packages: sudo apt-get install {packages}",
+        )
+        for name, packages in PACKAGES.items()
+    ]
+    if any(check["status"] == "ok" for check in checks):
+        for check in checks:
+            if check["status"] == "failed":
+                check["status"] = "missing"
+    return checks
+
+
+def _warp() -> Check:
+    check = _importable("mujoco-warp")
+    if check["status"] != "ok":
+        return check
+    fix = "pip install 'vla-rl[warp]'; the first step compiles its kernels, which can take minutes"
+    return _attempt("mujoco-warp", lambda: _in_process(STEP_WARP, timeout_s=600), fix=fix)
+
+
+def _video() -> Check:
+    def write() -> str:
+        import numpy as np
+
+        from sims.video import write_video
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_video(Path(folder) / "test.mp4", np.zeros((4, 64, 64, 3), dtype=np.uint8), fps=10)
+            return f"wrote an mp4 of {path.stat().st_size} bytes"
+
+    return _attempt("video", write, fix="pip install -c constraints.txt imageio-ffmpeg")
+
+
+def _simulators() -> list[Check]:
+    return [_importable(name) for name in OPTIONAL if name != "mujoco-warp"]
+
+
+def _importable(name: str) -> Check:
+    """Found, not imported: importing a simulator may start one."""
+    module, fix = OPTIONAL[name]
+    if importlib.util.find_spec(module) is None:
+        return {"name": name, "status": "missing", "detail": "optional, not installed", "fix": fix}
+    return {"name": name, "status": "ok", "detail": "installed", "fix": ""}
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    detail = f"{free:.1f} GiB free in {Path.cwd()}"
+    if free < 2:
+        return {"name": "disk", "status": "failed", "detail": detail, "fix": "a run needs about 2 GiB: free some space"}
+    return {"name": "disk", "status": "ok", "detail": detail, "fix": ""}
+
+
+def _audit(run: Path) -> Check:
+    def audit() -> str:
+        from vla_rl.train import audit_run
+
+        return str(audit_run(run))
+
+    fix = "sampling and learning disagree about the policy's density: do not train on, report it with this output"
+    return _attempt("log-prob", audit, fix=fix)

@@ -1,0 +1,123 @@
+"""Success on a fixed set of starts, with intervals: per task, for the deployed and for the exploring policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from policies.policy import Policy
+from sims.chunk import step_chunk
+from sims.starts import StartSequence, Stream
+from sims.vector_env import Observation, StartState, VectorEnv
+
+Act = Callable[[Observation], Tensor]
+Words = Literal["given", "blank", "shuffled"]
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    p = successes / trials
+    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of E episodes. ``steps``: control steps until success or time-out."""
+
+    success: Bool[Tensor, " E"]
+    task: Int[Tensor, " E"]
+    steps: Int[Tensor, " E"]
+
+    def summary(self, tasks: Sequence[str]) -> dict[str, Any]:
+        """{success, interval, episodes, per_task: {task: {success, interval, episodes}}}"""
+
+        def one(selected: Tensor) -> dict[str, Any]:
+            wins, total = int(selected.sum()), len(selected)
+            return {
+                "success": wins / total if total else 0.0,
+                "interval": list(wilson_interval(wins, total)),
+                "episodes": total,
+            }
+
+        per_task = {name: one(self.success[self.task == i]) for i, name in enumerate(tasks)}
+        return one(self.success) | {"per_task": per_task, "mean_steps": self.steps.float().mean().item()}
+
+
+@torch.no_grad()
+def run_episodes(env: VectorEnv, act: Act, starts: Sequence[StartState]) -> Outcome:
+    """Every start once; a row that ends takes the next start until none is left."""
+    success = torch.zeros(len(starts), dtype=torch.bool)
+    steps = torch.zeros(len(starts), dtype=torch.int64)
+    episode = torch.full((env.spec.num_envs,), -1)
+    waiting = iter(range(len(starts)))
+
+    def begin(rows: Sequence[int]) -> None:
+        pairs = list(zip(rows, waiting, strict=False))
+        episode[list(rows)] = -1
+        if pairs:
+            env.reset([row for row, _ in pairs], start=[starts[i] for _, i in pairs])
+            for row, i in pairs:
+                episode[row] = i
+
+    begin(range(env.spec.num_envs))
+    action: Tensor | None = None
+    while (rows := (episode >= 0).nonzero().flatten()).numel():
+        chosen = act(env.observe(rows.tolist()))
+        if action is None:
+            action = chosen.new_zeros(env.spec.num_envs, *chosen.shape[1:])
+        action[rows] = chosen
+        chunk = step_chunk(env, action, gamma=1.0)
+        ids = episode[rows]
+        success[ids] |= chunk.success[rows]
+        steps[ids] += chunk.num_executed[rows]
+        begin(rows[chunk.done[rows]].tolist())
+    return Outcome(success=success, task=torch.tensor([s.task for s in starts]), steps=steps)
+
+
+def actor(policy: Policy, generator: torch.Generator, *, stochastic: bool, words: Words = "given") -> Act:
+    """What evaluation runs: the deployed flow, or the exploring policy that training sees.
+
+    ``words``: "blank" removes the instruction and "shuffled" hands each row another row's, to test language use.
+    """
+
+    def act(obs: Observation) -> Tensor:
+        context = policy.encode(change_words(obs, words, generator))
+        return policy.sample(context, generator).action if stochastic else policy.act(context, generator)
+
+    return act
+
+
+def change_words(obs: Observation, words: Words, generator: torch.Generator) -> Observation:
+    if words == "given":
+        return obs
+    text = torch.zeros_like(obs.text)
+    if words == "shuffled":
+        text = obs.text[torch.randperm(len(obs.text), generator=generator)]
+    return Observation(images=obs.images, state=obs.state, text=text)
+
+
+def evaluate_policy(
+    policy: Policy,
+    env: VectorEnv,
+    *,
+    episodes: int,
+    seed: int,
+    stream: Stream,
+    stochastic: bool,
+    words: Words = "given",
+) -> dict[str, Any]:
+    """Summary of ``episodes`` starts of ``stream``; the same call gives the same numbers."""
+    starts = StartSequence(stream, seed=seed, num_tasks=len(env.spec.tasks)).take(episodes)
+    generator = torch.Generator().manual_seed(seed)
+    outcome = run_episodes(env, actor(policy, generator, stochastic=stochastic, words=words), starts)
+    return outcome.summary(env.spec.tasks)

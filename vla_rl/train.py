@@ -1,0 +1,202 @@
+"""A training run, stage by stage: demonstrate, imitate, evaluate, reinforce, evaluate, report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from episodes.sampler import WindowSampler
+from episodes.store import EpisodeStore
+from policies.audit import audit_log_prob
+from policies.bundle import load_bundle, save_bundle
+from policies.denoising_policy import DenoisingPolicy
+from sims.errors import UserError
+from sims.vector_env import VectorEnv
+from vla_rl.algorithms.bc import BC
+from vla_rl.build import make_env, make_policy
+from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
+from vla_rl.collect import record_demonstrations
+from vla_rl.evaluate import evaluate_policy
+from vla_rl.experiment import Experiment, FromBundle, Imitation
+from vla_rl.film import film_tasks
+from vla_rl.learner import Learner
+from vla_rl.metrics import Metrics
+from vla_rl.progress import console, progress
+from vla_rl.report import write_report
+from vla_rl.run import Run, load_experiment, open_run, write_json
+
+
+def train(experiment: Experiment, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+    """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
+    run = open_run(experiment, run_dir, resume=resume)
+    env = make_env(experiment.sim)
+    try:
+        before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
+        run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
+        run.stage("reinforce", lambda: reinforce(run, env, Path(before)))
+        run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
+    finally:
+        env.close()
+    result = finish(run)
+    write_report(run.dir)
+    return result
+
+
+# -- imitation ----------------------------------------------------------------------------------------------------
+
+
+def imitate(run: Run, env: VectorEnv) -> dict[str, Any]:
+    """The bundle that reinforcement starts from: a given one, or a policy cloned from demonstrations."""
+    start = run.experiment.start
+    if isinstance(start, FromBundle):
+        load_bundle(Path(start.path))
+        return {"bundle": start.path}
+    store = Path(start.store) if start.store is not None else run.demonstrations
+    seconds = {}
+    if start.store is None:
+        seconds = run.stage("demonstrate", lambda: record_demonstrations(run.experiment, env, store))
+    clone(run, env, start, store)
+    return {"bundle": str(run.imitation / "bundle"), "demonstrate_s": seconds.get("wall_s", 0.0)}
+
+
+def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
+    """Behaviour cloning; leaves imitation/bundle."""
+    seed = run.experiment.seed
+    sampler = WindowSampler(
+        EpisodeStore(store),
+        action_horizon=start.policy.action_horizon,
+        batch_size=start.bc.batch_size,
+        seed=seed,
+        cameras=env.spec.cameras,
+    )
+    policy = make_policy(start.policy, env.spec, seed=seed)
+    policy.normalizer.fit(*sampler.statistics())
+    learner = BC(policy, start.bc, torch.Generator().manual_seed(seed))
+    checkpoints = run.imitation / "checkpoints"
+    if (latest := latest_checkpoint(checkpoints)) is not None:
+        state = load_tree(latest)
+        learner.load_state_dict(state["learner"])
+        sampler.load_state_dict(state["sampler"])
+    with (
+        Metrics(run.imitation, next_iteration=learner.step, tensorboard=False) as record,
+        progress("imitate", start.bc.steps, done=learner.step) as advance,
+    ):
+        while learner.step < start.bc.steps:
+            metrics = learner.update(sampler.next_batch())
+            advance(note=f"loss {metrics['bc_loss']:.3f}")
+            if learner.step % 20 == 0:
+                record.write(learner.step, metrics)
+            if learner.step % 500 == 0:
+                save_checkpoint(
+                    checkpoints, learner.step, {"learner": learner.state_dict(), "sampler": sampler.state_dict()}
+                )
+    save_bundle(policy, run.imitation / "bundle", metrics={"bc_loss": metrics["bc_loss"]}, parent=None)
+
+
+# -- reinforcement ------------------------------------------------------------------------------------------------
+
+
+def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
+    """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state."""
+    experiment = run.experiment
+    learner = Learner(load_bundle(start), env, experiment.algorithm, seed=experiment.seed)
+    if (latest := latest_checkpoint(run.checkpoints)) is not None:
+        learner.load_state_dict(load_tree(latest))
+    else:
+        audit(learner, tolerance=experiment.audit_tolerance)
+    total, every = experiment.algorithm.iterations, experiment.evaluation.validate_every
+    with (
+        Metrics(run.dir, next_iteration=learner.iteration) as record,
+        progress("reinforce", total, done=learner.iteration) as advance,
+    ):
+        while learner.iteration < total:
+            metrics = learner.iterate()
+            if every and learner.iteration % every == 0:
+                metrics |= validate(learner, experiment)
+            record.write(learner.iteration - 1, metrics)
+            advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
+            if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
+                save_checkpoint(run.checkpoints, learner.iteration, learner.state_dict())
+    save_bundle(learner.deployed(), run.bundle, metrics={}, parent=start)
+    return {"iterations": learner.iteration}
+
+
+def audit(learner: Learner, *, tolerance: float) -> dict[str, Any]:
+    """Stored log-probs against the training path, before anything is learned from them."""
+    look = learner.collector.probe()
+    return audit_log_prob(learner.policy, look.context, look.sample, tolerance=tolerance)
+
+
+def audit_run(run_dir: Path) -> dict[str, Any]:
+    """``vla-rl doctor --run``: the log-prob audit of a run's newest policy in its own simulator."""
+    experiment = load_experiment(run_dir)
+    bundle = run_dir / "bundle" if (run_dir / "bundle").exists() else run_dir / "imitation" / "bundle"
+    env = make_env(experiment.sim)
+    try:
+        learner = Learner(load_bundle(bundle), env, experiment.algorithm, seed=experiment.seed)
+        return audit(learner, tolerance=experiment.audit_tolerance)
+    finally:
+        env.close()
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
+    """The deployed policy on the validation stream, in the training environment; running episodes are put back."""
+    held = learner.env.capture()
+    summary = evaluate_policy(
+        learner.deployed(),
+        learner.env,
+        episodes=experiment.evaluation.validation_episodes,
+        seed=experiment.evaluation.seed,
+        stream="validation",
+        stochastic=False,
+    )
+    learner.collector.start(held)
+    per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
+    return {"validation": summary["success"], "validation_low": summary["interval"][0],
+            "validation_high": summary["interval"][1], **per_task}
+
+
+def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dict[str, Any]:
+    """Deployed and exploring success on the held-out starts, and a video per task."""
+    settings = run.experiment.evaluation
+    policy = load_bundle(bundle)
+    with progress(f"evaluate {name}", 2) as advance:
+        summaries = {}
+        for kind, stochastic in (("deployed", False), ("stochastic", True)):
+            summaries[kind] = evaluate_policy(
+                policy, env, episodes=settings.episodes, seed=settings.seed, stream="evaluation", stochastic=stochastic
+            )
+            advance(note=f"{kind} {summaries[kind]['success']:.3f}")
+    film_tasks(policy, run.experiment, run.videos, prefix={"before": "bc", "after": "rl"}[name])
+    return summaries
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """result.json, from the record of the stages."""
+    stages = run.stages()
+    install = run.dir / "install_s"
+    demonstrate = stages.get("demonstrate", {}).get("wall_s", 0.0)
+    result = {
+        "bc": stages["evaluate_before"]["deployed"],
+        "bc_stochastic": stages["evaluate_before"]["stochastic"],
+        "rl": stages["evaluate_after"]["deployed"],
+        "stochastic": stages["evaluate_after"]["stochastic"],
+        "seed": run.experiment.seed,
+        "episodes": run.experiment.evaluation.episodes,
+        "wall_s": {
+            "install": float(install.read_text()) if install.exists() else None,
+            "collect": demonstrate,
+            "bc": round(stages["imitate"]["wall_s"] - demonstrate, 2),
+            "rl": stages["reinforce"]["wall_s"],
+            "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
+        },
+        "command": (run.dir / "command.txt").read_text().strip(),
+    }
+    write_json(run.dir / "result.json", result)
+    return result
