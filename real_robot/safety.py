@@ -205,7 +205,7 @@ class SafetyFilter:
             self._time_s += (missed + 1) * self.dt
             self._tick += missed + 1
             return True
-        if passed > -0.5:
+        if -0.5 < passed < 0.5:
             events.append(SafetyEvent("early_tick", None, now_s, self._time_s))
             return False
         events.append(SafetyEvent("clock_jump", None, now_s, self._time_s))
@@ -287,7 +287,8 @@ class SafetyFilter:
         """
         axis, dt = self._axes[i], self.dt
         q, v, a = (values[i] for values in self._state)
-        target_speed = max(-axis.max_speed, min(axis.max_speed, (target - self._targets[i]) / dt))
+        previous = max(axis.low, min(axis.high, self._targets[i]))
+        target_speed = max(-axis.max_speed, min(axis.max_speed, (target - previous) / dt))
         reason, value, limit = _first_broken(axis, target, speed, accel, a)
         if reason is None:
             settling = (target_speed - speed) / dt

@@ -21,8 +21,8 @@ from math import floor, sqrt
 
 # Planning leaves this much of each limit unused, so that rounding in the finite differences never crosses it.
 _PLANNING = 1.0 - 1e-6
-# Below this a step [rad or m] is no motion: far less than any encoder resolves.
-STILL = 1e-12
+# Below this a step [rad or m] is the rounding of a position, not a motion.
+STILL = 4e-15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Axis:
     """The stop law and the viability of one joint at a fixed command period ``dt`` [s]."""
 
     __slots__ = (
-        *("dt", "high", "low", "max_accel", "max_accel_step", "max_speed", "settle_s"),
-        *("_accel", "_brake", "_ramp", "_speed"),
+        *("dt", "high", "low", "max_accel", "max_accel_step", "max_speed"),
+        *("_accel", "_brake", "_jerk_10", "_ramp", "_speed"),
     )
 
     def __init__(self, limits: AxisLimits, dt: float) -> None:
@@ -61,7 +61,7 @@ class Axis:
         self._accel = limits.acceleration * _PLANNING
         self._ramp = limits.jerk * dt * _PLANNING
         self._brake = limits.acceleration / limits.jerk
-        self.settle_s = 2.0 * (dt + self._brake)
+        self._jerk_10 = 0.1 * limits.jerk
 
     def accelerate(self, speed_gap: float, accel: float) -> float:
         """Next acceleration that closes ``speed_gap`` soonest without overshooting it, from acceleration ``accel``."""
@@ -89,9 +89,9 @@ class Axis:
         """Upper bound of how far the stop law still moves in the positive direction; cheap, at most a little long.
 
         Peak speed for as long as the acceleration is being ramped out, then the continuous trapezoid's distance
-        s^2 / 2A + s A / 2J, and two periods for the sampling.
+        s^2 / 2A + s A / 2J, and one period for the sampling.
         """
-        delay = 2.0 * self.dt
+        delay = self.dt
         if accel > 0.0:
             speed += self.speed_gain(accel)
             delay += accel / self._ramp * self.dt
@@ -134,15 +134,17 @@ class Axis:
         return highest <= room_up and -lowest <= room_down
 
     def toward(self, target: float, target_speed: float, position: float, speed: float, accel: float) -> float:
-        """Next acceleration that approaches a moving ``target`` quickly and lands on it without passing it.
+        """Next acceleration that approaches a moving ``target`` and lands on it without passing it.
 
-        Speed follows the braking parabola (at 0.8 of the acceleration, the rest is for the lag of the jerk limit),
-        and close to the target an exponential approach slow enough for the jerk limit to follow.
+        The closing speed is the least of three: what half the acceleration can still stop, s = sqrt(A d); what a
+        fraction of the jerk can, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out too; and a third of
+        the way per period. The margins are for the lag of the acceleration behind the speed wanted here.
         """
         gap = target - position
         reach = abs(gap)
-        lag = 0.5 * self._accel * self.settle_s
-        closing = min(reach / self.settle_s, sqrt(lag * lag + 1.6 * self._accel * reach) - lag)
+        closing = min(
+            reach / (3.0 * self.dt), sqrt(self._accel * reach), (self._jerk_10 * reach * reach) ** (1.0 / 3.0)
+        )
         wanted = target_speed + (closing if gap > 0.0 else -closing)
         wanted = max(-self._speed, min(self._speed, wanted))
         return self.accelerate(wanted - speed, accel)
