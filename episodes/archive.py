@@ -45,7 +45,7 @@ def write_archive(file: BinaryIO, *, arrays: Mapping[str, np.ndarray], attribute
         array = np.ascontiguousarray(array)
         out.member(f"{name}/zarr.json", _array_json(array))
         chunk = "/".join(["c"] + ["0"] * array.ndim)
-        offset = out.member(f"{name}/{chunk}", memoryview(array.reshape(-1).view(np.uint8)))
+        offset = out.member(f"{name}/{chunk}", array.reshape(-1).view(np.uint8).data)
         layout[name] = (offset, str(array.dtype), array.shape)
     out.finish()
     return layout

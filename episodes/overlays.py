@@ -1,6 +1,7 @@
 """Labels on episodes, which themselves never change: append-only JSON lines beside them; the latest value wins.
 
-Two keys mean something to the store: ``deleted`` (a tombstone) and ``success`` (a human's verdict over the recorded one).
+Two keys mean something to the store: ``deleted`` (a tombstone) and ``success`` (a verdict that overrules the recorded
+one).
 """
 
 from __future__ import annotations

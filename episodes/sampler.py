@@ -1,16 +1,19 @@
 """Windows of recorded experience for imitation: an observation and the action chunk that followed it.
 
-State and actions of all selected episodes are held in memory, end to end; images stay in their files and are copied
-from the memory map, one frame per camera and window.
+A chunk ends where the episode ends or another actor takes over; the rest is padding.
 
-    step          0  1  2  3  4  5  6 | 0  1  2 ...        H = 4, window at step 4 of an episode of 7 steps:
-    actor         p  p  p  h  h  h  h |                    action a4 a5 a6 a6, mask 1 1 1 0
-    looked        x     x  x     x    |                    window at step 2: a2 a2 a2 a2, mask 1 0 0 0 (a human takes over)
+    step     0  1  2  3  4  5  6      an episode of 7 steps (p: policy, h: human), action horizon 4:
+    actor    p  p  p  h  h  h  h      window at step 2: actions 2 2 2 2, mask 1 0 0 0
+    looked   x     x  x     x         window at step 5: actions 5 6 6 6, mask 1 1 0 0
+
+State and actions of all selected episodes are held in memory, end to end; images stay in their files and are copied
+out of the memory map, one frame per camera and window.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,8 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from episodes.catalog import Entry
+from episodes.packing import Arrays, frame, frame_sizes
 from episodes.schema import SOURCES, EpisodeError
-from episodes.store import EVERYTHING, EpisodeStore, Selection, decode_jpeg
+from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.rows import Rows
 from sims.vector_env import Observation, encode_text
 
@@ -33,7 +37,7 @@ _MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
 class Batch(Rows):
     """``action[b, i]`` is what was done ``i`` steps after ``obs`` was seen; ``mask`` is 0 where it is padding.
 
-    Padding repeats the last action of the window; it begins where the episode ends or another actor takes over.
+    Padding repeats the last action of the window.
     """
 
     obs: Observation
@@ -42,13 +46,14 @@ class Batch(Rows):
 
 
 class WindowSampler:
-    """Shuffled epochs without replacement; an endless iterator of batches of exactly ``batch_size`` windows.
+    """Shuffled epochs without replacement, in batches of exactly ``batch_size`` windows.
 
-    A batch may finish one epoch and begin the next. Order depends on ``seed`` and the selected episodes alone, and
-    ``state_dict`` is one position in it: a sampler that loads it goes on with exactly the same batches.
+    A batch may finish one epoch and begin the next. The order depends on ``seed`` and the selected episodes alone;
+    ``state_dict`` is a position in it, and a sampler that loads it goes on with exactly the same batches.
 
-    ``actors``: only windows that begin under one of these (``("human",)``: learn from corrections only).
-    Raises EpisodeError if nothing matches or episodes differ in shape, CorruptEpisode if a file is torn.
+    ``cameras``: which, and in which order (None: as recorded). ``actors``: only windows that begin under one of these
+    (``("human",)`` learns from corrections alone). Raises EpisodeError if nothing matches or if episodes differ in
+    shape, CorruptEpisode if a file is torn.
     """
 
     def __init__(
@@ -58,59 +63,58 @@ class WindowSampler:
         action_horizon: int,
         batch_size: int,
         seed: int,
+        cameras: Sequence[str] | None = None,
         where: Selection = EVERYTHING,
-        actors: tuple[str, ...] = SOURCES,
+        actors: Sequence[str] = SOURCES,
     ):
         if min(action_horizon, batch_size) < 1:
             raise EpisodeError(f"action_horizon {action_horizon} and batch_size {batch_size} must be at least 1")
+        if not set(actors) <= set(SOURCES):
+            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(SOURCES)}")
         entries = store.select(where)
         if not entries:
-            raise EpisodeError(f"{store.path}: no episode matches {where}; see what is there with: vla-rl data info")
+            raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
-        self.num_episodes = len(entries)
-        self._entries = entries
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
-        self.cameras, self._image_shape, self._jpeg = _cameras(store, entries, self._map(0))
+        self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
         self._text = encode_text([entry.instruction for entry in entries])
-        self._load(store, actors)
+        self._digest = hashlib.sha256("".join(entry.id for entry in entries).encode()).hexdigest()
+        self._index(store, entries, [SOURCES.index(actor) for actor in actors])
         if not len(self):
-            raise EpisodeError(f"{store.path}: no window begins under actors {actors}")
+            raise EpisodeError(f"{store.path}: no window begins under {', '.join(actors)}")
         self._position, self._epoch, self._order = 0, -1, np.empty(0, dtype=np.int64)
 
-    def _load(self, store: EpisodeStore, actors: tuple[str, ...]) -> None:
-        """State and actions of all episodes end to end, and the index of windows (looks that an action follows)."""
-        wanted = np.array([SOURCES.index(actor) for actor in actors], dtype=np.uint8)
-        states, actions, run_ends, windows = [], [], [], []
-        first_step = first_look = 0
-        for episode, entry in enumerate(self._entries):
-            arrays = store.map(entry)
-            actor, at = arrays["actor"], arrays["look_steps"]
-            changes = np.flatnonzero(np.diff(actor)) + 1
-            bounds = np.concatenate([changes, [len(actor)]])
-            run_ends.append(first_step + bounds[np.searchsorted(bounds, np.arange(len(actor)), side="right")])
-            looks = np.flatnonzero(at < len(actor))
-            looks = looks[np.isin(actor[at[looks]], wanted)]
-            window = (np.full_like(looks, episode), looks, first_look + looks, first_step + at[looks])
-            windows.append(np.stack(window, axis=1))
-            states.append(np.array(arrays["state"]))
-            actions.append(np.array(arrays["action"]))
-            first_step, first_look = first_step + len(actor), first_look + len(at)
-        _same_width(store, self._entries, "state", states)
-        _same_width(store, self._entries, "action", actions)
-        self._state = torch.from_numpy(np.concatenate(states))
-        self._action = torch.from_numpy(np.concatenate(actions))
-        self._run_end = torch.from_numpy(np.concatenate(run_ends).astype(np.int64))
-        self._windows = np.concatenate(windows).astype(np.int64)  # episode, look in it, look overall, step overall
+    def _index(self, store: EpisodeStore, entries: list[Entry], actors: list[int]) -> None:
+        """Everything but images end to end, and the windows: looks that an action of ``actors`` follows."""
+        parts = [self._parts(store, entry) for entry in entries]
+        state, action, actor, look_step = (np.concatenate(part) for part in zip(*parts, strict=True))
+        steps, looks = np.array([e.steps for e in entries]), np.array([e.looks for e in entries])
+        step_episode, look_episode = np.repeat(np.arange(len(steps)), steps), np.repeat(np.arange(len(looks)), looks)
+        changes = np.flatnonzero(np.diff(actor) | np.diff(step_episode)) + 1
+        run_ends = np.append(changes, len(actor))
+        step = look_step + (np.cumsum(steps) - steps)[look_episode]
+        look = np.arange(len(look_step)) - (np.cumsum(looks) - looks)[look_episode]
+        followed = np.flatnonzero(look_step < steps[look_episode])
+        followed = followed[np.isin(actor[step[followed]], actors)]
+        self._state, self._action = torch.from_numpy(state), torch.from_numpy(action)
+        self._run_end = torch.from_numpy(run_ends[np.searchsorted(run_ends, np.arange(len(actor)), side="right")])
+        self._windows = np.stack([look_episode, look, np.arange(len(step)), step], axis=1)[followed]
 
-    @property
-    def state(self) -> Float[Tensor, "looks state_dim"]:
-        """Every state of the selected episodes, to fit a normaliser."""
-        return self._state
-
-    @property
-    def action(self) -> Float[Tensor, "steps action_dim"]:
-        """Every action of the selected episodes, to fit a normaliser."""
-        return self._action
+    def _parts(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
+        """Copies of state, action, actor and look steps of one episode, checked against the first one's shapes."""
+        arrays, first = store.map(entry), self._map(0)
+        sizes = frame_sizes(arrays)
+        for name, got, expected in (
+            ("state dimensions", arrays["state"].shape[1], first["state"].shape[1]),
+            ("action dimensions", arrays["action"].shape[1], first["action"].shape[1]),
+            ("frame sizes", [sizes.get(c) for c in self.cameras], [self._frame_size] * len(self.cameras)),
+        ):
+            if got != expected:
+                raise EpisodeError(
+                    f"{store.file(entry.id)}: {name} {got}, but {expected} expected (cameras {self.cameras}); "
+                    "select episodes of one robot and one set of cameras"
+                )
+        return tuple(np.array(arrays[name]) for name in ("state", "action", "actor", "look_steps"))
 
     def __len__(self) -> int:
         """Windows in an epoch."""
@@ -121,12 +125,12 @@ class WindowSampler:
         """Epochs completed, with the fraction of the present one."""
         return self._position / len(self)
 
-    def __iter__(self) -> WindowSampler:
-        return self
+    def statistics(self) -> tuple[Float[Tensor, "looks state_dim"], Float[Tensor, "steps action_dim"]]:
+        """Every state and every action of the selected episodes, to fit a normaliser."""
+        return self._state, self._action
 
-    def __next__(self) -> Batch:
-        picked = self._next_windows(self.batch_size)
-        return self.windows(picked)
+    def next_batch(self) -> Batch:
+        return self.windows(self._next_windows(self.batch_size))
 
     def windows(self, picked: np.ndarray) -> Batch:
         """The windows with these numbers in 0 .. len - 1, in this order."""
@@ -140,83 +144,50 @@ class WindowSampler:
         )
         return Batch(obs=obs, action=self._action[torch.minimum(ahead, end - 1)], mask=(ahead < end).float())
 
+    def _images(self, episode: np.ndarray, look: np.ndarray) -> Tensor:
+        out = torch.empty((len(look), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)
+        frames = out.numpy()
+        for row, (e, at) in enumerate(zip(episode.tolist(), look.tolist(), strict=True)):
+            arrays: Arrays = self._map(e)
+            for column, camera in enumerate(self.cameras):
+                frames[row, column] = frame(arrays, camera, at)
+        return out
+
     def _next_windows(self, count: int) -> np.ndarray:
-        picked = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
+        parts: list[np.ndarray] = []
+        while count > 0:
             epoch, offset = divmod(self._position, len(self))
             if epoch != self._epoch:
                 self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(len(self))
-            part = self._order[offset : offset + count - filled]
-            picked[filled : filled + len(part)] = part
-            filled += len(part)
-            self._position += len(part)
-        return picked
-
-    def _images(self, episode: np.ndarray, look: np.ndarray) -> Tensor:
-        out = torch.empty((len(look), len(self.cameras), *self._image_shape), dtype=torch.uint8)
-        frames = out.numpy()
-        for row, (e, at) in enumerate(zip(episode.tolist(), look.tolist(), strict=True)):
-            arrays = self._map(e)
-            for column, camera in enumerate(self.cameras):
-                if self._jpeg:
-                    frame = decode_jpeg(arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"], at)
-                else:
-                    frame = arrays[f"images/{camera}"][at]
-                frames[row, column] = frame
-        return out
+            parts.append(self._order[offset : offset + count])
+            count -= len(parts[-1])
+            self._position += len(parts[-1])
+        return np.concatenate(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self._position, "seed": self.seed, "windows": len(self), "episodes": self._digest()}
+        return {"position": self._position, "seed": self.seed, "windows": len(self), "episodes": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises EpisodeError if the state belongs to other episodes or another seed: order would not be the same."""
+        """Raises EpisodeError if the state belongs to other episodes or another seed: the order would differ."""
         own = self.state_dict()
         for name in ("seed", "windows", "episodes"):
             if own[name] != state[name]:
                 raise EpisodeError(
-                    f"cannot resume the sampler exactly: {name} was {state[name]}, now it is {own[name]}; "
-                    "train on the same store and settings, or start a new run"
+                    f"the sampler cannot go on exactly: {name} was {state[name]}, now it is {own[name]}; "
+                    "train on the same store with the same settings, or start a new run"
                 )
         self._position = int(state["position"])
 
-    def _digest(self) -> str:
-        return hashlib.sha256("".join(entry.id for entry in self._entries).encode()).hexdigest()
-
 
 def _cameras(
-    store: EpisodeStore, entries: list[Entry], first: dict[str, np.ndarray]
-) -> tuple[tuple[str, ...], tuple[int, ...], bool]:
-    """Camera names, the shape of a frame, and whether frames are JPEG; the same in all episodes or EpisodeError."""
-
-    def look_at(entry: Entry) -> dict[str, tuple[int, ...]]:
-        return {
-            name.removesuffix("/blob"): shape[1:] if name.startswith("images/") else ()
-            for name, (_, _, shape) in entry.layout.items()
-            if name.startswith("images/") or name.endswith("/blob")
-        }
-
-    expected = look_at(entries[0])
-    for entry in entries:
-        if look_at(entry) != expected:
-            raise EpisodeError(
-                f"{store.file(entry.id)}: images are {look_at(entry)}, but {expected} in {entries[0].id}; "
-                "select episodes with the same cameras"
-            )
-    names = tuple(name.split("/")[1] for name in expected)
-    jpeg = any(name.startswith("jpeg/") for name in expected)
-    shapes = set(expected.values())
-    if jpeg:
-        shapes = {decode_jpeg(first[f"jpeg/{n}/blob"], first[f"jpeg/{n}/offsets"], 0).shape for n in names}
-    if len(shapes) > 1:
-        raise EpisodeError(f"{store.path}: cameras differ in size ({sorted(shapes)}); a batch needs one size")
-    return names, (shapes.pop() if shapes else (0, 0, 3)), jpeg
-
-
-def _same_width(store: EpisodeStore, entries: list[Entry], name: str, arrays: list[np.ndarray]) -> None:
-    for entry, array in zip(entries, arrays, strict=True):
-        if array.shape[1] != arrays[0].shape[1]:
-            raise EpisodeError(
-                f"{store.file(entry.id)}: {name} has {array.shape[1]} dimensions, but {arrays[0].shape[1]} in "
-                f"{entries[0].id}; select episodes of one robot"
-            )
+    store: EpisodeStore, entry: Entry, wanted: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[int, int]]:
+    """Camera names in order, and the one frame size that they share."""
+    sizes = frame_sizes(store.map(entry))
+    names = tuple(sizes) if wanted is None else tuple(wanted)
+    if missing := [name for name in names if name not in sizes]:
+        raise EpisodeError(f"{store.file(entry.id)}: no camera {missing}, recorded are {list(sizes)}")
+    chosen = {sizes[name] for name in names}
+    if len(chosen) > 1:
+        raise EpisodeError(f"{store.path}: cameras {names} differ in size {sorted(chosen)}; choose some of one size")
+    return names, (chosen.pop() if chosen else (0, 0))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
+from sims.errors import UserError
 from sims.vector_env import TEXT_BYTES
 
 SCHEMA = "vla-rl-episode/1"
@@ -33,7 +34,7 @@ _ulid_lock = threading.Lock()
 _ulid_last = 0
 
 
-class EpisodeError(ValueError):
+class EpisodeError(UserError):
     """Anything wrong with an episode or a store of episodes."""
 
 
@@ -62,7 +63,7 @@ def new_ulid() -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Episode:
-    """One recorded episode. ``actor`` says who drove each step (an index into ``SOURCES``); ``source`` who was in charge.
+    """One recorded episode. ``actor``: who drove each step (an index into ``SOURCES``); ``source``: who was in charge.
 
     ``images`` maps camera name to RGB frames, row 0 at the top. ``policy_version`` is "" where no policy acted.
     ``fingerprint``: the versions that the recording world depends on (``EnvSpec.fingerprint``).
@@ -117,8 +118,8 @@ def validate(episode: Episode) -> None:
         step, dim = over[0]
         raise _refuse(
             episode,
-            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, allowed is [-1, 1]; "
-            "scale actions to [-1, 1] before recording",
+            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, "
+            "allowed is [-1, 1]; scale actions before recording",
         )
 
 
@@ -131,6 +132,8 @@ def _check_words(episode: Episode) -> None:
         raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
     if episode.source not in SOURCES:
         raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
+    if not -(2**63) <= episode.seed < 2**63:
+        raise _refuse(episode, "seed does not fit 64 bits")
     for name in ("task", "split", "instruction"):
         if not getattr(episode, name):
             raise _refuse(episode, f"{name} is empty")

@@ -14,28 +14,24 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import io
-import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from episodes.archive import Layout, corrupt, map_arrays, read_directory, verify_archive, write_archive
+from episodes.archive import Layout, corrupt, map_arrays, read_directory, write_archive
 from episodes.catalog import Catalog, Entry, delete_catalog
 from episodes.overlays import DELETED, SUCCESS, LabelValue, append_label, read_labels
+from episodes.packing import ATTRIBUTES, Arrays, pack, unpack
 from episodes.schema import ARRAYS, SCHEMA, CorruptEpisode, Episode, EpisodeError, StoreFull, validate
 
 _SUFFIX = ".zarr.zip"
 _STALE_S = 3600.0
-_ATTRIBUTES = tuple(
-    f.name for f in dataclasses.fields(Episode) if f.name not in ARRAYS and f.name not in ("images", "fingerprint")
-)
+_CATALOGUED = ("id", "task", "instruction", "source", "split", "seed", "policy_version")
+_UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -71,10 +67,14 @@ class EpisodeStore:
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
         self._jpeg_quality = jpeg_quality
-        if create:
+        if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
+            raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
+        if create and not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(self.path.parent)
         if not self.path.is_dir():
-            raise EpisodeError(f"{self.path}: no such episode store. Record one with: vla-rl collect CONFIG --out STORE")
+            hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
+            raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
         with self._repair_lock():
             self._catalog = self._open_catalog()
 
@@ -86,19 +86,19 @@ class EpisodeStore:
 
     def add_all(self, episodes: Iterable[Episode]) -> list[str]:
         """As ``add`` for each, syncing folder and catalog once. If one is refused, those before it stay committed."""
-        entries: list[Entry] = []
+        written: list[Entry] = []
         try:
             for episode in episodes:
                 validate(episode)
-                entries.append(self._write(episode))  # noqa: PERF401  (those written must survive an error)
+                written.append(self._write(episode))
         finally:
-            if entries:
+            if written:
                 _sync_folder(self.path)
-                self._try_catalog(lambda catalog: catalog.add(entries))
-        return [entry.id for entry in entries]
+                self._try_catalog(lambda catalog: catalog.add(written))
+        return [entry.id for entry in written]
 
     def _write(self, episode: Episode) -> Entry:
-        arrays, attributes = _pack(episode, self._jpeg_quality)
+        arrays, attributes = pack(episode, jpeg_quality=self._jpeg_quality)
         final, temporary = self.file(episode.id), self.path / f".ep-{episode.id}.tmp"
         if final.exists():
             raise EpisodeError(f"{final}: this episode is already in the store; episodes never change")
@@ -112,16 +112,17 @@ class EpisodeStore:
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in _FULL:
+                megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
                 raise StoreFull(
-                    f"{self.path}: no space left for episode {episode.id} ({_nbytes(arrays) / 1e6:.1f} MB): "
+                    f"{self.path}: no space left for episode {episode.id} of {megabytes:.1f} MB: "
                     f"{error.strerror}. All episodes committed before are intact; free some space and go on"
                 ) from error
             raise
         return _entry(attributes, layout, success=episode.succeeded, size=size)
 
     def label(self, id: str, key: str, value: LabelValue, *, author: str) -> None:
-        """Append a label; the episode's file stays as it is. ``success`` and ``deleted`` change what ``select`` gives."""
-        self._catalog.entry(id)
+        """Append a label; the episode's file stays as it is. ``select`` heeds ``success`` and ``deleted``."""
+        self._entry(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
 
     def delete(self, id: str, *, author: str) -> None:
@@ -134,7 +135,7 @@ class EpisodeStore:
         """Catalog entries, oldest first, labels applied, deleted ones left out."""
         labels, _ = read_labels(self.path)
         selected = []
-        for entry in self._try_catalog(Catalog.entries):
+        for entry in self.entries():
             own = labels.get(entry.id, {})
             if own.get(DELETED):
                 continue
@@ -144,17 +145,21 @@ class EpisodeStore:
                 selected.append(entry)
         return selected
 
+    def entries(self) -> list[Entry]:
+        """The catalog as it is: every committed episode, oldest first, labels not applied."""
+        return self._try_catalog(Catalog.entries)
+
     def labels(self, id: str) -> dict[str, LabelValue]:
         return read_labels(self.path)[0].get(id, {})
 
     def read(self, id: str) -> Episode:
         """The episode, its raw arrays as views of a private memory map. Raises CorruptEpisode if the file is torn."""
-        entry = self._catalog.entry(id)
+        entry = self._entry(id)
         arrays = self.map(entry)
         _, attributes = read_directory(self.file(id))
-        return _unpack(arrays, attributes)
+        return unpack(arrays, attributes)
 
-    def map(self, entry: Entry) -> dict[str, np.ndarray]:
+    def map(self, entry: Entry) -> Arrays:
         """The stored arrays of an episode, memory-mapped."""
         return map_arrays(self.file(entry.id), entry.layout, size=entry.bytes)
 
@@ -170,10 +175,16 @@ class EpisodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _entry(self, id: str) -> Entry:
+        entry = self._try_catalog(lambda catalog: catalog.entry(id))
+        if entry is None:
+            raise EpisodeError(f"{self.path}: no episode {id}")
+        return entry
+
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Write the catalog anew from the files."""
+        """Write the catalog anew from the episode files."""
         with self._repair_lock():
             self._catalog.close()
             delete_catalog(self.path)
@@ -181,17 +192,29 @@ class EpisodeStore:
 
     def _open_catalog(self) -> Catalog:
         try:
-            catalog = Catalog(self.path)
-            self._reconcile(catalog)
+            return self._reconciled(Catalog(self.path))
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, read-only, full: the file itself is fine
-                raise EpisodeError(f"{self.path}: cannot open the catalog: {error}") from error
-            delete_catalog(self.path)
-            catalog = Catalog(self.path)
-            self._reconcile(catalog)
-        return catalog
+            return self._replacement(error)
 
-    def _reconcile(self, catalog: Catalog) -> None:
+    def _try_catalog(self, use: Callable[[Catalog], Any]) -> Any:
+        try:
+            return use(self._catalog)
+        except sqlite3.DatabaseError as error:
+            self._catalog.close()
+            with self._repair_lock():
+                self._catalog = self._replacement(error)
+            return use(self._catalog)
+
+    def _replacement(self, error: sqlite3.DatabaseError) -> Catalog:
+        """A damaged catalog is rebuilt; where none can be written (full, read-only), one in memory serves as well."""
+        if not isinstance(error, sqlite3.OperationalError):
+            delete_catalog(self.path)
+            return self._open_catalog()
+        if error.sqlite_errorcode & 0xFF in _UNWRITABLE:
+            return self._reconciled(Catalog(None))
+        raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
+
+    def _reconciled(self, catalog: Catalog) -> Catalog:
         """Catalog what a killed writer had committed, forget what is gone, sweep what it left half-written."""
         catalogued, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
@@ -207,23 +230,19 @@ class EpisodeStore:
                 found.append(_scan(self.file(id)))
             except CorruptEpisode as error:
                 self.corrupt[self.file(id).name] = str(error)
-        if found or catalogued - on_disk:
-            catalog.replace(removed=catalogued - on_disk, added=found)
-
-    def _try_catalog(self, use: Callable[[Catalog], Any]) -> Any:
-        try:
-            return use(self._catalog)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
-            self.rebuild()
-            return use(self._catalog)
+        if gone := catalogued - on_disk:
+            catalog.remove(gone)
+        if found:
+            catalog.add(found)
+        return catalog
 
     @contextlib.contextmanager
     def _repair_lock(self) -> Iterator[None]:
-        """One process at a time opens or rebuilds: SQLite cannot switch to WAL, nor be deleted, under another's feet."""
-        with open(self.path / ".lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """One process at a time opens or rebuilds: SQLite cannot switch to WAL or be deleted under another."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a store that cannot be written needs no lock: its catalog is in memory
+                lock = stack.enter_context(open(self.path / ".lock", "wb"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
@@ -235,59 +254,12 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _nbytes(arrays: dict[str, np.ndarray]) -> int:
-    return sum(array.nbytes for array in arrays.values())
-
-
-def _pack(episode: Episode, jpeg_quality: int | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    arrays = {name: getattr(episode, name) for name in ARRAYS}
-    for camera, frames in episode.images.items():
-        if jpeg_quality is None:
-            arrays[f"images/{camera}"] = frames
-        else:
-            arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"] = encode_jpeg(frames, jpeg_quality)
-    attributes = {name: getattr(episode, name) for name in _ATTRIBUTES}
-    attributes |= {"schema": SCHEMA, "seed": int(episode.seed), "fingerprint": dict(episode.fingerprint)}
-    return arrays, attributes
-
-
-def _unpack(arrays: dict[str, np.ndarray], attributes: dict[str, Any]) -> Episode:
-    images = {name.removeprefix("images/"): frames for name, frames in arrays.items() if name.startswith("images/")}
-    for camera in [name.split("/")[1] for name in arrays if name.startswith("jpeg/") and name.endswith("/blob")]:
-        blob, offsets = arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"]
-        images[camera] = np.stack([decode_jpeg(blob, offsets, look) for look in range(len(offsets) - 1)])
-    return Episode(
-        images=images,
-        fingerprint=attributes["fingerprint"],
-        **{name: attributes[name] for name in _ATTRIBUTES},
-        **{name: arrays[name] for name in ARRAYS},
-    )
-
-
-def encode_jpeg(frames: np.ndarray, quality: int) -> tuple[np.ndarray, np.ndarray]:
-    """[L, h, w, 3] -> all JPEG files end to end [bytes] uint8, and where each begins [L + 1] int64."""
-    from PIL import Image
-
-    blob, offsets = io.BytesIO(), [0]
-    for frame in frames:
-        Image.fromarray(frame).save(blob, format="JPEG", quality=quality, subsampling=0)
-        offsets.append(blob.tell())
-    return np.frombuffer(blob.getvalue(), dtype=np.uint8), np.asarray(offsets, dtype=np.int64)
-
-
-def decode_jpeg(blob: np.ndarray, offsets: np.ndarray, look: int) -> np.ndarray:
-    """Frame ``look`` of ``encode_jpeg``'s output, [h, w, 3] uint8."""
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(blob[offsets[look] : offsets[look + 1]])))
-
-
 def _scan(path: Path) -> Entry:
     """The catalog entry of a file, from the file alone. Raises CorruptEpisode."""
     layout, attributes = read_directory(path)
     if attributes.get("schema") != SCHEMA:
         raise corrupt(path, f"schema is {attributes.get('schema')!r}, this version reads {SCHEMA!r}")
-    missing = set(ARRAYS) - set(layout) | set(_ATTRIBUTES) - set(attributes)
+    missing = set(ARRAYS) - set(layout) | set(ATTRIBUTES) - set(attributes)
     if missing:
         raise corrupt(path, f"without {', '.join(sorted(missing))}")
     size = path.stat().st_size
@@ -296,58 +268,6 @@ def _scan(path: Path) -> Entry:
 
 
 def _entry(attributes: dict[str, Any], layout: Layout, *, success: bool, size: int) -> Entry:
-    words = {name: attributes[name] for name in ("id", "task", "instruction", "source", "split", "seed", "policy_version")}
+    words = {name: attributes[name] for name in _CATALOGUED}
     steps, looks = layout["action"][2][0], layout["state"][2][0]
     return Entry(**words, success=success, steps=steps, looks=looks, bytes=size, layout=layout)
-
-
-# -- vla-rl data ---------------------------------------------------------------------------------------------------
-
-
-def info(path: str | Path) -> dict[str, Any]:
-    """``vla-rl data info``: counts, and files that are unreadable or of the wrong size (``verify`` reads every byte)."""
-    with EpisodeStore(path) as store:
-        return _summary(store, store.select(), unreadable=[*store.corrupt, *_wrong_size(store)])
-
-
-def verify(path: str | Path) -> dict[str, Any]:
-    """``vla-rl data verify``: as ``info``, after comparing every byte of every file with its hash. Changes nothing."""
-    with EpisodeStore(path) as store:
-        bad = dict(store.corrupt)
-        for entry in store._try_catalog(Catalog.entries):
-            try:
-                verify_archive(store.file(entry.id))
-            except (CorruptEpisode, FileNotFoundError) as error:
-                bad[store.file(entry.id).name] = str(error)
-        return _summary(store, store.select(), unreadable=list(bad))
-
-
-def rebuild(path: str | Path) -> dict[str, Any]:
-    """``vla-rl data rebuild``: the catalog written anew from the files, then ``info``."""
-    with EpisodeStore(path) as store:
-        store.rebuild()
-    return info(path)
-
-
-def _wrong_size(store: EpisodeStore) -> list[str]:
-    files = [(store.file(entry.id), entry.bytes) for entry in store._try_catalog(Catalog.entries)]
-    return [file.name for file, size in files if not file.exists() or file.stat().st_size != size]
-
-
-def _summary(store: EpisodeStore, entries: Sequence[Entry], *, unreadable: Sequence[str]) -> dict[str, Any]:
-    def count(name: str) -> dict[str, int]:
-        values = [str(getattr(entry, name)) for entry in entries]
-        return {value: values.count(value) for value in sorted(set(values))}
-
-    return {
-        "path": str(store.path),
-        "episodes": len(entries),
-        "steps": sum(entry.steps for entry in entries),
-        "looks": sum(entry.looks for entry in entries),
-        "bytes": sum(entry.bytes for entry in entries),
-        "successes": sum(entry.success for entry in entries),
-        "tasks": count("task"),
-        "sources": count("source"),
-        "splits": count("split"),
-        "corrupt": sorted(unreadable),
-    }

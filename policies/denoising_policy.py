@@ -124,6 +124,14 @@ class DenoisingPolicy(nn.Module):
             self.frozen_expert = copy.deepcopy(self.vla.expert).requires_grad_(False)
         self.config = replace(self.config, explore=explore)
 
+    def trainable_parameters(self, *, encoder: bool) -> list[nn.Parameter]:
+        """What an optimizer moves: the action expert, and the encoder if it is not frozen."""
+        expert = list(self.vla.expert.parameters())
+        if not encoder:
+            return expert
+        inside = {id(parameter) for parameter in expert}
+        return [*expert, *(p for p in self.vla.parameters() if id(p) not in inside)]
+
     def encode(self, obs: Observation) -> Context:
         """Images, words and state, once per look; differentiable."""
         self._compile_once(obs.state.device)

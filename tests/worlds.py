@@ -76,3 +76,111 @@ class ChainWorld:
         return self.cell, self.elapsed, self.success, self.standing
 
     def close(self) -> None: ...
+
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}
+
+
+class PointWorld:
+    """A white point on a plane with three coloured squares: "go to the red square". 32 x 32 images, sparse reward.
+
+    Actions are velocities, 1.0 = 0.1 per step on a plane of side 2; success within 0.1 of the named square, while
+    touching another one ends the episode in failure.
+    """
+
+    size = 32
+    reach = 0.12
+
+    def __init__(self, *, num_envs: int, max_steps: int = 40) -> None:
+        self.spec = EnvSpec(
+            name="point", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("top",),
+            image_size=(self.size, self.size), control_hz=10.0, max_steps=max_steps, tasks=tuple(COLOURS),
+            device=torch.device("cpu"), fingerprint={},
+        )  # fmt: skip
+        self.point = torch.zeros(num_envs, 2)
+        self.squares = torch.zeros(num_envs, 3, 2)
+        self.task = torch.zeros(num_envs, dtype=torch.int64)
+        self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
+        self.success = torch.zeros(num_envs, dtype=torch.bool)
+        self.standing = torch.ones(num_envs, dtype=torch.bool)
+        self.starts: list[StartState] = [StartState(task=0, seed=0)] * num_envs
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        for row, state in zip(rows, start, strict=True):
+            self.starts[row] = state
+            generator = np.random.default_rng((state.seed, state.task))
+            while True:
+                places = generator.uniform(-0.85, 0.85, (4, 2))
+                gaps = np.linalg.norm(places[:, None] - places[None], axis=-1) + 9 * np.eye(4)
+                if gaps.min() > 0.5:
+                    break
+            self.squares[row] = torch.from_numpy(places[:3])
+            self.point[row] = torch.from_numpy(places[3])
+            self.task[row], self.elapsed[row] = state.task, 0
+            self.success[row] = self.standing[row] = False
+            if state.snapshot is not None:
+                x, y, elapsed, success, standing = state.snapshot
+                self.point[row] = torch.tensor([x, y])
+                self.elapsed[row], self.success[row], self.standing[row] = int(elapsed), bool(success), bool(standing)
+
+    def step(self, action: Tensor) -> Step:
+        moving = ~self.standing
+        moved = (self.point + 0.1 * action.clamp(-1, 1)).clamp(-1, 1)
+        self.point = torch.where(moving[:, None], moved, self.point)
+        self.elapsed = self.elapsed + moving
+        near = (self.squares - self.point[:, None]).norm(dim=-1) < self.reach
+        named = near[torch.arange(len(near)), self.task]
+        won, wrong = moving & named, moving & near.any(-1) & ~named
+        self.success = self.success | won
+        truncated = ~self.success & (self.elapsed >= self.spec.max_steps)
+        terminated = self.success | wrong | (self.standing & ~truncated)
+        self.standing = self.standing | self.success | wrong | truncated
+        return Step(
+            reward=won.float(), terminated=terminated, truncated=truncated & ~terminated,
+            success=self.success.clone(), intervened=torch.zeros_like(won),
+        )  # fmt: skip
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        cell = (torch.arange(self.size) + 0.5) / self.size * 2 - 1
+        image = torch.full((len(rows), self.size, self.size, 3), 30, dtype=torch.uint8)
+        things = [(self.squares[rows, i], 0.12, colour) for i, colour in enumerate(COLOURS.values())]
+        for place, half, colour in [*things, (self.point[rows], 0.07, (250, 250, 250))]:
+            inside_x = (cell - place[:, :1]).abs() < half
+            inside_y = (cell - place[:, 1:]).abs() < half
+            image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(colour, dtype=torch.uint8)
+        words = [f"go to the {list(COLOURS)[task]} square" for task in self.task[rows].tolist()]
+        return Observation(images=image[:, None], state=self.point[rows], text=encode_text(words))
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        return tuple(
+            StartState(
+                task=self.starts[row].task,
+                seed=self.starts[row].seed,
+                snapshot=np.array(
+                    [*self.point[row].tolist(), self.elapsed[row], self.success[row], self.standing[row]], np.float64
+                ),
+            )
+            for row in rows
+        )
+
+    def expert(self, *, noise: float, seed: int) -> PointExpert:
+        return PointExpert(self, noise=noise, generator=torch.Generator().manual_seed(seed))
+
+    def close(self) -> None: ...
+
+
+class PointExpert:
+    """Heads for the named square, straight."""
+
+    def __init__(self, world: PointWorld, *, noise: float, generator: torch.Generator) -> None:
+        self.world, self.noise, self.generator = world, noise, generator
+
+    def act(self) -> Tensor:
+        world = self.world
+        target = world.squares[torch.arange(len(world.task)), world.task]
+        heading = (target - world.point) / 0.1
+        heading = heading / heading.norm(dim=-1, keepdim=True).clamp(min=1)
+        return (heading + self.noise * torch.randn(heading.shape, generator=self.generator)).clamp(-1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from policies.denoising_policy import DenoisingPolicy, PolicyConfig
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import EnvSpec, VectorEnv
 
@@ -15,9 +15,7 @@ def make_env(config: TabletopConfig) -> VectorEnv:
     return SIMULATORS[type(config)](config)
 
 
-def make_policy(config: PolicyConfig, spec: EnvSpec, *, seed: int) -> DenoisingPolicy:
+def make_policy(config: DenoisingPolicyConfig, spec: EnvSpec, *, seed: int) -> DenoisingPolicy:
     """A freshly initialised policy for this world."""
     torch.manual_seed(seed)
-    return DenoisingPolicy(
-        config, action_dim=spec.action_dim, state_dim=spec.state_dim, cameras=spec.cameras, control_hz=spec.control_hz
-    )
+    return DenoisingPolicy(config, RobotSpec.of(spec))

@@ -1,6 +1,6 @@
 """The ``vla-rl`` command.
 
-Exit codes: 0 done; 1 it failed, and the traceback is in a file; 2 the input is wrong, one clear message; 130 interrupted.
+Exit codes: 0 done; 1 it failed, and the traceback is in a file; 2 the input is wrong; 130 interrupted.
 Everything heavy is imported inside a command, so ``vla-rl --help`` answers at once.
 """
 
@@ -12,13 +12,13 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from sims.errors import UserError
 
@@ -33,7 +33,7 @@ Json = Annotated[bool, arg(help="one JSON object on standard output")]
 
 @dataclass(frozen=True)
 class Train:
-    """Train as CONFIG says. Any setting can be changed: --section.key VALUE (for example --algorithm.clip_ratio 0.1)."""
+    """Train as CONFIG says. --section.key VALUE changes any setting, for example --algorithm.clip_ratio 0.1."""
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file, see configs/"""
@@ -44,24 +44,17 @@ class Train:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
+        experiment = _load_experiment(self.config, self.overrides)
         from vla_rl.train import train
 
-        experiment = _load_experiment(self.config, self.overrides)
-        run_dir = self.place()
-        if not self.resume and (run_dir / "config.yaml").exists():
-            raise UserError(f"{run_dir} already holds a run: add --resume to go on, or choose another --run-dir")
-        if self.resume and not (run_dir / "config.yaml").exists():
-            raise UserError(f"{run_dir} holds no run to resume: leave out --resume to start one")
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "command.txt").write_text(self.command() + "\n", encoding="utf-8")
-        train(experiment, run_dir, resume=self.resume)
+        train(experiment, self.place(), resume=self.resume, command=self.command())
+        print(self.place() / "report.html")
 
     def place(self) -> Path:
         return self.run_dir or Path("runs") / self.config.stem
 
-    def command(self, *, resume: bool = False) -> str:
-        words = ["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place())]
-        return shlex.join([*words, "--resume"] if resume else words)
+    def command(self) -> str:
+        return shlex.join(["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place())])
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,10 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: str = "test"
-    """which start states: those never trained on (test) or the training ones (train)"""
+    split: str | None = None
+    """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
+    words: Literal["given", "blank", "shuffled"] = "given"
+    """what the policy reads: its instruction, nothing, or another episode's instruction"""
     seed: int = 0
     """picks the start states and all noise"""
     json: Json = False
@@ -81,7 +76,9 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed)
+        result = evaluate_path(
+            self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words
+        )
         if self.json:
             print(json.dumps(result))
         else:
@@ -192,18 +189,19 @@ class Data:
     json: Json = False
 
     def run(self) -> None:
-        from vla_rl import data
+        from episodes import maintenance
 
-        result = {"info": data.info, "verify": data.verify, "rebuild": data.rebuild}[self.verb](self.path)
+        do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
+        result = do[self.verb](self.path)
         if self.json:
             print(json.dumps(result))
         else:
             print("\n".join(f"{key}: {value}" for key, value in result.items()))
-        if result["corrupt"]:
+        if self.verb == "verify" and result["corrupt"]:
             raise SystemExit(1)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
     "collect": Collect,
@@ -234,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = parse(words)
         command.run()
     except KeyboardInterrupt:
-        hint = f"; resume with: {command.command(resume=True)}" if isinstance(command, Train) else ""
+        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Train) else ""
         _stop(130, f"interrupted{hint}")
     except UserError as error:
         _stop(2, str(error))
@@ -259,11 +257,7 @@ def parse(words: Sequence[str]) -> Command:
         args=words,
         config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
     )
-    if overrides:
-        from dataclasses import replace
-
-        command = replace(command, overrides=overrides)  # type: ignore[call-arg]
-    return command
+    return replace(command, overrides=overrides) if isinstance(command, Train | Collect) else command
 
 
 def _split_overrides(words: Sequence[str], *, options: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -67,8 +67,12 @@ PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6
 OPTIONAL = {  # name -> module, and how to get it
     "mujoco-warp": ("mujoco_warp", "pip install 'vla-rl[warp]'"),
     "maniskill": ("mani_skill", "pip install mani_skill"),
-    "libero": ("libero", "follow the LIBERO installation guide; it has no package index release of its own"),
-    "robosuite": ("robosuite", "pip install robosuite"),
+    "libero": (
+        "libero",
+        "pip install robosuite==1.4.0 bddl==1.0.1 easydict future cloudpickle termcolor"
+        " && pip install --no-deps hf-libero==0.1.4",
+    ),
+    "robosuite": ("robosuite", "pip install robosuite, in an environment without LIBERO: they need different versions"),
     "metaworld": ("metaworld", "pip install metaworld"),
     "isaaclab": ("isaaclab", "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU"),
 }
@@ -76,7 +80,7 @@ OPTIONAL = {  # name -> module, and how to get it
 
 def run_checks(run: Path | None = None) -> list[Check]:
     """Every check in order; with ``run``, also the log-probability audit of that run's policy."""
-    checks = [_python(), _torch(), _cuda(), _physics(), *_renderers(), _warp(), _video(), *_simulators(), _disk()]
+    checks = [_python(), _torch(), _cuda(), _physics(), *check_renderers(), _warp(), _video(), *_simulators(), _disk()]
     return [*checks, _audit(run)] if run is not None else checks
 
 
@@ -125,10 +129,8 @@ def _in_process(code: str, *, timeout_s: float, **environment: str) -> str:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return {"name": "python", "status": "failed", "detail": version, "fix": "install Python 3.11 or newer"}
-    return {"name": "python", "status": "ok", "detail": f"{version}, {os.cpu_count()} CPUs", "fix": ""}
+    detail = f"{platform.python_version()}, {os.cpu_count()} CPUs"
+    return {"name": "python", "status": "ok", "detail": detail, "fix": ""}
 
 
 def _torch() -> Check:
@@ -181,7 +183,7 @@ def _physics() -> Check:
     return _attempt("mujoco", drop, fix="pip install -c constraints.txt mujoco")
 
 
-def _renderers() -> list[Check]:
+def check_renderers() -> list[Check]:
     """One working renderer is enough, so the other one is then only missing."""
     checks = [
         _attempt(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from policies.denoising_policy import PolicyConfig
+from policies.denoising_policy import DenoisingPolicyConfig
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.grpo import GRPOConfig
@@ -25,7 +25,7 @@ class Imitation:
     episodes: int = 400
     noise: float = 0.0
     store: str | None = None
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    policy: DenoisingPolicyConfig = field(default_factory=DenoisingPolicyConfig)
     bc: BCConfig = field(default_factory=BCConfig)
 
 

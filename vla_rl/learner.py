@@ -51,8 +51,7 @@ class Learner:
             critic_config=critic_config,
             generator=self._shuffle,
         )
-        if isinstance(algorithm, PPOConfig):
-            self.collector.start(self.starts.take(env.spec.num_envs))
+        self.collector.start(self.starts.take(env.spec.num_envs))
 
     def iterate(self) -> Metrics:
         """Collect, learn, count."""
@@ -90,7 +89,7 @@ class Learner:
             "update": self.update.state_dict(),
             "explore": self._explore.get_state(),
             "next_start": self.starts.next_index,
-            "env": [asdict(start) for start in self.env.capture()] if isinstance(self.config, PPOConfig) else None,
+            "env": [asdict(start) for start in self.env.capture()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,5 +100,4 @@ class Learner:
         self.update.load_state_dict(state["update"])
         self._explore.set_state(state["explore"])
         self.starts.next_index = state["next_start"]
-        if state["env"] is not None:
-            self.collector.start([StartState(**start) for start in state["env"]])
+        self.collector.start([StartState(**start) for start in state["env"]])

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from policies.audit import LogProbAudit, audit_log_prob
+from policies.bundle import load_bundle, save_bundle
 
 from episodes.sampler import WindowSampler
-from episodes.store import EpisodeStore
-from policies.audit import audit_log_prob
-from policies.bundle import load_bundle, save_bundle
-from policies.denoising_policy import DenoisingPolicy
-from sims.errors import UserError
+from episodes.store import EpisodeStore, Selection
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_env, make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
-from vla_rl.evaluate import evaluate_policy
+from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
-from vla_rl.progress import console, progress
+from vla_rl.progress import progress
 from vla_rl.report import write_report
 from vla_rl.run import Run, load_experiment, open_run, write_json
 
 
-def train(experiment: Experiment, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
-    run = open_run(experiment, run_dir, resume=resume)
+    run = open_run(experiment, run_dir, resume=resume, command=command)
     env = make_env(experiment.sim)
     try:
         before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
@@ -67,9 +64,10 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
     seed = run.experiment.seed
     sampler = WindowSampler(
         EpisodeStore(store),
-        action_horizon=start.policy.action_horizon,
+        action_horizon=start.policy.vla.action_horizon,
         batch_size=start.bc.batch_size,
         seed=seed,
+        where=Selection(success=True),
         cameras=env.spec.cameras,
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
@@ -124,16 +122,18 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
     return {"iterations": learner.iteration}
 
 
-def audit(learner: Learner, *, tolerance: float) -> dict[str, Any]:
+def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
     """Stored log-probs against the training path, before anything is learned from them."""
-    look = learner.collector.probe()
-    return audit_log_prob(learner.policy, look.context, look.sample, tolerance=tolerance)
+    obs = learner.env.observe()
+    context = learner.policy.encode(obs)
+    sample = learner.policy.sample(context, torch.Generator().manual_seed(0))
+    return audit_log_prob(learner.policy, learner.policy.encode(obs), sample, tolerance=tolerance)
 
 
 def audit_run(run_dir: Path) -> dict[str, Any]:
     """``vla-rl doctor --run``: the log-prob audit of a run's newest policy in its own simulator."""
     experiment = load_experiment(run_dir)
-    bundle = run_dir / "bundle" if (run_dir / "bundle").exists() else run_dir / "imitation" / "bundle"
+    _, bundle = locate(run_dir)
     env = make_env(experiment.sim)
     try:
         learner = Learner(load_bundle(bundle), env, experiment.algorithm, seed=experiment.seed)
@@ -158,8 +158,12 @@ def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
     )
     learner.collector.start(held)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
-    return {"validation": summary["success"], "validation_low": summary["interval"][0],
-            "validation_high": summary["interval"][1], **per_task}
+    return {
+        "validation": summary["success"],
+        "validation_low": summary["interval"][0],
+        "validation_high": summary["interval"][1],
+        **per_task,
+    }
 
 
 def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dict[str, Any]:

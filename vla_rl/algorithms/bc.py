@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from episodes.sampler import Batch
-from policies.policy import Policy
+from policies.denoising_policy import DenoisingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
 class BCConfig:
-    """``shift``: random image translation in pixels, the same for a window's cameras; 0 turns it off."""
+    """AdamW with a linear warm-up of ``warmup`` steps and a cosine decay over ``steps``."""
 
     steps: int = 1500
     batch_size: int = 256
@@ -21,7 +22,6 @@ class BCConfig:
     warmup: int = 50
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
-    shift: int = 0
 
 
 def cosine_schedule(step: int, *, steps: int, warmup: int, floor: float = 0.05) -> float:
@@ -35,12 +35,26 @@ def cosine_schedule(step: int, *, steps: int, warmup: int, floor: float = 0.05) 
 class BC:
     """Owns the optimizer and the generator of imitation."""
 
-    def __init__(self, policy: Policy, config: BCConfig, generator: torch.Generator) -> None:
+    def __init__(self, policy: DenoisingPolicy, config: BCConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator, self.step = policy, config, generator, 0
         self.parameters = policy.trainable_parameters(encoder=True)
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95)
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
 
     def update(self, batch: Batch) -> dict[str, float]:
         rate = self.config.learning_rate * cosine_schedule(

@@ -1,0 +1,37 @@
+# Everything from a fresh machine. `make` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+QUICKSTART := runs/quickstart
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint types imports clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## .venv with the tested versions, and a renderer that works
+
+$(INSTALLED): pyproject.toml constraints.txt .ci/install
+	@PYTHON=$(PYTHON) .ci/install
+
+quickstart: $(INSTALLED)  ## train a small policy: imitation, then reinforcement; the result is a page to look at
+	@mkdir -p $(QUICKSTART) && cp $(INSTALLED) $(QUICKSTART)/install_s
+	$(BIN)/vla-rl train configs/quickstart.yaml --run-dir $(QUICKSTART) $$(test ! -e $(QUICKSTART)/config.yaml || echo --resume)
+
+test: $(INSTALLED)  ## the tests
+	$(BIN)/pytest
+
+lint: $(INSTALLED)  ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)  ## static types
+	$(BIN)/mypy
+
+imports: $(INSTALLED)  ## packages import only packages further down
+	$(BIN)/lint-imports
+
+clean:  ## remove the virtual environment and caches; runs stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -1,0 +1,85 @@
+"""An episode as the arrays and attributes of a zarr group, and back.
+
+look_steps state action reward terminated truncated success actor      as in ``Episode``
+images/CAMERA        [L, h, w, 3] uint8                                exact images, or instead
+jpeg/CAMERA/blob     [bytes] uint8       all JPEG files end to end
+jpeg/CAMERA/offsets  [L + 1] int64       where each begins
+jpeg/CAMERA/size     [2] int32           height, width
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from episodes.schema import ARRAYS, SCHEMA, Episode
+
+Arrays = dict[str, np.ndarray]
+
+ATTRIBUTES = tuple(f.name for f in dataclasses.fields(Episode) if f.name not in (*ARRAYS, "images"))
+
+
+def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[str, Any]]:
+    """``jpeg_quality`` 1-95, or None to keep images exactly."""
+    arrays: Arrays = {name: getattr(episode, name) for name in ARRAYS}
+    for camera, frames in episode.images.items():
+        if jpeg_quality is None:
+            arrays[f"images/{camera}"] = frames
+        else:
+            blob, offsets = _encode_jpeg(frames, jpeg_quality)
+            arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"] = blob, offsets
+            arrays[f"jpeg/{camera}/size"] = np.array(frames.shape[1:3], dtype=np.int32)
+    attributes = {name: getattr(episode, name) for name in ATTRIBUTES}
+    attributes |= {"schema": SCHEMA, "seed": int(episode.seed), "fingerprint": dict(episode.fingerprint)}
+    return arrays, attributes
+
+
+def unpack(arrays: Arrays, attributes: Mapping[str, Any]) -> Episode:
+    """Exact images are views of ``arrays``; JPEG images are decoded."""
+    looks = range(len(arrays["look_steps"]))
+    images = {
+        camera: arrays[f"images/{camera}"]
+        if f"images/{camera}" in arrays
+        else np.stack([frame(arrays, camera, look) for look in looks])
+        for camera in frame_sizes(arrays)
+    }
+    fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES} | {name: arrays[name] for name in ARRAYS}
+    return Episode(images=images, **fields)
+
+
+def frame_sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, int]]:
+    """Camera -> (height, width), in the order in which they were recorded."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, array in arrays.items():
+        kind, _, rest = name.partition("/")
+        if kind == "images":
+            sizes[rest] = (array.shape[1], array.shape[2])
+        elif kind == "jpeg" and rest.endswith("/size"):
+            sizes[rest.removesuffix("/size")] = (int(array[0]), int(array[1]))
+    return sizes
+
+
+def frame(arrays: Mapping[str, np.ndarray], camera: str, look: int) -> np.ndarray:
+    """[h, w, 3] uint8, of exact or JPEG images."""
+    raw = arrays.get(f"images/{camera}")
+    if raw is not None:
+        return raw[look]
+    from PIL import Image
+
+    begin, end = arrays[f"jpeg/{camera}/offsets"][look : look + 2]
+    return np.asarray(Image.open(io.BytesIO(arrays[f"jpeg/{camera}/blob"][begin:end].tobytes())))
+
+
+def _encode_jpeg(frames: np.ndarray, quality: int) -> tuple[np.ndarray, np.ndarray]:
+    """[L, h, w, 3] -> blob, offsets. Full colour resolution: cameras of 64-128 pixels have none to spare."""
+    from PIL import Image
+
+    blob, offsets = io.BytesIO(), [0]
+    for image in frames:
+        Image.fromarray(image).save(blob, format="JPEG", quality=quality, subsampling=0)
+        offsets.append(blob.tell())
+    return np.frombuffer(blob.getvalue(), dtype=np.uint8), np.asarray(offsets, dtype=np.int64)

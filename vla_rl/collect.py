@@ -1,0 +1,87 @@
+"""Record demonstrations: the scripted expert of a world, into the episode store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from episodes.recorder import RecordedEnv, keep_successes
+from episodes.store import EpisodeStore
+from sims.errors import UserError
+from sims.starts import StartSequence
+from sims.vector_env import DemonstratedEnv, Expert, VectorEnv
+from vla_rl.build import make_env
+from vla_rl.experiment import Experiment, Imitation
+from vla_rl.progress import progress
+
+
+def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, Any]:
+    """``vla-rl collect``: add ``episodes`` successful demonstrations to the store at ``out``."""
+    env = make_env(experiment.sim)
+    try:
+        store = EpisodeStore(out, create=True)
+        return demonstrate(experiment, env, store, episodes=episodes, first=len(store.select()))
+    finally:
+        env.close()
+
+
+def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) -> dict[str, Any]:
+    """A run's own demonstrations; what an interrupted try left is made anew, so the same run has the same ones."""
+    assert isinstance(experiment.start, Imitation)
+    if path.exists():
+        shutil.rmtree(path)
+    store = EpisodeStore(path, create=True)
+    return demonstrate(experiment, env, store, episodes=experiment.start.episodes, first=0)
+
+
+def demonstrate(
+    experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int, first: int
+) -> dict[str, Any]:
+    """Exactly ``episodes`` successful episodes; returns {episodes, attempts}. Failed tries are not kept.
+
+    Never more rows run than episodes are wanted, so the store does not favour short episodes. UserError if the world
+    has no expert or the expert never succeeds.
+    """
+    if not isinstance(env, DemonstratedEnv):
+        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
+    noise = experiment.start.noise if isinstance(experiment.start, Imitation) else 0.0
+    expert = env.expert(noise=noise, seed=experiment.seed)
+    starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
+    recorder = RecordedEnv(env, store, source="expert", split=experiment.sim.split, keep=keep_successes)
+    with progress("demonstrate", episodes) as advance:
+        run_expert(recorder, expert, starts, episodes=episodes, on_recorded=advance)
+    return {"episodes": recorder.recorded, "attempts": recorder.ended}
+
+
+def run_expert(
+    recorder: RecordedEnv,
+    expert: Expert,
+    starts: StartSequence,
+    *,
+    episodes: int,
+    on_recorded: Callable[[int], None],
+) -> None:
+    """Step the expert, looking at every step, until ``episodes`` are recorded."""
+    num_envs = recorder.spec.num_envs
+    live = torch.zeros(num_envs, dtype=torch.bool)
+    reported = 0
+    while recorder.recorded < episodes:
+        idle = (~live).nonzero().flatten().tolist()
+        wanted = idle[: max(0, episodes - recorder.recorded - int(live.sum()))]
+        if wanted:
+            recorder.reset(wanted, start=starts.take(len(wanted)))
+            live[wanted] = True
+        recorder.observe(live.nonzero().flatten().tolist())
+        step = recorder.step(expert.act())
+        ended = (step.terminated | step.truncated) & live
+        if ended.any():
+            recorder.observe(ended.nonzero().flatten().tolist())  # the final look, which commits
+            live &= ~ended
+        on_recorded(recorder.recorded - reported)
+        reported = recorder.recorded
+        if recorder.recorded == 0 and recorder.ended >= 10 * max(episodes, num_envs):
+            raise UserError(f"the expert failed {recorder.ended} times in a row; lower start.noise")

@@ -1,0 +1,31 @@
+"""``report.html``: a run, or several side by side, on one page that needs nothing but a browser.
+
+No script, no font, no picture comes from elsewhere: charts are SVG drawn in svg.py, videos are embedded. What a run
+does not have yet (an evaluation, videos) is left out with a line that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.report.comparison import comparison_page
+from vla_rl.report.page import run_page
+from vla_rl.report.run_data import read_run
+
+__all__ = ["write_comparison", "write_report"]
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``run_dir/report.html`` and return it. Raises UserError if ``run_dir`` is not the folder of a run."""
+    page = run_dir / "report.html"
+    page.write_text(run_page(read_run(run_dir)), encoding="utf-8")
+    return page
+
+
+def write_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
+    """Write the runs' common page to ``page`` and return it. Raises UserError where one is not the folder of a run."""
+    html = comparison_page([read_run(run_dir) for run_dir in run_dirs])
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(html, encoding="utf-8")
+    return page

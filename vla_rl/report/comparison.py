@@ -1,0 +1,121 @@
+"""Several runs on one page: figures side by side, curves on common axes, and what their settings differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from vla_rl.report.page import (
+    ABSENT,
+    AFTER,
+    BEFORE,
+    FEATURED,
+    PALETTE,
+    curve,
+    document,
+    duration,
+    figure,
+    per_task,
+    rate_cell,
+    section,
+    signed,
+)
+from vla_rl.report.run_data import RunData, difference
+from vla_rl.report.svg import Format, interval_chart, line_chart, number, percent
+
+
+def comparison_page(runs: Sequence[RunData]) -> str:
+    """The page of several runs: figures side by side, curves on common axes, and what their settings differ in."""
+    names = unique_names(runs)
+    colours = {name: index % PALETTE for index, name in enumerate(names)}
+    by_name = dict(zip(names, runs, strict=True))
+    body = [
+        f'<header><p class="kicker">vla-rl · comparison</p><h1>{len(runs)} runs</h1></header>',
+        _runs_table(by_name, colours),
+        _final_charts(by_name, colours),
+        _common_curves(by_name, colours),
+        _setting_differences(by_name),
+    ]
+    return document("Comparison of runs", body)
+
+
+def unique_names(runs: Sequence[RunData]) -> list[str]:
+    """Folder names, or paths where folder names repeat."""
+    names = [run.name for run in runs]
+    return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
+
+
+def _runs_table(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+    head = "".join(f'<th class="n">{title}</th>' for title in ("iterations", "before", "after", "gain", "wall time"))
+    rows = []
+    for name, run in runs.items():
+        before, after = run.before, run.after
+        gain = signed(difference(before, after)[0]) if before and after else ABSENT
+        seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
+        cells = [
+            str(len(run.metrics)),
+            rate_cell(before),
+            rate_cell(after),
+            gain,
+            duration(seconds) if seconds else ABSENT,
+        ]
+        rows.append(
+            f'<tr><td><span class="swatch t{colours[name]}"></span>{escape(name)}</td>'
+            + "".join(f'<td class="n">{cell}</td>' for cell in cells)
+            + "</tr>"
+        )
+    table = f"<table><tr><th>run</th>{head}</tr>{''.join(rows)}</table>"
+    return f'<div class="card wide" style="margin-top:22px">{table}</div>'
+
+
+def _final_charts(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+    rows = {name: {"before": run.before, "after": run.after} for name, run in runs.items()}
+    known = {name: {kind: rate for kind, rate in row.items() if rate} for name, row in rows.items()}
+    known = {name: row for name, row in known.items() if row}
+    tasks = list(dict.fromkeys(task for run in runs.values() for task in per_task(run, "rl")))
+    by_task = {
+        task: {name: rate for name, run in runs.items() if (rate := per_task(run, "rl").get(task))} for task in tasks
+    }
+    figures = []
+    if known:
+        legend = {"before": BEFORE, "after": AFTER}
+        chart = interval_chart(known, title="Success before and after", colours=legend)
+        figures.append(figure("Success before and after", chart, legend))
+    if by_task:
+        chart = interval_chart(by_task, title="Success per task after", colours=colours)
+        figures.append(figure("Success per task after", chart, colours))
+    return section("Final success", figures)
+
+
+def _common_curves(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+    wanted: list[tuple[str, str, Format, tuple[float, float] | None]] = [
+        ("success", "Success, exploring", percent, (0.0, 1.0)),
+        ("validation", "Success on validation starts", percent, (0.0, 1.0)),
+        *((name, title, number, None) for name, (title, _) in FEATURED.items()),
+    ]
+    figures = []
+    for metric, title, format_y, y in wanted:
+        lines = [
+            line for name, run in runs.items() for line in curve(run.points(metric), label=name, colour=colours[name])
+        ]
+        if lines:
+            chart = line_chart(lines, title=title, y=y, format_y=format_y)
+            figures.append(figure(title, chart, {line.label: line.colour for line in lines}))
+    return section("Learning", figures)
+
+
+def _setting_differences(runs: Mapping[str, RunData]) -> str:
+    settings = {name: run.settings for name, run in runs.items()}
+    keys = list(dict.fromkeys(key for values in settings.values() for key in values))
+    different = [key for key in keys if len({repr(values.get(key)) for values in settings.values()}) > 1]
+    if not different:
+        return '<h2>Settings</h2><p class="soft">The runs have the same settings.</p>'
+    head = "".join(f"<th>{escape(name)}</th>" for name in runs)
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td>"
+        + "".join(f"<td>{escape(str(values.get(key, 'not set')))}</td>" for values in settings.values())
+        + "</tr>"
+        for key in different
+    )
+    table = f"<table><tr><th>setting</th>{head}</tr>{rows}</table>"
+    return f'<h2>Settings that differ</h2><div class="card wide">{table}</div>'

@@ -1,0 +1,331 @@
+"""A run's data to HTML: every function here returns a piece of the page, empty where the run lacks the data."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from vla_rl.report.run_data import Points, Rate, RunData, difference, series
+from vla_rl.report.svg import Line, interval_chart, line_chart, percent, smooth, stacked_area
+
+AFTER, BEFORE = 0, 8  # colours of the page's palette
+PALETTE = 8
+ABSENT = "&ndash;"
+FEATURED = {  # metric -> title, and what a reader should look for
+    "kl": ("KL to the rollout's policy", "how far one update moves the policy; a steady rise means steps too large"),
+    "clip_fraction": (
+        "Clipped share",
+        "of the probability ratios; near 0 the clip does nothing, above 0.3 it throttles",
+    ),
+    "explained_variance": ("Value: explained variance", "1 is a perfect critic, 0 no better than a constant"),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ one run
+
+
+def run_page(run: RunData) -> str:
+    """The whole page of one run."""
+    body = [
+        _header(run),
+        _headline(run),
+        _tasks(run),
+        _learning(run),
+        _films(run),
+        _time(run),
+        _all_figures(run),
+        _reproduce(run),
+    ]
+    return document(run.name, body)
+
+
+def _header(run: RunData) -> str:
+    settings = run.settings
+    parts = [str(settings[key]) for key in ("algorithm.name", "sim.name") if key in settings]
+    if "seed" in settings:
+        parts.append(f"seed {settings['seed']}")
+    kicker = escape(" · ".join(["vla-rl", *parts]))
+    return f'<header><p class="kicker">{kicker}</p><h1>{escape(run.name)}</h1></header>'
+
+
+def _headline(run: RunData) -> str:
+    """The figures that matter, then one sentence that says whether they mean anything."""
+    before, after = run.before, run.after
+    if before is None or after is None:
+        done = len(run.metrics)
+        return f'<p class="lead">No final evaluation yet: {done} iteration{"s" * (done != 1)} recorded so far.</p>'
+    gain, low, high = difference(before, after)
+    seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
+    cards = [
+        card(percent(before.success), f"success before, imitation only<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"success after reinforcement<br>{interval(after)}", css="main"),
+        card(signed(gain), f"gain in points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
+    ]
+    if seconds:
+        cards.append(card(duration(seconds), "from nothing to this page"))
+    return f'<div class="cards">{"".join(cards)}</div><p class="lead">{escape(_verdict(run, gain, low, high))}</p>'
+
+
+def _verdict(run: RunData, gain: float, low: float, high: float) -> str:
+    episodes = run.result.get("episodes")
+    on = f" on {episodes} episodes whose starts were never trained on" if episodes else ""
+    if low > 0:
+        return f"Reinforcement raised success by {100 * gain:.0f} points{on}; the interval of the gain excludes zero."
+    if high < 0:
+        return f"Reinforcement lowered success by {-100 * gain:.0f} points{on}; the interval excludes zero."
+    return f"A change of {signed(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
+
+
+def _tasks(run: RunData) -> str:
+    rates = {"before": per_task(run, "bc"), "after": per_task(run, "rl")}
+    names = list(dict.fromkeys(name for tasks in rates.values() for name in tasks))
+    rows = {name: {kind: tasks[name] for kind, tasks in rates.items() if name in tasks} for name in names}
+    if not rows:
+        return ""
+    for kind, key in (("before", "bc"), ("after", "rl")):
+        if key in run.result:
+            rows.setdefault("all tasks", {})[kind] = Rate.of(run.result[key])
+    colours = {"before": BEFORE, "after": AFTER}
+    chart = interval_chart(rows, title="Success per task before and after", colours=colours)
+    extra = ""
+    if "stochastic" in run.result:
+        rate = Rate.of(run.result["stochastic"])
+        said = f"Exploring, as in training, the final policy reaches {percent(rate.success)} ({interval(rate)})."
+        extra = f'<p class="note">{said}</p>'
+    shown = figure("Success rate and 95 % interval", chart, colours)
+    return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
+
+
+def per_task(run: RunData, key: str) -> dict[str, Rate]:
+    return {task: Rate.of(row) for task, row in run.result.get(key, {}).get("per_task", {}).items()}
+
+
+def _task_table(rows: Mapping[str, Mapping[str, Rate]]) -> str:
+    head = '<tr><th>task</th><th class="n">before</th><th class="n">after</th></tr>'
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f'<td class="n">{rate_cell(rates.get(kind))}</td>' for kind in ("before", "after"))
+        + "</tr>"
+        for name, rates in rows.items()
+    )
+    return f'<div class="wide"><table>{head}{body}</table></div>'
+
+
+def _learning(run: RunData) -> str:
+    figures = [_success_figure(run)]
+    for name, (title, hint) in FEATURED.items():
+        figures.append(_metric_figure(run.points(name), title=title, hint=hint))
+    loss = series(run.imitation, "bc_loss")
+    figures.append(
+        _metric_figure(
+            loss, title="Imitation loss", hint="before reinforcement", colour=BEFORE, x_label="gradient step"
+        )
+    )
+    figures.append(_validation_figure(run))
+    return section("Learning", figures)
+
+
+def _success_figure(run: RunData) -> str:
+    lines = curve(run.points("success"), label="exploring policy, training starts", colour=AFTER)
+    checks = validation(run)
+    if checks:
+        points, intervals = checks
+        lines.append(Line(label="deployed policy, validation starts", points=points, colour=1, interval=intervals))
+    if not lines:
+        return ""
+    chart = line_chart(lines, title="Success", y=(0.0, 1.0), format_y=percent)
+    return figure("Success", chart, {line.label: line.colour for line in lines if not line.faint})
+
+
+def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
+    """Success of the deployed policy where it was evaluated in training, with its intervals."""
+    rows = [record for record in run.metrics if record.get("validation") is not None]
+    if not rows:
+        return None
+    intervals = [
+        (row.get("validation_low", row["validation"]), row.get("validation_high", row["validation"])) for row in rows
+    ]
+    return [(row["iteration"], row["validation"]) for row in rows], intervals
+
+
+def _validation_figure(run: RunData) -> str:
+    names = [name for name in run.names() if name.startswith("validation/")]
+    lines = [
+        Line(label=name.removeprefix("validation/"), points=points, colour=index % PALETTE)
+        for index, name in enumerate(names)
+        if len(points := run.points(name)) > 1
+    ]
+    if not lines:
+        return ""
+    chart = line_chart(lines, title="Validation per task", y=(0.0, 1.0), format_y=percent)
+    return figure("Validation per task", chart, {line.label: line.colour for line in lines})
+
+
+def _metric_figure(
+    points: Points, *, title: str, hint: str = "", colour: int = AFTER, x_label: str = "iteration"
+) -> str:
+    if len(points) < 2:
+        return ""
+    chart = line_chart(curve(points, label=title, colour=colour), title=title, x_label=x_label)
+    note = f'<p class="note">{escape(hint)}</p>' if hint else ""
+    return figure(title, chart + note, {})
+
+
+def curve(points: Points, *, label: str, colour: int) -> list[Line]:
+    """The series; with many points also its moving average, the raw one fainter behind it."""
+    if len(points) < 20:
+        return [Line(label=label, points=points, colour=colour)] if points else []
+    average = smooth(points, max(3, len(points) // 12))
+    return [
+        Line(label=label, points=points, colour=colour, faint=True),
+        Line(label=label, points=average, colour=colour),
+    ]
+
+
+def _films(run: RunData) -> str:
+    tasks = list(dict.fromkeys(stem.partition("_")[2] for stem in run.videos if stem.startswith(("bc_", "rl_"))))
+    pairs = []
+    for task in tasks:
+        films = [
+            _film(path, label)
+            for prefix, label in (("bc_", "before"), ("rl_", "after"))
+            if (path := run.videos.get(prefix + task)) is not None
+        ]
+        pairs.append(f'<div class="card"><h3>{escape(task)}</h3><div class="pair">{"".join(films)}</div></div>')
+    if not pairs:
+        return ""
+    note = '<p class="note">The same starts before and after. A green frame is a success, a red one a failure.</p>'
+    return f'<h2>Before and after</h2>{note}<div class="films">{"".join(pairs)}</div>'
+
+
+def _film(path: Path, label: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<div><video controls autoplay loop muted playsinline aria-label="{escape(path.stem)}" '
+        f'src="data:video/mp4;base64,{data}"></video><p>{label}</p></div>'
+    )
+
+
+def _time(run: RunData) -> str:
+    figures = [_stages(run), _sections(run)]
+    return section("Where the time went", figures)
+
+
+def _stages(run: RunData) -> str:
+    stages = {name: value for name, value in run.result.get("wall_s", {}).items() if value}
+    if not stages:
+        return ""
+    total = sum(stages.values())
+    bar = "".join(
+        f'<span class="b{index % PALETTE}" style="flex-grow:{value / total:.4f}" title="{escape(name)}"></span>'
+        for index, (name, value) in enumerate(stages.items())
+    )
+    rows = "".join(
+        f'<tr><td><span class="swatch t{index % PALETTE}"></span>{escape(name)}</td>'
+        f'<td class="n">{duration(value)}</td><td class="n">{percent(value / total)}</td></tr>'
+        for index, (name, value) in enumerate(stages.items())
+    )
+    return (
+        f'<div class="card"><h3>Stages</h3><div class="bar" aria-hidden="true">{bar}</div><table>{rows}</table></div>'
+    )
+
+
+def _sections(run: RunData) -> str:
+    names = [name for name in run.names() if name.startswith("time/")]
+    layers = {
+        name.removeprefix("time/").removesuffix("_s"): [(row["iteration"], row.get(name) or 0.0) for row in run.metrics]
+        for name in names
+    }
+    if not layers or len(run.metrics) < 2:
+        return ""
+    chart = stacked_area(layers, title="Seconds per iteration")
+    return figure("Seconds per iteration", chart, {name: index for index, name in enumerate(layers)})
+
+
+def _all_figures(run: RunData) -> str:
+    featured = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
+    rest = [name for name in run.names() if name not in featured and not name.startswith(("time/", "validation/"))]
+    figures = [shown for name in rest if (shown := _metric_figure(run.points(name), title=name))]
+    if not figures:
+        return ""
+    grid = f'<div class="grid2 small">{"".join(figures)}</div>'
+    return f"<details><summary>{len(figures)} more figures</summary>{grid}</details>"
+
+
+def _reproduce(run: RunData) -> str:
+    parts = ["<h2>Reproduce</h2>"]
+    if run.command:
+        parts.append(f"<pre>{escape(run.command)}</pre>")
+    if fingerprint := run.result.get("fingerprint"):
+        rows = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in fingerprint.items())
+        table = f'<div class="wide"><table>{rows}</table></div>'
+        parts.append(f"<details><summary>Versions and machine</summary>{table}</details>")
+    if run.config_text:
+        parts.append(
+            f"<details><summary>Resolved configuration</summary><pre>{escape(run.config_text)}</pre></details>"
+        )
+    return "".join(parts) if len(parts) > 1 else ""
+
+
+# ------------------------------------------------------------------------------------------------------- small pieces
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    css = resources.files("vla_rl.report").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · vla-rl</title><style>{css}</style></head><body><main>"
+        + "".join(body)
+        + "<footer>Intervals are Wilson 95 % intervals; the gain's is Newcombe's. "
+        "A thin line is the raw series, a thick one its moving average.</footer></main></body></html>\n"
+    )
+
+
+def section(title: str, figures: Iterable[str]) -> str:
+    shown = "".join(figures)
+    return f'<h2>{escape(title)}</h2><div class="grid2">{shown}</div>' if shown else ""
+
+
+def figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
+    keys = "".join(
+        f'<span><span class="swatch t{colour}"></span>{escape(label)}</span>' for label, colour in colours.items()
+    )
+    legend = f'<span class="legend">{keys}</span>' if keys else ""
+    return f'<figure class="card"><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{chart}</figure>'
+
+
+def card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
+    return f'<div class="card {css}"><div class="value {tone}">{value}</div><div class="what">{what}</div></div>'
+
+
+def tone(low: float, high: float) -> str:
+    return "good" if low > 0 else "bad" if high < 0 else ""
+
+
+def signed(value: float) -> str:
+    return f"{100 * value:+.0f}".replace("-", "&minus;")
+
+
+def interval(rate: Rate) -> str:
+    return f"95 %: {100 * rate.low:.0f} to {100 * rate.high:.0f} %"
+
+
+def rate_cell(rate: Rate | None) -> str:
+    if rate is None:
+        return ABSENT
+    return f'{percent(rate.success)} <span class="soft">[{100 * rate.low:.0f}, {100 * rate.high:.0f}]</span>'
+
+
+def duration(seconds: float) -> str:
+    """Rounded for reading: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,113 @@
+"""What a run's folder holds, read for the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sims.errors import UserError
+from vla_rl.metrics import read_metrics
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A success rate and its 95 % interval, all in [0, 1]."""
+
+    success: float
+    low: float
+    high: float
+    episodes: int | None = None
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Rate:
+        low, high = row["interval"]
+        return Rate(success=row["success"], low=low, high=high, episodes=row.get("episodes"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """``metrics``: one record per iteration. ``result``: result.json, empty while the run goes on."""
+
+    name: str
+    path: Path
+    config_text: str
+    metrics: Sequence[Mapping[str, Any]]
+    imitation: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any]
+    command: str
+    videos: Mapping[str, Path]
+
+    @property
+    def before(self) -> Rate | None:
+        return Rate.of(self.result["bc"]) if "bc" in self.result else None
+
+    @property
+    def after(self) -> Rate | None:
+        return Rate.of(self.result["rl"]) if "rl" in self.result else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as dotted keys."""
+        return dict(_leaves(yaml.safe_load(self.config_text) or {}, ""))
+
+    def points(self, name: str) -> Points:
+        """(iteration, value) wherever ``name`` was recorded and finite."""
+        return series(self.metrics, name)
+
+    def names(self) -> list[str]:
+        """Every metric recorded, in order of first appearance."""
+        return list(dict.fromkeys(name for record in self.metrics for name in record if name not in INDEX))
+
+
+INDEX = ("iteration", "wall_s")
+
+
+def series(records: Sequence[Mapping[str, Any]], name: str) -> Points:
+    return [(record["iteration"], record[name]) for record in records if record.get(name) is not None]
+
+
+def read_run(path: Path) -> RunData:
+    """Raises UserError if ``path`` is not the folder of a run, or where a file in it cannot be read."""
+    if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
+        raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
+    try:
+        metrics, imitation = read_metrics(path), read_metrics(path / "imitation")
+        result = json.loads(_text(path / "result.json") or "{}")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    return RunData(
+        name=path.resolve().name,
+        path=path,
+        config_text=_text(path / "config.yaml"),
+        metrics=metrics,
+        imitation=imitation,
+        result=result,
+        command=_text(path / "command.txt").strip(),
+        videos={video.stem: video for video in sorted((path / "videos").glob("*.mp4"))},
+    )
+
+
+def difference(before: Rate, after: Rate) -> tuple[float, float, float]:
+    """after - before and its 95 % interval, from the two Wilson intervals (Newcombe 1998, method 10)."""
+    gain = after.success - before.success
+    low = gain - math.hypot(after.success - after.low, before.high - before.success)
+    high = gain + math.hypot(after.high - after.success, before.success - before.low)
+    return gain, low, high
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:
+    if not isinstance(tree, dict):
+        return [(prefix, tree)]
+    return [leaf for key, node in tree.items() for leaf in _leaves(node, f"{prefix}.{key}" if prefix else str(key))]
