@@ -118,7 +118,7 @@ class PolicyServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Health and metrics for anyone, the policy for holders of the token; browsers, which send Origin, are refused."""
+        """Health and metrics for anyone, the policy for holders of the token; browsers (Origin) are refused."""
         if request.path == "/healthz":
             return _response(HTTPStatus.OK, "ok\n")
         if request.path == "/metrics":
