@@ -65,7 +65,7 @@ def parse_limits(section: Any) -> RobotLimits:
     for axis in limits.axes:
         _check_stop(axis, rate)
     for i, frame in enumerate(limits.workspace.frames if limits.workspace else ()):
-        _choice(frame.joint, table["joints"], f".workspace.chain[{i}].joint")
+        check_choice(frame.joint, table["joints"], f".workspace.chain[{i}].joint")
     return limits
 
 
@@ -94,7 +94,7 @@ def _joint(name: str, entry: Any) -> AxisLimits:
     where = f".joints.{name}"
     keys = {"kind", "position", "velocity", "acceleration", "jerk", "step_from_measured"}
     table = _table(entry, where, required=keys, optional={"contact_residual"})
-    _choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
+    check_choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
     unit, motion, effort = _JOINT_KINDS[table["kind"]]
     low, high = _sequence(table["position"], f"{where}.position", 2)
     position = quantity(low, f"{where}.position[0]", motion), quantity(high, f"{where}.position[1]", motion)
@@ -170,14 +170,14 @@ def _table(value: Any, where: str, *, required: set[str], optional: set[str]) ->
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: expected a table with the keys {sorted(required)}")
     for key in value:
-        _choice(key, required | optional, f"{where}.{key}")
+        check_choice(key, required | optional, f"{where}.{key}")
     missing = required - set(value)
     if missing:
         raise ValueError(f"{where}: missing {sorted(missing)}")
     return value
 
 
-def _choice(value: Any, allowed: Iterable[str], where: str) -> None:
+def check_choice(value: Any, allowed: Iterable[str], where: str) -> None:
     names = sorted(allowed)
     if value not in names:
         near = difflib.get_close_matches(str(value), names, 1)

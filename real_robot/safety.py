@@ -139,6 +139,11 @@ class SafetyFilter:
         return not any(self._state[1]) and not any(self._state[2])
 
     @property
+    def positions(self) -> tuple[float, ...]:
+        """Where every joint is commanded to be now."""
+        return tuple(self._state[0])
+
+    @property
     def stopped(self) -> str | None:
         """Why the stop is latched, or None."""
         return self._stop_reason
