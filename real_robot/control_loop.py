@@ -162,12 +162,13 @@ class ControlLoop:
             self.trouble = ""
 
     def _ask(self, tick: int, measured: Measurement, now_s: float) -> None:
+        request = self._scheduler.request(tick)
+        if request is None:
+            return
         seen = self._eyes.look()
         if seen is None or not abs(now_s - seen[1]) <= self._config.max_image_age_s:
             self.trouble = "no image from some camera" if seen is None else f"images are {now_s - seen[1]:.2f} s old"
-            return
-        request = self._scheduler.request(tick)
-        if request is None:
+            self._scheduler.abandon(request)
             return
         self._questions += 1
         self._asked = request

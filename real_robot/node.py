@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import rclpy
@@ -85,6 +86,8 @@ class PolicyNode(LifecycleNode):
         try:
             if hello is None:
                 raise ValueError(f"no policy server: {self._client.trouble}")
+            if missing := set(hello.cameras) ^ set(robot.ros.cameras):
+                raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
             if measured is None:
                 raise ValueError(self._joints.trouble)
             age_s = time.monotonic() - measured.stamp_s
@@ -178,10 +181,11 @@ class PolicyNode(LifecycleNode):
     def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         return self._with_loop(ControlLoop.resume, response)
 
-    def _with_loop(self, action, response: Trigger.Response) -> Trigger.Response:  # type: ignore[no-untyped-def]
+    def _with_loop(self, action: Callable[[ControlLoop], None], response: Trigger.Response) -> Trigger.Response:
         response.success = self._loop is not None and self._running
         response.message = "" if response.success else "the node is not active"
         if response.success:
+            assert self._loop is not None
             with self._lock:
                 action(self._loop)
         return response
