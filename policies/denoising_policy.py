@@ -87,9 +87,7 @@ class DenoisingPolicy(nn.Module):
         self.act_kernel = build_kernel(config.act, self.objective)
         if self.act_kernel.trained_steps:
             raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
-        self.vla = VLA(
-            config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim
-        ).to(memory_format=torch.channels_last)
+        self.vla = VLA(config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.frozen_expert = None
         self._compiled = False
@@ -208,9 +206,10 @@ class DenoisingPolicy(nn.Module):
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             with self._precision(device):
-                prediction = network(x_t, t, context, memory)
-            noise = prediction.noise
-            return Prediction(target=prediction.target.float(), noise=None if noise is None else noise.float())
+                prediction = network(x_t, t, memory)
+            times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
+            target = self.objective.guess(x_t, times, memory.anchor.float()) + prediction.target
+            return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
 
         return predict
 

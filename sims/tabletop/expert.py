@@ -18,7 +18,7 @@ from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene import BLOCK_HALF, HOLE_HEIGHT, PEG_HALF
 from sims.tabletop.tasks import _STACKS, Scene
 
-POSITION_SPEED = 0.035  # [m] per control step
+POSITION_SPEED = 0.028  # [m] per control step
 HOVER = 0.10  # [m] above a thing before descending onto it
 
 
@@ -220,14 +220,15 @@ class ScriptedExpert:
         wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
         turn = rotation_vector(wanted @ rotation.mT)
         action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
-        return (action + self._drift).clamp(-1, 1)
+        # Fast motion is noisier than fine motion, as in people.
+        size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
+        return (action + size * self._drift).clamp(-1, 1)
 
     def _draw_noise(self) -> None:
         """Advance the drift; a row at the start of an episode gets a new goal offset."""
         shape = (len(self._drift), 10)
         draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
         fresh = (self._env.elapsed == 0)[:, None]
-        drift = 0.8 * self._drift + 0.6 * draw[:, :7]
-        drift[:, 6] = 0.0
-        self._drift = torch.where(fresh, draw[:, :7] * draw.new_tensor([1, 1, 1, 1, 1, 1, 0]), drift)
-        self._offset = torch.where(fresh, 0.02 * draw[:, 7:], self._offset)
+        shock = draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
+        self._drift = torch.where(fresh, shock, 0.8 * self._drift + 0.6 * shock)
+        self._offset = torch.where(fresh, 0.01 * draw[:, 7:], self._offset)

@@ -89,7 +89,7 @@ def _finger(side: str, sign: int) -> str:
     return f"""<body name="{side}_finger" pos="0 0 0.0584" gravcomp="1">
       <joint name="{side}_finger" type="slide" axis="0 {sign} 0" range="0 {FINGER_OPEN}" armature="0.2" damping="5"/>
       <geom class="robot" name="{side}_pad" type="box" size="0.011 0.008 0.0265" pos="0 {sign * 0.008} 0.0265"
-        rgba="{_DARK}" mass="0.05" friction="1.2 0.02 0.001" condim="4"/>
+        rgba="{_DARK}" mass="0.05" friction="1.2 0.02 0.001"/>
     </body>"""
 
 
@@ -166,7 +166,7 @@ def build_mjcf() -> str:
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" iterations="20"
     ls_iterations="12" tolerance="1e-6"><flag multiccd="disable"/></option>
-  <size memory="2M"/>
+  <size memory="8M"/>
   <visual><global fovy="45" offwidth="512" offheight="512"/><map znear="0.01" zfar="3"/>
     <quality shadowsize="0" offsamples="0" numslices="14" numstacks="7"/>
     <headlight ambient="0.42 0.42 0.42" diffuse="0.2 0.2 0.2" specular="0 0 0"/></visual>
@@ -174,7 +174,7 @@ def build_mjcf() -> str:
   <default>
     <default class="visual"><geom contype="0" conaffinity="0" mass="0.001"/></default>
     <default class="robot"><geom contype="1" conaffinity="6" solref="0.01 1"/></default>
-    <default class="object"><geom contype="2" conaffinity="7" friction="1 0.01 0.0005" condim="4" solref="0.01 1"/></default>
+    <default class="object"><geom contype="2" conaffinity="7" friction="1 0.01 0.0005" solref="0.01 1"/></default>
     <default class="fixture"><geom contype="4" conaffinity="3" friction="0.6 0.005 0.0001"/></default>
   </default>
   <worldbody>
