@@ -56,7 +56,7 @@ class PolicyNode(LifecycleNode):
         self._running = False
         self._stopped = self.create_publisher(Bool, "~/stopped", _LATCHED)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self._services = [
+        self._triggers = [
             self.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
             for name in ("stop", "release", "pause", "resume")
         ]
