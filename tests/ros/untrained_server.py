@@ -1,6 +1,6 @@
 """A policy server with an untrained policy of the tabletop's shape, for tests of everything but skill.
 
-Usage: python -m tests.ros.untrained_server READY_FILE TOKEN [SLOWER_S]
+Usage: python -m tests.ros.untrained_server READY_FILE TOKEN [SLOWER_S [ACTION_DIM]]
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class SlowBackend(PolicyBackend):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
+    action_dim = int(sys.argv[4]) if len(sys.argv) > 4 else 7
+    robot = RobotSpec(
+        action_dim=action_dim, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0
+    )
     policy = DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot)
     backend = SlowBackend(policy, fingerprint="untrained")
     backend.delay_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
