@@ -17,6 +17,7 @@ from pathlib import Path
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rclpy._rclpy_pybind11 import RCLError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -237,8 +238,11 @@ def embodiment_of(robot: Robot, control_hz: float) -> Embodiment:
     return PandaTool()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0."""
+def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:
+    """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0.
+
+    ``autostart_s``: configure and activate by itself, trying for so long; 1 if it cannot. 0 leaves both to others.
+    """
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -246,17 +250,33 @@ def main(arguments: list[str] | None = None) -> int:
     node = PolicyNode()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    try:
-        while not ending.is_set():
+    started = not autostart_s or _start(node, executor, ending, time.monotonic() + autostart_s)
+    while started and not ending.is_set():
+        try:
             executor.spin_once(timeout_sec=0.1)
-    except ExternalShutdownException:
-        pass
+        except ExternalShutdownException:
+            break
+        except RCLError as error:  # a transition that is not allowed now: rclpy lets it through to here
+            node.get_logger().error(f"refused: {error}")
     node.brake()
     node.release_wires()
     executor.shutdown()
     node.destroy_node()
     rclpy.try_shutdown()
-    return 0
+    return 0 if started else 1
+
+
+def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading.Event, until_s: float) -> bool:
+    """Configure, then activate as soon as joints, cameras and policy server are there."""
+    if node.trigger_configure() is not TransitionCallbackReturn.SUCCESS:
+        return False
+    while time.monotonic() < until_s and not ending.is_set():
+        pause_s = time.monotonic() + 0.5
+        while time.monotonic() < pause_s:
+            executor.spin_once(timeout_sec=0.1)
+        if node.trigger_activate() is TransitionCallbackReturn.SUCCESS:
+            return True
+    return ending.is_set()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Operator(Node):
     def __init__(self) -> None:
         super().__init__("operator")
         self.status: dict[str, str] = {}
+        self.clients_kept: dict = {}
         self.joints: tuple[list[str], list[float], list[float]] = ([], [], [])
         self.success, self.stopped = False, None
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -54,14 +55,16 @@ class Operator(Node):
         self.stopped = message.data
 
     def call(self, kind, name: str, request):
-        client = self.create_client(kind, name)
+        # kept: a reply can be lost while a new client's endpoints are still being matched
+        if name not in self.clients_kept:
+            self.clients_kept[name] = self.create_client(kind, name)
+        client = self.clients_kept[name]
         if not client.wait_for_service(timeout_sec=15.0):
             return None
         future = client.call_async(request)
         deadline = time.monotonic() + 15.0
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.005)
-        self.destroy_client(client)
         return future.result()
 
     def answer(self, request: list):
@@ -82,7 +85,7 @@ class Operator(Node):
                 kind, field = kinds[type(value)]
                 message = ParameterMessage(name=name, value=ParameterValue(type=kind, **{field: value}))
                 reply = self.call(SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=[message]))
-                return [reply.results[0].successful, reply.results[0].reason]
+                return None if reply is None else [reply.results[0].successful, reply.results[0].reason]
             case ["status"]:
                 return self.status
             case ["speed"]:

@@ -172,8 +172,9 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
 def restart_server_and_node(cell: Cell, *arguments: str) -> None:
     """A new server listens elsewhere, so the node is told and configured anew."""
     cell.port = cell.start_server(*arguments)
-    cell.ask("transition", DEACTIVATE)
-    cell.ask("transition", CLEANUP)
+    if cell.status()["active"] == "True":
+        cell.ask("transition", DEACTIVATE)
+        cell.ask("transition", CLEANUP)
     cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")
     cell.activate()
 
@@ -203,6 +204,12 @@ def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
     moving.ask("transition", CLEANUP)
     moving.kill("server")
     restart_server_and_node(moving)
+
+
+def test_a_transition_that_is_not_allowed_leaves_the_node_alive(moving: Cell) -> None:
+    assert not moving.ask("transition", CLEANUP)  # only from inactive
+    assert moving.processes["node"].poll() is None
+    moving.wait(lambda: is_moving(moving), 5, "motion")
 
 
 def log_of(cell: Cell, name: str) -> str:

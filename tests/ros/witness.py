@@ -77,7 +77,7 @@ def endpoints(participant: DomainParticipant) -> list[dict]:
     for kind, builtin in (("writer", BuiltinTopicDcpsPublication), ("reader", BuiltinTopicDcpsSubscription)):
         reader = BuiltinDataReader(participant, builtin)
         for sample in reader.take(1000):
-            if getattr(sample, "topic_name", "").startswith("rt/"):
+            if getattr(sample, "topic_name", "").startswith("rt/") and sample.participant_key != participant.guid:
                 reliable = any(isinstance(p, Policy.Reliability.Reliable) for p in sample.qos)
                 data = [bytes(p.data).decode(errors="replace") for p in sample.qos if isinstance(p, Policy.Userdata)]
                 found.append(
