@@ -11,9 +11,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
@@ -41,6 +43,23 @@ _PARAMETERS = {
 }
 
 
+class Timings:
+    """The last thousand ticks: how late they began, and how old the joint measurement was when the command left."""
+
+    def __init__(self) -> None:
+        self.late_s: deque[float] = deque(maxlen=1000)
+        self.sensor_to_command_s: deque[float] = deque(maxlen=1000)
+
+    def summary(self) -> dict[str, str]:
+        """Milliseconds, 50th and 99th percentile."""
+        rows = {}
+        for name, values in (("tick_jitter", self.late_s), ("sensor_to_command", self.sensor_to_command_s)):
+            seen = list(values)
+            for percent in (50, 99) if seen else ():
+                rows[f"{name}_p{percent}_ms"] = f"{1000.0 * float(np.percentile(seen, percent)):.3f}"
+        return rows
+
+
 class PolicyNode(LifecycleNode):
     """See the module. One control thread, one executor thread; ``_lock`` guards the loop between them."""
 
@@ -55,6 +74,7 @@ class PolicyNode(LifecycleNode):
         self._client: PolicyClient | None = None
         self._thread: threading.Thread | None = None
         self._running = False
+        self._timings = Timings()
         self._stopped = self.create_publisher(Bool, "~/stopped", _LATCHED)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._triggers = [
@@ -155,6 +175,9 @@ class PolicyNode(LifecycleNode):
                 out = loop.tick(measured, now_s)
                 stop_path = loop.filter.stop_path()
             self._output.send(out, stop_path)
+            self._timings.late_s.append(now_s - due_s)
+            if measured is not None:
+                self._timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -218,6 +241,7 @@ class PolicyNode(LifecycleNode):
                 f"stopped: {self._loop.filter.stopped}" if self._loop.filter.stopped else "",
             ]
             values = {**vars(self._loop.counters), "active": self._running, "at_rest": self._loop.filter.at_rest}
+            values |= self._timings.summary()
             status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
         status.message = "; ".join(trouble for trouble in troubles if trouble) or "ok"
         status.level = DiagnosticStatus.OK if status.message == "ok" else DiagnosticStatus.WARN
@@ -260,7 +284,7 @@ def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int
             node.get_logger().error(f"refused: {error}")
     node.brake()
     node.release_wires()
-    executor.shutdown()
+    executor.shutdown(timeout_sec=2.0)
     node.destroy_node()
     rclpy.try_shutdown()
     return 0 if started else 1

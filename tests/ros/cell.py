@@ -49,15 +49,26 @@ class Cell:
         self.processes[name] = process
         return process
 
-    def start_server(self, *arguments: str, module: str = "tests.ros.untrained_server") -> int:
+    def start_server(self, *arguments: str) -> int:
+        """The untrained policy; ``arguments`` as in ``untrained_server``."""
         ready = self.folder / "ready"
-        ready.unlink(missing_ok=True)
-        self.spawn("server", [sys.executable, "-m", module, str(ready), TOKEN, *arguments])
-        self.wait(lambda: ready.exists() and ready.read_text().endswith("\n"), 60, "the policy server")
-        return int(ready.read_text())
+        return self._served([sys.executable, "-m", "tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
 
-    def start_arm(self, *, size: int = 64, camera_hz: int = 10) -> None:
-        parameters = {"image_height": size, "image_width": size, "camera_hz": camera_hz}
+    def serve_bundle(self, bundle: Path) -> int:
+        """A bundle, as ``vla-rl serve`` does."""
+        ready = self.folder / "ready"
+        command = [sys.executable, "-m", "real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)]
+        return self._served(command, ready)
+
+    def _served(self, command: list[str], ready: Path) -> int:
+        ready.unlink(missing_ok=True)
+        self.spawn("server", command)
+        self.wait(lambda: ready.exists() and ready.read_text().endswith("\n"), 60, "the policy server")
+        self.port = int(ready.read_text())
+        return self.port
+
+    def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
+        parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
         self.spawn("arm", [self._python, "-m", "real_robot.fake_arm", "--ros-args", *flags])
 
@@ -87,14 +98,18 @@ class Cell:
     def activate(self) -> None:
         """Configure if need be, and activate as soon as server and joints are there."""
         self.ask("transition", CONFIGURE)
-        self.wait(lambda: self.ask("transition", ACTIVATE), 20, "activation")
+        self.wait(self.activated, 40, "activation")
+
+    def activated(self) -> bool:
+        """Ask for activation; a busy machine may lose the answer, so the node's own account counts as well."""
+        return bool(self.ask("transition", ACTIVATE)) or self.status()["active"] == "True"
 
     def status(self, *, fresh: bool = True) -> dict[str, str]:
         """The node's own account; ``fresh`` waits for the next one."""
         seen = self.ask("status").get("seen")
         if fresh:
             self.wait(lambda: self.ask("status").get("seen") != seen, 5, "diagnostics")
-        return dict(self.ask("status"))
+        return {"active": "False", **self.ask("status")}
 
     def witness(self, *arguments: str, timeout_s: float = 60) -> dict[str, Any]:
         command = [self._python, str(ROOT / "tests/ros/witness.py"), *arguments]

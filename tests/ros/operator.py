@@ -62,7 +62,7 @@ class Operator(Node):
         if not client.wait_for_service(timeout_sec=15.0):
             return None
         future = client.call_async(request)
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + 6.0
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.005)
         return future.result()

@@ -29,7 +29,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     try:
         cell.start_arm()
         cell.start_operator()
-        cell.port = cell.start_server()
+        cell.start_server()
         cell.start_node(cell.port)
         cell.activate()
         yield cell
@@ -55,7 +55,7 @@ def moving(cell: Cell) -> Cell:
     cell.ask("transition", DEACTIVATE)
     cell.ask("trigger", "/fake_arm/reset")
     time.sleep(0.2)
-    cell.wait(lambda: cell.ask("transition", ACTIVATE), 15, "activation")
+    cell.wait(cell.activated, 30, "activation")
     cell.wait(lambda: is_moving(cell), 10, "motion")
     return cell
 
@@ -171,7 +171,7 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
 
 def restart_server_and_node(cell: Cell, *arguments: str) -> None:
     """A new server listens elsewhere, so the node is told and configured anew."""
-    cell.port = cell.start_server(*arguments)
+    cell.start_server(*arguments)
     if cell.status()["active"] == "True":
         cell.ask("transition", DEACTIVATE)
         cell.ask("transition", CLEANUP)
