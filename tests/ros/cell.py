@@ -96,13 +96,15 @@ class Cell:
         return json.loads(operator.stdout.readline())
 
     def activate(self) -> None:
-        """Configure if need be, and activate as soon as server and joints are there."""
-        self.ask("transition", CONFIGURE)
+        """Configure and activate as soon as the node, the server and the joints are there."""
         self.wait(self.activated, 40, "activation")
 
     def activated(self) -> bool:
-        """Ask for activation; a busy machine may lose the answer, so the node's own account counts as well."""
-        return bool(self.ask("transition", ACTIVATE)) or self.status()["active"] == "True"
+        """One step towards the active state, which is asked for: answers may be lost while processes come and go."""
+        state = self.ask("state")
+        if state in ("unconfigured", "inactive"):
+            self.ask("transition", CONFIGURE if state == "unconfigured" else ACTIVATE)
+        return bool(state == "active")
 
     def status(self, *, fresh: bool = True) -> dict[str, str]:
         """The node's own account; ``fresh`` waits for the next one."""

@@ -1,6 +1,7 @@
 """Someone at the robot, for the wire tests: one JSON request per line in, one JSON answer per line out.
 
-["transition", id]   ["trigger", service]   ["set", node, parameter, value]   ["status"]   ["speed"]   ["joints"]
+["transition", id]   ["state"]   ["trigger", service]
+    ["set", node, parameter, value]   ["status"]   ["speed"]   ["joints"]
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
+from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
@@ -62,7 +63,7 @@ class Operator(Node):
         if not client.wait_for_service(timeout_sec=15.0):
             return None
         future = client.call_async(request)
-        deadline = time.monotonic() + 6.0
+        deadline = time.monotonic() + 3.0
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.005)
         return future.result()
@@ -74,6 +75,9 @@ class Operator(Node):
                     ChangeState, "/vla_rl_policy/change_state", ChangeState.Request(transition=Transition(id=number))
                 )
                 return reply is not None and reply.success
+            case ["state"]:
+                reply = self.call(GetState, "/vla_rl_policy/get_state", GetState.Request())
+                return None if reply is None else reply.current_state.label
             case ["trigger", str(service)]:
                 reply = self.call(Trigger, service, Trigger.Request())
                 return None if reply is None else [reply.success, reply.message]

@@ -52,7 +52,8 @@ def is_still(cell: Cell) -> bool:
 @pytest.fixture
 def moving(cell: Cell) -> Cell:
     """An active node with an arm in motion, at the start of an episode."""
-    cell.ask("transition", DEACTIVATE)
+    if cell.ask("state") == "active":
+        cell.ask("transition", DEACTIVATE)
     cell.ask("trigger", "/fake_arm/reset")
     time.sleep(0.2)
     cell.wait(cell.activated, 30, "activation")
@@ -172,7 +173,7 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
 def restart_server_and_node(cell: Cell, *arguments: str) -> None:
     """A new server listens elsewhere, so the node is told and configured anew."""
     cell.start_server(*arguments)
-    if cell.status()["active"] == "True":
+    if cell.ask("state") == "active":
         cell.ask("transition", DEACTIVATE)
         cell.ask("transition", CLEANUP)
     cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")
