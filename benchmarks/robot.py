@@ -118,7 +118,7 @@ def robot_file(folder: Path, max_prefix: int) -> Path:
     if max_prefix < document["control"]["chunking"]["max_delay"]:
         document["control"]["chunking"]["method"] = "replace"
     path = folder / "robot.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(document, sort_keys=False))  # the order of the joints is the order of the commands
     return path
 
 

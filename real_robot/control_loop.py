@@ -55,6 +55,7 @@ class LoopCounters:
     rejected: int = 0
     clamped: int = 0
     missed_ticks: int = 0
+    last_rejection: str = ""
 
 
 class ControlLoop:
@@ -190,6 +191,7 @@ class ControlLoop:
         if not out.accepted:
             if self._goal is not None:
                 self.counters.rejected += 1
+                self.counters.last_rejection = str(out.events[-1])
                 self._goal = None
         elif out.events:
             self.counters.clamped += 1

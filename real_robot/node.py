@@ -259,7 +259,7 @@ def embodiment_of(robot: Robot, control_hz: float) -> Embodiment:
         return JointSteps(axes, control_hz)
     from real_robot.panda_tool import PandaTool
 
-    return PandaTool()
+    return PandaTool(axes)
 
 
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:

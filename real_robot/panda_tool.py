@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real_robot.stopping import AxisLimits
 from sims.tabletop.env import LEASH, POSITION_SCALE, ROTATION_SCALE, WORKSPACE
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
@@ -24,7 +25,14 @@ class PandaTool:
     action_dim = 7
     state_dim = 8
 
-    def __init__(self) -> None:
+    def __init__(self, axes: Sequence[AxisLimits]) -> None:
+        """ValueError unless ``axes`` are the arm's seven turning joints from the base on, then the sliding finger."""
+        units = [axis.unit for axis in axes]
+        if units != ["rad"] * 7 + ["m"] or [axis.name for axis in axes[:7]] != sorted(axis.name for axis in axes[:7]):
+            raise ValueError(
+                "embodiment panda_tool needs limits.joints in the order joint 1 to 7 (revolute), finger (prismatic); "
+                f"got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
+            )
         self._panda = Panda()
         self._rest = torch.tensor(START_JOINTS, dtype=torch.float64)
         self._workspace = torch.tensor(WORKSPACE, dtype=torch.float64)

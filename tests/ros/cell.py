@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"
+_SHARED = Path("/dev/shm")
 CONFIGURE, CLEANUP, ACTIVATE, DEACTIVATE = 1, 2, 3, 4
 
 
@@ -40,6 +42,7 @@ class Cell:
             "OMP_NUM_THREADS": "1",
         }
         self.port = 0
+        self._shared_before = set(_SHARED.glob("*fastrtps*"))
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def spawn(self, name: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
@@ -137,5 +140,12 @@ class Cell:
         return code
 
     def close(self) -> None:
-        for name in list(self.processes):
+        """End everything. Segments of shared memory that killed participants left behind would deafen the next cell."""
+        for name in reversed(list(self.processes)):
+            if self.processes[name].poll() is None and name != "operator":
+                self.processes[name].send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.processes[name].wait(timeout=10)
             self.kill(name)
+        for path in set(_SHARED.glob("*fastrtps*")) - self._shared_before:
+            path.unlink(missing_ok=True)

@@ -130,9 +130,11 @@ def inject(joint: str, delta: float) -> dict:
     goal[i] += delta
     point = Point(goal, [0.0] * len(goal), [], [], Duration(1, 0))
     writer.write(JointTrajectory(Header(Time(0, 0), ""), list(before.name), [point]))
-    time.sleep(2.0)
-    after = newest(states, 5.0)
-    return {"moved": after.position[list(after.name).index(joint)] - before.position[i]}
+    moved, deadline = 0.0, time.monotonic() + 10.0
+    while abs(moved - delta) > 0.005 and time.monotonic() < deadline:
+        after = newest(states, 5.0)
+        moved = after.position[list(after.name).index(joint)] - before.position[i]
+    return {"moved": moved}
 
 
 def newest(states: DataReader, seconds: float) -> JointState:

@@ -35,6 +35,9 @@ HELLO = Hello(
 )  # fmt: skip
 
 
+PANDA = load_robot(ROBOTS / "fake_arm.yaml").limits.axes
+
+
 class Cycle:
     """A policy that swings both joints, answering ``delay`` command ticks after it is asked."""
 
@@ -186,7 +189,7 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
     """State equal to the suite's, and joint targets equal to where its servos are sent, for random actions."""
     env = TabletopEnv(TabletopConfig(num_envs=1, cameras=(), threads=1))
     env.reset(start=[StartState(task=0, seed=3)])
-    tool, generator = PandaTool(), torch.Generator().manual_seed(0)
+    tool, generator = PandaTool(PANDA), torch.Generator().manual_seed(0)
     joints = joints_of(env)
     tool.begin(joints)
     for _ in range(12):
@@ -198,6 +201,13 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
         assert np.abs(moved[:7] - wanted[:7]).max() < 0.06
         np.testing.assert_allclose(tool._position.numpy(), env.target[0][0].numpy(), atol=1e-4)
     env.close()
+
+
+def test_the_panda_refuses_joints_in_another_order() -> None:
+    with pytest.raises(ValueError, match="in the order joint 1 to 7"):
+        PandaTool((PANDA[7], *PANDA[:7]))
+    with pytest.raises(ValueError, match="in the order joint 1 to 7"):
+        PandaTool((PANDA[1], PANDA[0], *PANDA[2:]))
 
 
 def joints_of(env: TabletopEnv) -> list[float]:
