@@ -77,7 +77,10 @@ def success_in_sim(bundle: Path, task: str, seeds: range) -> float:
 
 
 def success_over_wire(cell: Cell, task: str, seeds: range, seconds: float) -> float:
-    """Episodes one after the other: reset, instruct, activate, until success or time is up."""
+    """Episodes one after the other: reset, instruct, activate, until success or time is up.
+
+    More lenient than the simulator's count, where achieving what was not asked for ends the episode as a failure.
+    """
     cell.ask("set", "fake_arm", "task", task)
     wins = 0
     for seed in seeds:
@@ -87,11 +90,13 @@ def success_over_wire(cell: Cell, task: str, seeds: range, seconds: float) -> fl
         time.sleep(0.3)
         cell.wait(cell.activated, 30, "activation")
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not cell.ask("success"):
-            time.sleep(0.05)
-        wins += cell.ask("success")
+        won = False
+        while time.monotonic() < until and not won:
+            won = cell.ask("success")
+            time.sleep(0.02)
+        wins += won
         cell.ask("transition", DEACTIVATE)
-        print(f"seed {seed}: {'success' if cell.ask('success') else 'failure'} ({instruction})", file=sys.stderr)
+        print(f"seed {seed}: {'success' if won else 'failure'} ({instruction})", file=sys.stderr)
     return wins / len(seeds)
 
 
