@@ -116,7 +116,7 @@ def read_directory(path: Path) -> tuple[Layout, dict[str, Any]]:
             layout: Layout = {}
             for info in archive.infolist():
                 name, _, _ = info.filename.rpartition("/c/")
-                if name:
+                if name and not info.filename.endswith("/zarr.json"):  # of a camera that is called "c"
                     node = json.loads(archive.read(f"{name}/zarr.json"))
                     offset = _data_offset(archive, info)
                     layout[name] = (offset, node["data_type"], tuple(node["shape"]))

@@ -37,6 +37,7 @@ class PandaTool:
         self._rest = torch.tensor(START_JOINTS, dtype=torch.float64)
         self._workspace = torch.tensor(WORKSPACE, dtype=torch.float64)
         self._position, self._rotation = torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+        self._reference = self._rest
 
     def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
         position, rotation, _ = self._forward(joints)
@@ -46,6 +47,7 @@ class PandaTool:
 
     def begin(self, joints: Sequence[float]) -> None:
         self._position, self._rotation, _ = self._forward(joints)
+        self._reference = torch.tensor(joints[:7], dtype=torch.float64)
 
     def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
         tool, rotation, jacobian = self._forward(joints)
@@ -53,14 +55,21 @@ class PandaTool:
         wanted = (self._position + POSITION_SCALE * move[:3]).clamp(self._workspace[0], self._workspace[1])
         lead = _shorten(wanted - tool, LEASH[0])
         turned = rotation_matrix(ROTATION_SCALE * move[None, 3:6])[0] @ self._rotation
-        turn = _shorten(rotation_vector((turned @ rotation.T)[None])[0], LEASH[1])
-        self._position, self._rotation = tool + lead, rotation_matrix(turn[None])[0] @ rotation
-        arm = torch.tensor(joints[:7], dtype=torch.float64)
-        error = torch.cat([lead, turn])[None]
-        motion = self._panda.solve(jacobian[None], error, 0.1 * (self._rest - arm)[None])[0]
+        turn = rotation_vector((turned @ rotation.T)[None])[0]
+        self._position = tool + lead
+        if turn.norm() < LEASH[1]:  # a turn beyond the leash is not taken; the rest of the action is
+            self._rotation = turned
+        error = torch.cat([lead, _shorten(turn, LEASH[1])])
+        self._reference = self._next_reference(torch.tensor(joints[:7], dtype=torch.float64), jacobian, error)
+        return [*self._reference.tolist(), FINGER_OPEN / 2 * (1.0 - float(move[6]))]
+
+    def _next_reference(self, arm: torch.Tensor, jacobian: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """As the suite's: the last reference is kept where the tool does not feel it."""
+        last = self._reference
+        posture = last - arm + 0.05 * (self._rest - last)
+        motion = arm + self._panda.solve(jacobian[None], error[None], posture[None])[0] - last
         motion = motion / (motion.abs() / (self._panda.speed / CONTROL_HZ)).max().clamp(min=1.0)
-        arm = (arm + motion).clamp(self._panda.low, self._panda.high)
-        return [*arm.tolist(), FINGER_OPEN / 2 * (1.0 - float(move[6]))]
+        return (last + motion).clamp(self._panda.low, self._panda.high)
 
     def _forward(self, joints: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         position, rotation, jacobian = self._panda.forward(torch.tensor([joints[:7]], dtype=torch.float64))
