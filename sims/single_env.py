@@ -88,3 +88,8 @@ def restore(kind: Any, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(restore(Any, item) for item in value)
     return value
+
+
+def seed32(seed: int) -> int:
+    """A seed for libraries that take 32 bits, mixed from all bits of ``seed``."""
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])

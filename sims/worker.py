@@ -2,7 +2,8 @@
 
 It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer. Requests and answers take turns:
 
-    worker -> trainer   {"spec": ..., "demonstrates": ...}, or {"error": text} when the configuration is wrong
+    trainer -> worker   {"module", "simulator", "config"}
+    worker -> trainer   {"spec", "demonstrates"}
     trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
     then each request {"id": k, "do": ...} is answered by {"id": k} once its results are in the worker's row:
     reset, task, seed, replay      replay: how many actions of the row to take again
@@ -10,7 +11,8 @@ It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer.
     look
     demonstrate
 
-What goes wrong in the simulator ends the process with a traceback on its standard error; the trainer reads it there.
+A UserError ends it with {"error": text} for the person. Whatever else goes wrong in the simulator ends the process
+with a traceback on its standard error; the trainer reads it there.
 """
 
 from __future__ import annotations
@@ -36,20 +38,21 @@ def main(control_fd: int) -> None:
     faulthandler.register(signal.SIGUSR1)  # the trainer asks where it hangs before it kills
     control = socket.socket(fileno=control_fd)
     requests = control.makefile("rb")
-    introduction = json.loads(requests.readline())
     try:
-        env = _make(introduction["module"], introduction["simulator"], introduction["config"])
+        _serve(control, requests)
     except UserError as error:
         _answer(control, {"error": str(error)})
-        return
-    spec = dataclasses.asdict(env.spec)
-    _answer(control, {"spec": spec, "demonstrates": isinstance(env, DemonstratedSim)})
+
+
+def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
+    introduction = json.loads(requests.readline())
+    env = _make(introduction["module"], introduction["simulator"], introduction["config"])
+    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": isinstance(env, DemonstratedSim)})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if not descriptors:  # the trainer is gone
         return
     place = json.loads(message)
-    memory = SharedRows(env.spec, place["rows"], descriptors[0])
-    row = _Row(env, memory, place["row"])
+    row = _Row(env, SharedRows(env.spec, place["rows"], descriptors[0]), place["row"])
     while line := requests.readline():
         request = json.loads(line)
         row.do(request)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sims.errors import UserError
-from sims.install import interpreter
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
 from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, environment_of, interpreter_of
@@ -49,7 +48,7 @@ class WorkerGroup:
 
     def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
         self.config, self.simulator = config, simulator
-        self.interpreter = interpreter_of(config.workers, interpreter(config.name))
+        self.interpreter = interpreter_of(config.workers, config.name)
         self.failures: list[WorkerFailure] = []
         self.memory: SharedRows | None = None  # made when the first worker has told its shapes
         self._streak = [0] * config.num_envs

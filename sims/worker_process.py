@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sims.errors import UserError
+from sims.install import interpreter
 from sims.shared_rows import SharedRows, anonymous_file
 from sims.single_env import SingleEnv, SingleSpec, restore
 
@@ -42,13 +43,15 @@ main(int(sys.argv[1]))
 class WorkerConfig:
     """How worker processes run.
 
-    ``python``: their interpreter; by default the one that ``vla-rl sims install`` made, else the trainer's own. ``gl``:
-    how MuJoCo-based simulators render. ``devices``: GPUs for rendering, dealt out row by row; none leaves the choice to
-    the driver. A worker that takes longer than its time-out for starting, one reset or one control step counts as
-    failed; ``max_failures_in_a_row`` failures of a row without a chunk between them stop the run.
+    ``python``: their interpreter. ``environment``: the name of one that ``vla-rl sims install`` made, by default the
+    simulator's own name. Without either it is the trainer's. ``gl``: how MuJoCo-based simulators render. ``devices``:
+    GPUs for rendering, dealt out row by row; none leaves the choice to the driver. A worker that takes longer than its
+    time-out for starting, one reset or one control step counts as failed; ``max_failures_in_a_row`` failures of a row
+    without a chunk between them are endured, one more stops the run.
     """
 
     python: str | None = None
+    environment: str | None = None
     gl: Literal["egl", "osmesa", "glfw"] = "egl"
     devices: tuple[int, ...] = ()
     start_timeout_s: float = 180.0
@@ -198,7 +201,14 @@ def environment_of(config: WorkerConfig, row: int) -> dict[str, str]:
     return chosen
 
 
-def interpreter_of(config: WorkerConfig, installed: str | None) -> str:
+def interpreter_of(config: WorkerConfig, name: str) -> str:
+    """Which Python runs the workers of simulator ``name``; UserError if the one asked for does not exist."""
+    installed = interpreter(config.environment or name)
+    if config.environment and not installed:
+        raise UserError(
+            f"sim.workers.environment: {config.environment!r} is not installed. Run: vla-rl sims install "
+            f"{config.environment}"
+        )
     path = config.python or installed or sys.executable
     if not Path(path).exists():
         raise UserError(f"sim.workers.python: there is no interpreter at {path}. Leave it out to use the default.")
