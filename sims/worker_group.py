@@ -161,9 +161,9 @@ class WorkerGroup:
         failure = WorkerFailure(row=row, pid=worker.pid, request=request, cause=cause, stderr=stderr)
         self.failures.append(failure)
         self._streak[row] += 1
+        self.workers[row] = self._launch(row)
         described = f"{self.config.name}: worker {row} (process {worker.pid}) {cause} at '{request}'"
         said = f"Its last words:\n{stderr}" if stderr else "It wrote nothing to its standard error."
         if not self._started or self._streak[row] > self.config.workers.max_failures_in_a_row:
             raise SimulatorFailure(f"{described}, failure {self._streak[row]} in a row. {said}")
-        log.warning("%s; it is being replaced and its chunk is left out. %s", described, said)
-        self.workers[row] = self._launch(row)
+        log.warning("%s; it was replaced and its chunk is left out. %s", described, said)

@@ -22,7 +22,7 @@ class PointMaze(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
-        self.position, self.goal = self.np_random.uniform(-1, 0, 2), self.np_random.uniform(0, 1, 2)
+        self.position, self.goal = self.np_random.uniform(-1, 0, 2), self.np_random.uniform(3, 4, 2)
         self.elapsed = 0
         return self._observation(), {}
 

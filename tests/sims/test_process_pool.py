@@ -60,6 +60,12 @@ def test_episode_in_numbers() -> None:
         assert bytes(obs.text[1]).rstrip(b"\0") == b"go down"
 
 
+def test_rows_stand_before_their_first_reset() -> None:
+    with pool(num_envs=2) as env:
+        env.reset([1], start=starts(3))
+        assert env.step(UP.expand(2, 2)).truncated.tolist() == [True, False]
+
+
 def test_chunk_is_its_steps() -> None:
     action = torch.tensor([0.7, 0.0]).expand(3, 9, 2)
     with pool(num_envs=3, max_steps=8, goal=4.0) as env:

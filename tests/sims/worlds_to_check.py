@@ -1,0 +1,88 @@
+"""Every world that this machine can run, small, for the tests that all of them must pass."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sims.gymnasium import Gymnasium, GymnasiumConfig
+from sims.install import interpreter
+from sims.metaworld import Metaworld, MetaworldConfig
+from sims.process_pool import ProcessPool
+from sims.robosuite import Robosuite, RobosuiteConfig
+from sims.vector_env import VectorEnv
+from sims.worker_process import WorkerConfig
+from tests.sims.counting import Counting, CountingConfig
+from tests.worlds import ChainWorld
+
+NUM_ENVS = 3
+MAX_STEPS = 12
+SMALL = (32, 48)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """``make`` takes the time limit. ``needs``: an installed environment. ``solved_within``: what its expert takes."""
+
+    make: Callable[[int], VectorEnv]
+    needs: str | None = None
+    solved_within: int | None = None
+
+    @property
+    def available(self) -> bool:
+        return (
+            self.needs is None
+            or interpreter(self.needs) is not None
+            or importlib.util.find_spec(self.needs) is not None
+        )
+
+
+def _pusht(max_steps: int) -> VectorEnv:
+    config = GymnasiumConfig(
+        id="gym_pusht:gym_pusht/PushT-v0",
+        arguments={"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
+        images={"top": "render"}, num_envs=NUM_ENVS, max_steps=max_steps, workers=WorkerConfig(environment="pusht"),
+    )  # fmt: skip
+    return ProcessPool(config, Gymnasium)
+
+
+def _aloha(max_steps: int) -> VectorEnv:
+    config = GymnasiumConfig(
+        id="gym_aloha:gym_aloha/AlohaTransferCube-v0",
+        arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
+        state=("agent_pos",), images={"top": "pixels.top"}, num_envs=NUM_ENVS, max_steps=max_steps,
+        workers=WorkerConfig(environment="aloha"),
+    )  # fmt: skip
+    return ProcessPool(config, Gymnasium)
+
+
+def _maze(max_steps: int) -> VectorEnv:
+    config = GymnasiumConfig(
+        id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), images={"top": "camera"},
+        num_envs=NUM_ENVS, max_steps=max_steps,
+    )  # fmt: skip
+    return ProcessPool(config, Gymnasium)
+
+
+def _metaworld(max_steps: int) -> VectorEnv:
+    config = MetaworldConfig(tasks=("reach", "drawer-open"), image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+    return ProcessPool(config, Metaworld)
+
+
+def _robosuite(max_steps: int) -> VectorEnv:
+    return ProcessPool(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
+
+
+WORLDS = {
+    "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
+    "counting": World(
+        make=lambda steps: ProcessPool(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
+        solved_within=25,
+    ),
+    "gymnasium": World(make=_maze),
+    "pusht": World(make=_pusht, needs="pusht"),
+    "aloha": World(make=_aloha, needs="aloha"),
+    "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "robosuite": World(make=_robosuite, needs="robosuite"),
+}
