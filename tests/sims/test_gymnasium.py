@@ -12,9 +12,12 @@ from gymnasium.utils.env_checker import check_env
 
 from sims.errors import UserError
 from sims.gymnasium import Gymnasium, GymnasiumConfig
+from sims.install import interpreter
 from sims.process_pool import ProcessPool
+from sims.single_env import seed32
 from sims.to_gymnasium import ToGymnasium, ToGymnasiumVector
 from sims.vector_env import StartState
+from sims.worker_process import WorkerConfig
 from tests.sims.counting import Counting, CountingConfig
 
 POINT = "tests.sims.point_maze:PointMaze-v0"
@@ -48,8 +51,6 @@ def test_dictionary_becomes_state_and_images(maze: ProcessPool) -> None:
 
 
 def test_same_numbers_as_gymnasium_itself(maze: ProcessPool) -> None:
-    from sims.single_env import seed32
-
     theirs = gymnasium.make(POINT)
     observed, _ = theirs.reset(seed=seed32(11))
     maze.reset(start=[StartState(task=0, seed=11)] * 2)
@@ -131,3 +132,23 @@ def test_vector_out_follows_gymnasiums_next_step_reset() -> None:
     finally:
         ours.close()
         theirs.close()
+
+
+@pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")
+def test_aloha_in_its_own_interpreter() -> None:
+    """Its pictures are part of its observation, so every step renders: a few steps are enough here."""
+    aloha = GymnasiumConfig(
+        id="gym_aloha:gym_aloha/AlohaTransferCube-v0",
+        arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
+        state=("agent_pos",), images={"top": "pixels.top"}, num_envs=2, workers=WorkerConfig(environment="aloha"),
+    )  # fmt: skip
+    env = ProcessPool(aloha, Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
+        before = env.observe()
+        assert not torch.equal(before.images[0], before.images[1])  # the cube lies elsewhere
+        assert env.advance(torch.zeros(2, 2, env.spec.action_dim), 1.0).num_executed.tolist() == [2, 2]
+        assert (env.spec.action_dim, env.spec.state_dim, env.spec.max_steps) == (14, 14, 300)
+        assert not torch.equal(env.observe().state, before.state)
+    finally:
+        env.close()

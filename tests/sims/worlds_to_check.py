@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
+from sims.maniskill import ManiSkill, ManiSkillConfig
 from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
@@ -47,16 +48,6 @@ def _pusht(max_steps: int) -> VectorEnv:
     return ProcessPool(config, Gymnasium)
 
 
-def _aloha(max_steps: int) -> VectorEnv:
-    config = GymnasiumConfig(
-        id="gym_aloha:gym_aloha/AlohaTransferCube-v0",
-        arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
-        state=("agent_pos",), images={"top": "pixels.top"}, num_envs=NUM_ENVS, max_steps=max_steps,
-        workers=WorkerConfig(environment="aloha"),
-    )  # fmt: skip
-    return ProcessPool(config, Gymnasium)
-
-
 def _maze(max_steps: int) -> VectorEnv:
     config = GymnasiumConfig(
         id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), images={"top": "camera"},
@@ -74,6 +65,14 @@ def _robosuite(max_steps: int) -> VectorEnv:
     return ProcessPool(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
 
 
+def _maniskill(task: str) -> Callable[[int], VectorEnv]:
+    def make(max_steps: int) -> VectorEnv:
+        config = ManiSkillConfig(task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+        return ProcessPool(config, ManiSkill)
+
+    return make
+
+
 WORLDS = {
     "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
     "counting": World(
@@ -82,7 +81,7 @@ WORLDS = {
     ),
     "gymnasium": World(make=_maze),
     "pusht": World(make=_pusht, needs="pusht"),
-    "aloha": World(make=_aloha, needs="aloha"),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),
     "robosuite": World(make=_robosuite, needs="robosuite"),
 }
