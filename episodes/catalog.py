@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from episodes.archive import Layout
-from episodes.schema import EpisodeError, StoreFull
 
 CATALOG_NAME = "catalog.sqlite"
+_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ _INSERT = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * len(_COLUMN
 
 
 class Catalog:
-    """Raises sqlite3.DatabaseError where the file is no usable catalog; the store then rebuilds it."""
+    """In ``folder``, or in memory if None. Raises sqlite3.DatabaseError where the file is no usable catalog."""
 
-    def __init__(self, folder: Path):
-        self._path = folder / CATALOG_NAME
+    def __init__(self, folder: Path | None):
+        self._path = ":memory:" if folder is None else folder / CATALOG_NAME
         self._lock = threading.Lock()
         self._connection, self._pid = self._connect(), os.getpid()
 
@@ -58,8 +58,12 @@ class Catalog:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute(_CREATE)
-            connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM episodes LIMIT 1").fetchall()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                connection.execute(_CREATE)
+                connection.execute(f"PRAGMA user_version={_VERSION}")
+            elif version != _VERSION:
+                raise sqlite3.DatabaseError(f"catalog of version {version}, this is {_VERSION}")
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("damaged catalog")
         except sqlite3.DatabaseError:
@@ -74,19 +78,13 @@ class Catalog:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Insert or replace, in one transaction."""
-        self.replace(removed=(), added=entries)
+        rows = [[json.dumps(v) if isinstance(v, dict) else v for v in vars(entry).values()] for entry in entries]
+        with self._lock, self._db() as connection:
+            connection.executemany(_INSERT, rows)
 
-    def replace(self, *, removed: Iterable[str], added: Iterable[Entry]) -> None:
-        """Remove ids and insert entries, in one transaction. Raises StoreFull."""
-        rows = [[json.dumps(v) if isinstance(v, dict) else v for v in vars(entry).values()] for entry in added]
-        try:
-            with self._lock, self._db() as connection:
-                connection.executemany("DELETE FROM episodes WHERE id = ?", [(id,) for id in removed])
-                connection.executemany(_INSERT, rows)
-        except sqlite3.OperationalError as error:
-            if "full" not in str(error):
-                raise
-            raise StoreFull(f"{self._path}: no space left for the catalog; the episodes themselves are safe") from error
+    def remove(self, ids: Iterable[str]) -> None:
+        with self._lock, self._db() as connection:
+            connection.executemany("DELETE FROM episodes WHERE id = ?", [(id,) for id in ids])
 
     def ids(self) -> set[str]:
         with self._lock:
@@ -98,13 +96,11 @@ class Catalog:
             rows = self._db().execute(f"SELECT {', '.join(_COLUMNS)} FROM episodes ORDER BY id").fetchall()
         return [_entry(row) for row in rows]
 
-    def entry(self, id: str) -> Entry:
+    def entry(self, id: str) -> Entry | None:
         with self._lock:
             query = f"SELECT {', '.join(_COLUMNS)} FROM episodes WHERE id = ?"
             row = self._db().execute(query, (id,)).fetchone()
-        if row is None:
-            raise EpisodeError(f"{self._path.parent}: no episode {id}")
-        return _entry(row)
+        return None if row is None else _entry(row)
 
     def close(self) -> None:
         if os.getpid() == self._pid:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
+from sims.errors import UserError
 from sims.vector_env import TEXT_BYTES
 
 SCHEMA = "vla-rl-episode/1"
@@ -33,7 +34,7 @@ _ulid_lock = threading.Lock()
 _ulid_last = 0
 
 
-class EpisodeError(ValueError):
+class EpisodeError(UserError):
     """Anything wrong with an episode or a store of episodes."""
 
 
@@ -131,6 +132,8 @@ def _check_words(episode: Episode) -> None:
         raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
     if episode.source not in SOURCES:
         raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
+    if not -(2**63) <= episode.seed < 2**63:
+        raise _refuse(episode, "seed does not fit 64 bits")
     for name in ("task", "split", "instruction"):
         if not getattr(episode, name):
             raise _refuse(episode, f"{name} is empty")

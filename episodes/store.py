@@ -31,6 +31,7 @@ from episodes.schema import ARRAYS, SCHEMA, CorruptEpisode, Episode, EpisodeErro
 _SUFFIX = ".zarr.zip"
 _STALE_S = 3600.0
 _CATALOGUED = ("id", "task", "instruction", "source", "split", "seed", "policy_version")
+_UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,8 +67,11 @@ class EpisodeStore:
         self.path = Path(path)
         self.corrupt: dict[str, str] = {}
         self._jpeg_quality = jpeg_quality
-        if create:
+        if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
+            raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
+        if create and not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(self.path.parent)
         if not self.path.is_dir():
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
@@ -82,16 +86,16 @@ class EpisodeStore:
 
     def add_all(self, episodes: Iterable[Episode]) -> list[str]:
         """As ``add`` for each, syncing folder and catalog once. If one is refused, those before it stay committed."""
-        entries: list[Entry] = []
+        written: list[Entry] = []
         try:
             for episode in episodes:
                 validate(episode)
-                entries.append(self._write(episode))
+                written.append(self._write(episode))
         finally:
-            if entries:
+            if written:
                 _sync_folder(self.path)
-                self._try_catalog(lambda catalog: catalog.add(entries))
-        return [entry.id for entry in entries]
+                self._try_catalog(lambda catalog: catalog.add(written))
+        return [entry.id for entry in written]
 
     def _write(self, episode: Episode) -> Entry:
         arrays, attributes = pack(episode, jpeg_quality=self._jpeg_quality)
@@ -118,7 +122,7 @@ class EpisodeStore:
 
     def label(self, id: str, key: str, value: LabelValue, *, author: str) -> None:
         """Append a label; the episode's file stays as it is. ``select`` heeds ``success`` and ``deleted``."""
-        self._catalog.entry(id)
+        self._entry(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
 
     def delete(self, id: str, *, author: str) -> None:
@@ -150,7 +154,7 @@ class EpisodeStore:
 
     def read(self, id: str) -> Episode:
         """The episode, its raw arrays as views of a private memory map. Raises CorruptEpisode if the file is torn."""
-        entry = self._catalog.entry(id)
+        entry = self._entry(id)
         arrays = self.map(entry)
         _, attributes = read_directory(self.file(id))
         return unpack(arrays, attributes)
@@ -171,10 +175,16 @@ class EpisodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _entry(self, id: str) -> Entry:
+        entry = self._try_catalog(lambda catalog: catalog.entry(id))
+        if entry is None:
+            raise EpisodeError(f"{self.path}: no episode {id}")
+        return entry
+
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Write the catalog anew from the files."""
+        """Write the catalog anew from the episode files."""
         with self._repair_lock():
             self._catalog.close()
             delete_catalog(self.path)
@@ -182,17 +192,29 @@ class EpisodeStore:
 
     def _open_catalog(self) -> Catalog:
         try:
-            catalog = Catalog(self.path)
-            self._reconcile(catalog)
+            return self._reconciled(Catalog(self.path))
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, read-only, full: the file itself is fine
-                raise EpisodeError(f"{self.path}: cannot open the catalog: {error}") from error
-            delete_catalog(self.path)
-            catalog = Catalog(self.path)
-            self._reconcile(catalog)
-        return catalog
+            return self._replacement(error)
 
-    def _reconcile(self, catalog: Catalog) -> None:
+    def _try_catalog(self, use: Callable[[Catalog], Any]) -> Any:
+        try:
+            return use(self._catalog)
+        except sqlite3.DatabaseError as error:
+            self._catalog.close()
+            with self._repair_lock():
+                self._catalog = self._replacement(error)
+            return use(self._catalog)
+
+    def _replacement(self, error: sqlite3.DatabaseError) -> Catalog:
+        """A damaged catalog is rebuilt; where none can be written (full, read-only), one in memory serves as well."""
+        if not isinstance(error, sqlite3.OperationalError):
+            delete_catalog(self.path)
+            return self._open_catalog()
+        if error.sqlite_errorcode & 0xFF in _UNWRITABLE:
+            return self._reconciled(Catalog(None))
+        raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
+
+    def _reconciled(self, catalog: Catalog) -> Catalog:
         """Catalog what a killed writer had committed, forget what is gone, sweep what it left half-written."""
         catalogued, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
@@ -208,23 +230,19 @@ class EpisodeStore:
                 found.append(_scan(self.file(id)))
             except CorruptEpisode as error:
                 self.corrupt[self.file(id).name] = str(error)
-        if found or catalogued - on_disk:
-            catalog.replace(removed=catalogued - on_disk, added=found)
-
-    def _try_catalog(self, use: Callable[[Catalog], Any]) -> Any:
-        try:
-            return use(self._catalog)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
-            self.rebuild()
-            return use(self._catalog)
+        if gone := catalogued - on_disk:
+            catalog.remove(gone)
+        if found:
+            catalog.add(found)
+        return catalog
 
     @contextlib.contextmanager
     def _repair_lock(self) -> Iterator[None]:
         """One process at a time opens or rebuilds: SQLite cannot switch to WAL or be deleted under another."""
-        with open(self.path / ".lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a store that cannot be written needs no lock: its catalog is in memory
+                lock = stack.enter_context(open(self.path / ".lock", "wb"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 

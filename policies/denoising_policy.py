@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
 from policies.denoise import Predict, denoise, path_transition
@@ -40,9 +41,9 @@ class DenoisingPolicyConfig:
     """
 
     vla: VLAConfig = field(default_factory=VLAConfig)
-    objective: FlowMatchingConfig | DiffusionConfig = field(default_factory=FlowMatchingConfig)
-    act: FlowODEConfig | DDIMConfig = field(default_factory=FlowODEConfig)
-    explore: ExploreConfig = field(default_factory=FlowSDEConfig)
+    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(default_factory=FlowMatchingConfig)
+    act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
+    explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
     max_prefix: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -87,9 +88,7 @@ class DenoisingPolicy(nn.Module):
         self.act_kernel = build_kernel(config.act, self.objective)
         if self.act_kernel.trained_steps:
             raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
-        self.vla = VLA(
-            config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim
-        ).to(memory_format=torch.channels_last)
+        self.vla = VLA(config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.frozen_expert = None
         self._compiled = False
@@ -208,9 +207,10 @@ class DenoisingPolicy(nn.Module):
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             with self._precision(device):
-                prediction = network(x_t, t, context, memory)
-            noise = prediction.noise
-            return Prediction(target=prediction.target.float(), noise=None if noise is None else noise.float())
+                prediction = network(x_t, t, memory)
+            times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
+            target = self.objective.guess(x_t, times, memory.anchor.float()) + prediction.target
+            return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
 
         return predict
 

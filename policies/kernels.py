@@ -20,7 +20,7 @@ from policies.objectives import Diffusion, FlowMatching, Objective
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def time_grid(steps: int, device: torch.device | str = "cpu") -> Float[Tensor, "steps_plus_1"]:
+def time_grid(steps: int, device: torch.device | str = "cpu") -> Float[Tensor, " steps_plus_1"]:
     """t_i = 1 - i/K for i = 0..K. The one grid: no kernel, loss or evaluation makes another."""
     return (1 - torch.arange(steps + 1, dtype=torch.float64) / steps).to(device=device, dtype=torch.float32)
 
@@ -62,7 +62,7 @@ class Kernel:
     """How to walk from noise to action in ``steps`` transitions.
 
     ``trained_steps``: transitions whose log-prob counts. ``one_step_per_sample``: only one of them, drawn per sample,
-    is random. ``learned_noise``: reads the noise head. ``noise_clip``: bound of the drawn noise, in standard deviations.
+    is random. ``learned_noise``: reads the noise head. ``noise_clip``: bound of the drawn noise, in stds.
     """
 
     one_step_per_sample: bool = False
@@ -75,7 +75,7 @@ class Kernel:
         self.steps = steps
         self.trained_steps = trained_steps
 
-    def grid(self, device: torch.device | str = "cpu") -> Float[Tensor, "steps_plus_1"]:
+    def grid(self, device: torch.device | str = "cpu") -> Float[Tensor, " steps_plus_1"]:
         """Times of the states on the path: the one grid, for sampling, scoring, evaluation and deployment."""
         return time_grid(self.steps, device)
 
@@ -100,7 +100,7 @@ class FlowODEConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSDEConfig:
-    """``noise_level``: 0.5 for pi_RL (K = 3-5), 0.7 for Flow-GRPO (K = 10). ``random_steps``: "one" drawn per sample."""
+    """``noise_level``: 0.5 in pi_RL (K = 3-5), 0.7 in Flow-GRPO (K = 10). ``random_steps``: "one", drawn per sample."""
 
     name: Literal["flow_sde"] = "flow_sde"
     steps: int = 4
@@ -305,9 +305,9 @@ def build_kernel(config: KernelConfig, objective: Objective) -> Kernel:
     flow = {FlowODEConfig: FlowODE, FlowSDEConfig: FlowSDE, FlowCPSConfig: FlowCPS, FlowNoiseConfig: FlowNoise}
     diffusion = {DDPMConfig: DDPM, DDIMConfig: DDIM}
     if isinstance(objective, FlowMatching) and type(config) in flow:
-        return flow[type(config)](config)  # type: ignore[arg-type]
+        return flow[type(config)](config)
     if isinstance(objective, Diffusion) and type(config) in diffusion:
-        return diffusion[type(config)](config, objective)  # type: ignore[arg-type]
+        return diffusion[type(config)](config, objective)
     raise ValueError(
         f"kernel {config.name} does not fit objective {objective.config.name}: "  # type: ignore[attr-defined]
         "flow_matching takes flow_ode, flow_sde, flow_cps or flow_noise; diffusion takes ddpm or ddim"

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+# Of normalised actions, roughly: only the network's starting point depends on it.
+ACTION_STD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowMatchingConfig:
-    """Velocity prediction on straight paths. ``time_power`` = p draws t with density p t^(p-1) (pi0: 1.5, uniform: 1)."""
+    """Velocity prediction on straight paths. ``time_power`` p draws t with density p t^(p-1); pi0: 1.5, uniform: 1."""
 
     name: Literal["flow_matching"] = "flow_matching"
     time_power: float = 1.5
@@ -36,14 +38,20 @@ ObjectiveConfig = FlowMatchingConfig | DiffusionConfig
 class Objective(Protocol):
     """A family of denoising policies."""
 
-    def draw_time(
-        self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
-    ) -> Float[Tensor, "..."]:
+    def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
         """Training times in (0, 1]."""
         ...
 
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """x_t and the target, both shaped like ``action``; ``t`` broadcasts against it."""
+        ...
+
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        """E[target | x_t] if actions were Normal(anchor, ACTION_STD^2); the network predicts what is left.
+
+        At t = 1 this makes ``anchor`` a plain regression of the action, whose gradient is far less noisy than the
+        rest of the loss: the encoder learns from fewer frames.
+        """
         ...
 
 
@@ -61,6 +69,12 @@ class FlowMatching:
 
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(action, noise, t.expand_as(action)), noise - action
+
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        """At t = 1, x_t - anchor; at t = 0, -x_t."""
+        variance = ACTION_STD**2
+        gain = (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance)
+        return gain * (x_t - (1 - t) * anchor) - anchor
 
 
 class Diffusion:
@@ -91,6 +105,11 @@ class Diffusion:
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         alpha_bar = self.alpha_bar(t)
         return alpha_bar.sqrt() * action + (1 - alpha_bar).sqrt() * noise, noise
+
+    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        alpha_bar = self.alpha_bar(t)
+        gain = (1 - alpha_bar).sqrt() / (1 - alpha_bar + alpha_bar * ACTION_STD**2)
+        return gain * (x_t - alpha_bar.sqrt() * anchor)
 
 
 def build_objective(config: ObjectiveConfig) -> FlowMatching | Diffusion:

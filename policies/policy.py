@@ -6,7 +6,7 @@ Flow time everywhere: t = 1 is noise, t = 0 is action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -37,26 +37,34 @@ class ActionSample(Rows):
     log_prob: Float[Tensor, "*B S H A"]
 
 
-class Policy(Protocol):
-    """A chunked policy whose training and rollout share one code path. Context is any ``Rows`` record."""
+C = TypeVar("C", bound=Rows)
 
-    action_horizon: int
-    action_dim: int
-    value_dim: int
 
-    def encode(self, obs: Observation) -> Rows:
+class Policy(Protocol[C]):
+    """A chunked policy whose training and rollout share one code path. Context C is any ``Rows`` record."""
+
+    @property
+    def action_horizon(self) -> int: ...
+
+    @property
+    def action_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
+
+    def encode(self, obs: Observation) -> C:
         """Images, words and state, once per look."""
         ...
 
-    def sample(self, context: Rows, generator: torch.Generator) -> ActionSample:
+    def sample(self, context: C, generator: torch.Generator) -> ActionSample:
         """Exploring, with the path it took. Does not build a graph."""
         ...
 
-    def log_prob(self, context: Rows, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+    def log_prob(self, context: C, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
         """Of the trained steps of ``path``, float32, differentiable; the same code as ``sample``."""
         ...
 
-    def entropy(self, context: Rows, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+    def entropy(self, context: C, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
         """Of the same transitions; constant in the parameters unless the noise is learned."""
         ...
 
@@ -64,18 +72,18 @@ class Policy(Protocol):
         """What an optimizer moves, with or without the encoder."""
         ...
 
-    def value_features(self, context: Rows) -> Float[Tensor, "B value_dim"]:
+    def value_features(self, context: C) -> Float[Tensor, "B value_dim"]:
         """Detached, for the critic."""
         ...
 
     def bc_loss(
-        self, context: Rows, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
+        self, context: C, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
     ) -> Tensor:
         """Imitation loss of chunks ``action`` (environment units); ``mask`` is 0 on padding. Scalar."""
         ...
 
     def act(
-        self, context: Rows, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
+        self, context: C, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
     ) -> Float[Tensor, "B H A"]:
         """Deployment: noise drawn once, then the deterministic flow. ``prefix``: actions already committed."""
         ...

@@ -9,6 +9,7 @@ adaptive LayerNorm on flow time, reads these tokens by cross-attention.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,10 @@ from torch import Tensor, nn
 from policies.kernels import Prediction
 from sims.rows import Rows
 from sims.vector_env import Observation
+
+SHARP = float(os.environ.get("SHARP", "4"))
+POOL = os.environ.get("POOL", "max")
+COORD = float(os.environ.get("COORD", "3"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,19 @@ class Context(Rows):
     pooled: Float[Tensor, "*B pooled_width"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A context as the expert reads it.
+
+    ``summary`` [B, 1, 1, width]; ``anchor`` [B, 1, H, A], the action it would guess before any denoising;
+    ``keys_values`` of each block.
+    """
+
+    summary: Tensor
+    anchor: Tensor
+    keys_values: list[tuple[Tensor, Tensor]]
+
+
 class TextEncoder(nn.Module):
     """Instruction bytes to word tokens: letters (with their place in the word) are summed per word, words attend."""
 
@@ -84,7 +102,7 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> tuple[Tensor, Tensor]:
-        """Word tokens [B, max_words, width] and which of them exist [B, max_words]. Words past the 24th share its slot."""
+        """Word tokens [B, max_words, width] and which of them exist; words past the 24th share its slot."""
         code = text.long()
         letter = (code != 0) & (code != ord(" "))
         index = torch.arange(code.shape[1], device=code.device)
@@ -116,31 +134,34 @@ class CameraEncoder(nn.Module):
             wider = stage + 1 < len(widths)
             self.shrink.append(nn.Conv2d(width, widths[stage + 1], 2, stride=2) if wider else nn.Identity())
             self.film.append(nn.Linear(config.text_width, 2 * width))
-            self.blocks.append(nn.ModuleList([_ConvBlock(width) for _ in range(depth)]))
+            self.blocks.append(nn.Sequential(*[_ConvBlock(width) for _ in range(depth)]))
         self.norm = nn.LayerNorm(widths[-1])
         maps = config.queries * config.query_heads
         self.queries, self.maps = config.queries, maps
         self.query = nn.Linear(config.text_width, maps * widths[-1])
-        self.token = nn.Linear(config.query_heads * (widths[-1] + 2), config.width)
-        for film in self.film:
-            nn.init.zeros_(film.weight)
-            nn.init.zeros_(film.bias)
+        # One matrix per query: their tokens must stay apart when they are averaged or attended to.
+        values = config.query_heads * (widths[-1] + 2)
+        self.token = nn.Parameter(torch.empty(config.queries, values, config.width))
+        self.token_bias = nn.Parameter(torch.zeros(config.queries, config.width))
+        nn.init.normal_(self.token, std=values**-0.5)
+        with torch.no_grad():
+            self.query.weight *= SHARP
 
     def forward(self, image: Tensor, text: Float[Tensor, "B text_width"]) -> Float[Tensor, "B queries width"]:
         """image: [B, 3, height, width] float in [-1, 1], channels last."""
         x = self.stem(image)
         for film, blocks, shrink in zip(self.film, self.blocks, self.shrink, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)
-            x = F.gelu(x * (1 + scale) + shift)
-            for block in blocks:
-                x = block(x)
+            x = F.gelu(torch.addcmul(shift, x, 1 + scale))
+            x = blocks(x)
             x = shrink(x)
         height, width = x.shape[-2:]
         features = self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))  # [B, P, C]
         query = self.query(text).view(-1, self.maps, features.shape[-1])
         weight = torch.softmax(query @ features.transpose(1, 2) / math.sqrt(features.shape[-1]), dim=-1)
-        values = torch.cat([features, _coordinates(height, width, features).expand(len(features), -1, -1)], dim=-1)
-        return self.token((weight @ values).view(len(features), self.queries, -1))
+        what, where = weight @ features, weight @ _coordinates(height, width, features)
+        found = torch.cat([what, where], dim=-1).view(len(features), self.queries, -1)
+        return torch.einsum("bqv,qvw->bqw", found, self.token) + self.token_bias
 
 
 class ActionExpert(nn.Module):
@@ -154,12 +175,13 @@ class ActionExpert(nn.Module):
         # Each action's own time goes in beside it, so that a clean prefix is told apart inside one token.
         self.inputs = nn.Linear(config.action_patch * (action_dim + 1), width)
         self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
-        self.pooled = nn.Linear(pooled_width, width)
+        self.pooled = nn.Sequential(nn.Linear(pooled_width, width), nn.GELU(), nn.Linear(width, width))
         self.time = nn.Sequential(nn.Linear(config.time_width, config.time_width), nn.SiLU())
         self.blocks = nn.ModuleList([_ExpertBlock(config, attend=tokens > 1) for _ in range(config.depth)])
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.adapt = nn.Linear(config.time_width, 2 * width)
         self.target = nn.Linear(width, config.action_patch * action_dim)
+        self.anchor = nn.Linear(width, config.action_horizon * action_dim)
         self.noise: nn.Linear | None = None
         for layer in (self.adapt, self.target):
             nn.init.zeros_(layer.weight)
@@ -172,24 +194,28 @@ class ActionExpert(nn.Module):
             nn.init.zeros_(self.noise.weight)
             nn.init.zeros_(self.noise.bias)
 
-    def remember(self, context: Context) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the context for every block, once per look."""
-        return [block.remember(context.tokens) for block in self.blocks]  # type: ignore[operator]
+    def remember(self, context: Context) -> Memory:
+        """Everything that does not depend on x_t or t, once per look."""
+        summary = self.pooled(context.pooled)
+        anchor = self.anchor(summary).unflatten(-1, (self.config.action_horizon, -1)).unsqueeze(1)
+        return Memory(
+            summary=summary[:, None, None],
+            anchor=anchor,
+            keys_values=[block.remember(context.tokens) for block in self.blocks],  # type: ignore[operator]
+        )
 
-    def forward(
-        self, x_t: Float[Tensor, "B S H A"], t: Tensor, context: Context, memory: list[tuple[Tensor, Tensor]]
-    ) -> Prediction:
+    def forward(self, x_t: Float[Tensor, "B S H A"], t: Tensor, memory: Memory) -> Prediction:
         """t: [B or 1, S], or [B, S, H] where actions have their own time. S: steps that share one context."""
         batch, steps, horizon, action_dim = x_t.shape
         times = (t if t.ndim == 3 else t.unsqueeze(-1)).unsqueeze(-1).expand(-1, -1, horizon, 1)
         patched = torch.cat([x_t, times.expand(batch, -1, -1, -1)], dim=-1)
         patched = patched.view(batch, steps, -1, self.config.action_patch * (action_dim + 1))
-        x = self.inputs(patched) + self.position + self.pooled(context.pooled)[:, None, None]
+        x = self.inputs(patched) + self.position + memory.summary
         per_token = times.reshape(*times.shape[:2], -1, self.config.action_patch).mean(-1)
         if t.ndim == 2:
             per_token = per_token[..., :1]
         condition = self.time(_sinusoid(per_token, self.config.time_width))  # [B or 1, S, tokens or 1, time_width]
-        for block, keys_values in zip(self.blocks, memory, strict=True):
+        for block, keys_values in zip(self.blocks, memory.keys_values, strict=True):
             x = block(x, condition, keys_values)
         shift, scale = self.adapt(condition).chunk(2, dim=-1)
         x = torch.addcmul(shift, self.norm(x), 1 + scale)
@@ -210,13 +236,17 @@ class VLA(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.pooled_width = config.width * (cameras + 2)
         self.expert = ActionExpert(config, action_dim=action_dim, pooled_width=self.pooled_width)
+        for module in self.cameras.modules():
+            if isinstance(module, nn.Conv2d):  # images arrive channels last; with weights alike nothing is transposed
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
     def encode(self, obs: Observation, state: Float[Tensor, "B state_dim"]) -> Context:
         """``state`` is normalised; ``obs`` gives the images and the words."""
         text = self._encode_text(obs.text)
         images = obs.images.permute(1, 0, 4, 2, 3)  # [cameras, B, 3, height, width], channels last in memory
         looks = [
-            camera(image.to(text.dtype) / 127.5 - 1, text) for camera, image in zip(self.cameras, images, strict=True)
+            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), text)
+            for camera, image in zip(self.cameras, images, strict=True)
         ]
         tokens = [*looks, self.state(state).unsqueeze(1), self.words(text).unsqueeze(1)]
         pooled = torch.cat([self.norm(token.mean(dim=1)) for token in tokens], dim=-1)
@@ -227,7 +257,11 @@ class VLA(nn.Module):
         unique, index = torch.unique(text, dim=0, return_inverse=True)
         tokens, exists = self.text(unique)
         weight = exists.unsqueeze(-1).to(tokens.dtype)
-        return ((tokens * weight).sum(1) / weight.sum(1).clamp(min=1))[index]
+        if POOL == "max":
+            return F.layer_norm((tokens + (weight - 1) * 1e3).amax(1) * exists.any(1, keepdim=True), tokens.shape[-1:])[
+                index
+            ]
+        return F.layer_norm((tokens * weight).sum(1) / weight.sum(1).clamp(min=1), tokens.shape[-1:])[index]
 
 
 class _ConvBlock(nn.Module):
@@ -263,7 +297,7 @@ class _Block(nn.Module):
 
 
 class _ExpertBlock(nn.Module):
-    """Self-attention over action tokens (if there are several), cross-attention to the context, MLP; DiT's AdaLN-zero."""
+    """Self-attention over action tokens (if several), cross-attention to the context, MLP; DiT's AdaLN-zero."""
 
     def __init__(self, config: VLAConfig, *, attend: bool) -> None:
         super().__init__()
@@ -316,7 +350,7 @@ def _coordinates(height: int, width: int, like: Tensor) -> Tensor:
     """Centres of the map's cells, (x, y) in [-1, 1], [height * width, 2]."""
     y = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) * 2 / height - 1
     x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) * 2 / width - 1
-    return torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
+    return COORD * torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1).flatten(0, 1)
 
 
 def _sinusoid(t: Tensor, width: int) -> Tensor:

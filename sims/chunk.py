@@ -15,7 +15,7 @@ from sims.vector_env import VectorEnv
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkStep(Rows):
-    """Outcome of a chunk. ``reward`` is discounted within the chunk; the chunk's own discount is gamma ** num_executed.
+    """Outcome of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
 
     ``valid`` is False where a row's world failed in this chunk (see Step): the chunk is data of nothing. It comes back
     truncated, with reward 0 and nothing executed.

@@ -33,7 +33,7 @@ class ManiSkillConfig:
     """``state``: "given" is what ManiSkill hands out beside pictures, "full" adds the poses of objects.
 
     ``backend``: physx_cpu runs a process per row, physx_cuda all rows on one GPU. ``reconfigure``: build the scene anew
-    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps`` defaults to what the task registers.
+    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps``: by default what the task registers.
     """
 
     name: Literal["maniskill"] = "maniskill"
@@ -92,7 +92,7 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
     if config.task not in REGISTERED_ENVS:
         raise UserError(f"sim.task: ManiSkill has no {config.task!r}; it has {sorted(REGISTERED_ENVS)}")
     height, width = config.image_size
-    env = gymnasium.make(
+    env: Any = gymnasium.make(
         config.task,
         num_envs=num_envs,
         obs_mode="rgb" if config.state == "given" else "rgb+state",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ def write_video(
 
     frames: uint8 [T, h, w, 3], T >= 1, RGB.  scale: every pixel becomes scale x scale.  caption: one line below the
     picture, cut where the picture ends.  success: a green (True) or red (False) border, None for no border.
-    Raises ValueError where ``frames`` is something else.
+    Raises ValueError where ``frames`` is something else, OSError where the file cannot be written.
     """
     import imageio_ffmpeg
 
@@ -39,14 +40,13 @@ def write_video(
         scaled = np.concatenate([scaled, np.broadcast_to(below, (len(scaled), *below.shape))], axis=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     even = np.ascontiguousarray(_even(scaled))
-    options = ["-crf", "20", "-preset", "medium", "-movflags", "+faststart"]
-    writer = imageio_ffmpeg.write_frames(
-        str(path), even.shape[2:0:-1], fps=fps, codec="libx264", quality=None, macro_block_size=1, output_params=options
-    )
-    writer.send(None)
-    for frame in even:
-        writer.send(frame)
-    writer.close()
+    size = f"{even.shape[2]}x{even.shape[1]}"
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
+    command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", str(path)]
+    done = subprocess.run(command, input=even.reshape(-1).data, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{path}: ffmpeg could not write the video: {done.stderr.decode(errors='replace').strip()}")
     return path
 
 

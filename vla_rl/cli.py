@@ -47,16 +47,14 @@ class Train:
         experiment = _load_experiment(self.config, self.overrides)
         from vla_rl.train import train
 
-        train(experiment, self.place(), resume=self.resume)
+        train(experiment, self.place(), resume=self.resume, command=self.command())
         print(self.place() / "report.html")
 
     def place(self) -> Path:
         return self.run_dir or Path("runs") / self.config.stem
 
-    def resume_command(self) -> str:
-        return shlex.join(
-            ["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place()), "--resume"]
-        )
+    def command(self) -> str:
+        return shlex.join(["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.place())])
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,10 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: str = "test"
-    """which start states: those never trained on (test) or the training ones (train)"""
+    split: Literal["train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance"] | None = None
+    """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
+    words: Literal["given", "blank", "shuffled"] = "given"
+    """what the policy reads: its instruction, nothing, or another episode's instruction"""
     seed: int = 0
     """picks the start states and all noise"""
     json: Json = False
@@ -76,7 +76,7 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed)
+        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words)
         if self.json:
             print(json.dumps(result))
         else:
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = parse(words)
         command.run()
     except KeyboardInterrupt:
-        hint = f"; resume with: {command.resume_command()}" if isinstance(command, Train) else ""
+        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Train) else ""
         _stop(130, f"interrupted{hint}")
     except UserError as error:
         _stop(2, str(error))

@@ -71,8 +71,7 @@ def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -
         raise ConfigError("\n".join(lines)) from None
 
 
-@cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
+def _adapter(cls: type) -> TypeAdapter[Any]:
     for field in config_fields(cls):
         if len(_sections(field.annotation)) > 1:
             raise TypeError(f"{cls.__name__}: section {field.path!r} needs Field(discriminator='name')")
@@ -306,7 +305,9 @@ def _sentence(detail: ErrorDetails, keys: Keys, owner: type | None, cls: type) -
 
 
 def _nearest(got: str, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(got, allowed, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(got, allowed, n=1, cutoff=0.7) or [
+        name for name in allowed if name.startswith(got)
+    ]
     return f"; did you mean '{near[0]}'?" if near else ""
 
 

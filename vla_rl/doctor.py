@@ -67,8 +67,12 @@ PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6
 OPTIONAL = {  # name -> module, and how to get it
     "mujoco-warp": ("mujoco_warp", "pip install 'vla-rl[warp]'"),
     "maniskill": ("mani_skill", "pip install mani_skill"),
-    "libero": ("libero", "follow the LIBERO installation guide; it has no package index release of its own"),
-    "robosuite": ("robosuite", "pip install robosuite"),
+    "libero": (
+        "libero",
+        "pip install robosuite==1.4.0 bddl==1.0.1 easydict future cloudpickle termcolor"
+        " && pip install --no-deps hf-libero==0.1.4",
+    ),
+    "robosuite": ("robosuite", "pip install robosuite, in an environment without LIBERO: they need different versions"),
     "metaworld": ("metaworld", "pip install metaworld"),
     "isaaclab": ("isaaclab", "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU"),
 }

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from policies.bundle import load_bundle
 from policies.policy import Policy
 from sims.chunk import step_chunk
+from sims.errors import UserError
 from sims.starts import StartSequence, Stream
+from sims.tabletop.tasks import Split
 from sims.vector_env import Observation, StartState, VectorEnv
+from vla_rl.build import make_env
+from vla_rl.progress import progress
+from vla_rl.run import load_experiment
 
 Act = Callable[[Observation], Tensor]
 Words = Literal["given", "blank", "shuffled"]
@@ -121,3 +129,50 @@ def evaluate_policy(
     generator = torch.Generator().manual_seed(seed)
     outcome = run_episodes(env, actor(policy, generator, stochastic=stochastic, words=words), starts)
     return outcome.summary(env.spec.tasks)
+
+
+def evaluate_path(
+    path: Path, *, episodes: int, split: Split | None, seed: int, words: Words = "given"
+) -> dict[str, Any]:
+    """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
+
+    A bundle alone is evaluated in the simulator of the run that it lies in.
+    """
+    run_dir, bundle = locate(path)
+    sim = load_experiment(run_dir).sim
+    env = make_env(sim if split is None else dataclasses.replace(sim, split=split))
+    policy = load_bundle(bundle)
+
+    def summary(*, stochastic: bool) -> dict[str, Any]:
+        return evaluate_policy(
+            policy, env, episodes=episodes, seed=seed, stream="evaluation", stochastic=stochastic, words=words
+        )
+
+    try:
+        with progress("evaluate", 2) as advance:
+            deployed = summary(stochastic=False)
+            advance(note=f"deployed {deployed['success']:.3f}")
+            exploring = summary(stochastic=True)
+            advance(note=f"stochastic {exploring['success']:.3f}")
+    finally:
+        env.close()
+    return deployed | {
+        "stochastic": {key: exploring[key] for key in ("success", "interval")},
+        "seed": seed,
+        "split": sim.split if split is None else split,
+        "words": words,
+        "fingerprint": dict(env.spec.fingerprint),
+    }
+
+
+def locate(path: Path) -> tuple[Path, Path]:
+    """(run folder, bundle) of a run or a bundle inside one. UserError if there is neither."""
+    if (path / "config.yaml").exists():
+        for bundle in (path / "bundle", path / "imitation" / "bundle"):
+            if bundle.exists():
+                return path, bundle
+        raise UserError(f"{path} has no bundle yet; go on with: vla-rl train ... --run-dir {path} --resume")
+    for parent in path.resolve().parents:
+        if (parent / "config.yaml").exists():
+            return parent, path
+    raise UserError(f"{path} is neither a run folder nor a bundle inside one")

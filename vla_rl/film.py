@@ -27,7 +27,7 @@ def film_tasks(policy: Policy, experiment: Experiment, directory: Path, *, prefi
         return []
     starts = StartSequence("evaluation", seed=experiment.evaluation.seed, num_tasks=len(tasks)).take(count)
     eyes = make_env(dataclasses.replace(experiment.sim, num_envs=count))
-    camera = make_env(dataclasses.replace(experiment.sim, num_envs=count, image_size=FILM_SIZE))
+    camera = make_env(dataclasses.replace(experiment.sim, num_envs=count, image_size=(FILM_SIZE, FILM_SIZE)))
     try:
         frames, success = film_episodes(policy, eyes, camera, starts, seed=experiment.evaluation.seed)
     finally:
@@ -37,7 +37,7 @@ def film_tasks(policy: Policy, experiment: Experiment, directory: Path, *, prefi
     for i, start in enumerate(starts):
         suffix = f"_{i // len(tasks)}" if i >= len(tasks) else ""
         path = directory / f"{prefix}_{tasks[start.task]}{suffix}.mp4"
-        write_video(path, frames[i], fps=experiment.sim.control_hz, success=bool(success[i]))
+        write_video(path, frames[i], fps=eyes.spec.control_hz, success=bool(success[i]))
         paths.append(path)
     return paths
 

@@ -7,8 +7,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import ProgressColumn, Task
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 console = Console(stderr=True)
@@ -41,6 +49,8 @@ def progress(title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         bar = bars.add_task(title, total=total, completed=done, note="")
 
         def advance(count: int = 1, note: str = "") -> None:
-            bars.update(bar, advance=count, **({"note": note} if note else {}))
+            bars.advance(bar, count)
+            if note:
+                bars.update(bar, note=note)
 
         yield advance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ class Run:
         return done[name]
 
 
-def open_run(experiment: Experiment, directory: Path, *, resume: bool) -> Run:
-    """Create the folder, or come back to it.
+def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
+    """Create the folder, or come back to it. ``command`` is how a person would start the same run again.
 
     Raises UserError if it holds a run and ``resume`` is not set, if it was started with another configuration, or if
     another process is writing it.
@@ -71,9 +71,9 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool) -> Run:
     config = directory / "config.yaml"
     if config.exists():
         if not resume:
-            raise UserError(f"{directory} holds a run already; add --resume to go on with it, or choose another --run-dir")
+            raise UserError(f"{directory} holds a run already; add --resume to go on, or choose another --run-dir")
         if load_config(Experiment, config) != experiment:
-            raise UserError(f"{directory} was started with another configuration (see {config}); choose another --run-dir")
+            raise UserError(f"{directory} was started with other settings (see {config}); choose another --run-dir")
     elif resume:
         raise UserError(f"{directory} holds no run to resume; leave --resume out to start one")
     directory.mkdir(parents=True, exist_ok=True)
@@ -81,9 +81,9 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool) -> Run:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{directory} is being written by another process; wait for it or choose another --run-dir") from None
+        raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
     if not config.exists():
-        (directory / "command.txt").write_text(" ".join(["vla-rl", *sys.argv[1:]]) + "\n")
+        (directory / "command.txt").write_text(command + "\n")
         save_config(experiment, config)
     return Run(experiment=experiment, dir=directory, lock=lock)
 
@@ -103,3 +103,10 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def git_revision() -> str | None:
+    """Of the checkout this program runs from; None if it was installed from a package."""
+    here = Path(__file__).resolve().parent
+    answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +9,26 @@ import torch
 
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
-from policies.audit import audit_log_prob
-from policies.bundle import load_bundle, save_bundle
-from policies.denoising_policy import DenoisingPolicy
-from sims.errors import UserError
+from policies.audit import StepDifference, audit_log_prob
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_env, make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
-from vla_rl.evaluate import evaluate_policy
+from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
-from vla_rl.progress import console, progress
+from vla_rl.progress import progress
 from vla_rl.report import write_report
-from vla_rl.run import Run, load_experiment, open_run, write_json
+from vla_rl.run import Run, git_revision, load_experiment, open_run, write_json
 
 
-def train(experiment: Experiment, run_dir: Path, *, resume: bool) -> dict[str, Any]:
+def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
-    run = open_run(experiment, run_dir, resume=resume)
+    run = open_run(experiment, run_dir, resume=resume, command=command)
     env = make_env(experiment.sim)
     try:
         before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
@@ -71,9 +68,10 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         batch_size=start.bc.batch_size,
         seed=seed,
         where=Selection(success=True),
+        cameras=env.spec.cameras,
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
-    policy.normalizer.fit(sampler.state, sampler.action)
+    policy.normalizer.fit(*sampler.statistics())
     learner = BC(policy, start.bc, torch.Generator().manual_seed(seed))
     checkpoints = run.imitation / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -85,7 +83,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         progress("imitate", start.bc.steps, done=learner.step) as advance,
     ):
         while learner.step < start.bc.steps:
-            metrics = learner.update(next(sampler))
+            metrics = learner.update(sampler.next_batch())
             advance(note=f"loss {metrics['bc_loss']:.3f}")
             if learner.step % 20 == 0:
                 record.write(learner.step, metrics)
@@ -93,7 +91,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
                 save_checkpoint(
                     checkpoints, learner.step, {"learner": learner.state_dict(), "sampler": sampler.state_dict()}
                 )
-    save_bundle(policy, run.imitation / "bundle", metrics={"bc_loss": metrics["bc_loss"]}, parent=None)
+    save_bundle(policy, run.imitation / "bundle", provenance=Provenance(git_revision=git_revision()))
 
 
 # -- reinforcement ------------------------------------------------------------------------------------------------
@@ -120,11 +118,12 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
             advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
             if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
                 save_checkpoint(run.checkpoints, learner.iteration, learner.state_dict())
-    save_bundle(learner.deployed(), run.bundle, metrics={}, parent=start)
+    parent = read_bundle_info(start).sha256
+    save_bundle(learner.deployed(), run.bundle, provenance=Provenance(git_revision=git_revision(), parent=parent))
     return {"iterations": learner.iteration}
 
 
-def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
+def audit(learner: Learner, *, tolerance: float) -> list[StepDifference]:
     """Stored log-probs against the training path, before anything is learned from them."""
     obs = learner.env.observe()
     context = learner.policy.encode(obs)
@@ -132,10 +131,10 @@ def audit(learner: Learner, *, tolerance: float) -> LogProbAudit:
     return audit_log_prob(learner.policy, learner.policy.encode(obs), sample, tolerance=tolerance)
 
 
-def audit_run(run_dir: Path) -> dict[str, Any]:
+def audit_run(run_dir: Path) -> list[StepDifference]:
     """``vla-rl doctor --run``: the log-prob audit of a run's newest policy in its own simulator."""
     experiment = load_experiment(run_dir)
-    bundle = run_dir / "bundle" if (run_dir / "bundle").exists() else run_dir / "imitation" / "bundle"
+    _, bundle = locate(run_dir)
     env = make_env(experiment.sim)
     try:
         learner = Learner(load_bundle(bundle), env, experiment.algorithm, seed=experiment.seed)
@@ -160,8 +159,12 @@ def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
     )
     learner.collector.start(held)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
-    return {"validation": summary["success"], "validation_low": summary["interval"][0],
-            "validation_high": summary["interval"][1], **per_task}
+    return {
+        "validation": summary["success"],
+        "validation_low": summary["interval"][0],
+        "validation_high": summary["interval"][1],
+        **per_task,
+    }
 
 
 def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dict[str, Any]:

@@ -34,9 +34,7 @@ class Walker:
 
     def sample(self, context: State, generator: torch.Generator) -> ActionSample:
         rows = len(context.state)
-        path = DenoisingPath(
-            states=torch.zeros(rows, 2, HORIZON, 1), steps=torch.zeros(rows, 1, dtype=torch.int64)
-        )
+        path = DenoisingPath(states=torch.zeros(rows, 2, HORIZON, 1), steps=torch.zeros(rows, 1, dtype=torch.int64))
         return ActionSample(action=torch.ones(rows, HORIZON, 1), path=path, log_prob=torch.zeros(rows, 1, HORIZON, 1))
 
     def value_features(self, context: State) -> Tensor:
@@ -96,6 +94,6 @@ def test_episodes_run_each_row_once_and_look_only_at_the_living() -> None:
 
 def test_streams_never_share_a_start() -> None:
     kinds = ("demos", "train", "validation", "evaluation")
-    seeds = {start_state(stream, seed=s, index=i, num_tasks=3).seed for stream in kinds for s in (0, 1) for i in range(50)}
+    seeds = {start_state(k, seed=s, index=i, num_tasks=3).seed for k in kinds for s in (0, 1) for i in range(50)}
     assert len(seeds) == 4 * 2 * 50
     assert [start_state("train", seed=0, index=i, num_tasks=3).task for i in range(4)] == [0, 1, 2, 0]

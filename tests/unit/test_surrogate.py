@@ -44,9 +44,7 @@ def test_dual_clip_bounds_negative_advantages() -> None:
 
 def test_value_loss_by_hand() -> None:
     """Value moved 1.0 towards the target, of which 0.2 are trusted: the clipped error (0.8) is the larger."""
-    loss = value_loss(
-        torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2, huber_delta=10.0
-    )
+    loss = value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2, huber_delta=10.0)
     assert loss.item() == pytest.approx(0.5 * 0.8**2)
     far = value_loss(torch.tensor([20.0]), torch.tensor([20.0]), torch.tensor([0.0]), clip=None, huber_delta=10.0)
     assert far.item() == pytest.approx(10 * (20 - 5))

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from policies.denoising_policy import DenoisingPolicy
 from policies.policy import DenoisingPath
+from policies.vla import Context
 from sims.rows import Rows
 from sims.vector_env import Observation
 from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
@@ -83,6 +84,14 @@ class Batch(Rows):
         return len(self.advantage)
 
 
+def encoded(policy: DenoisingPolicy, inputs: Rows) -> Context:
+    """What the policy sees: an observation is encoded, a context was already."""
+    if isinstance(inputs, Observation):
+        return policy.encode(inputs)
+    assert isinstance(inputs, Context)
+    return inputs
+
+
 class PolicyUpdate:
     """Moves ``policy`` (and ``critic``) on batches; owns the optimizers and the shuffling generator."""
 
@@ -112,7 +121,10 @@ class PolicyUpdate:
     @property
     def averaged(self) -> DenoisingPolicy | None:
         """The moving average of the policy, if one is kept."""
-        return None if self._average is None else self._average.module
+        if self._average is None:
+            return None
+        assert isinstance(self._average.module, DenoisingPolicy)
+        return self._average.module
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -191,9 +203,9 @@ class PolicyUpdate:
 
     def _losses(self, batch: Batch, advantage: Tensor, train_policy: bool) -> tuple[Tensor, Metrics]:
         with torch.set_grad_enabled(train_policy):
-            encode = isinstance(batch.inputs, Observation)
-            context = self.policy.encode(batch.inputs) if encode else batch.inputs  # type: ignore[arg-type]
-        loss, metrics = torch.zeros(()), {}
+            context = encoded(self.policy, batch.inputs)
+        metrics: Metrics = {}
+        loss = torch.zeros(())
         if train_policy:
             policy_loss, metrics = self._policy_loss(context, batch, advantage)
             loss = loss + policy_loss
@@ -203,7 +215,7 @@ class PolicyUpdate:
             metrics |= {"value_loss": critic_loss.item(), "value_mean": value.mean().item()}
         return loss, metrics
 
-    def _policy_loss(self, context: Rows, batch: Batch, advantage: Tensor) -> tuple[Tensor, Metrics]:
+    def _policy_loss(self, context: Context, batch: Batch, advantage: Tensor) -> tuple[Tensor, Metrics]:
         config = self.config
         difference = self.policy.log_prob(context, batch.path) - batch.log_prob
         log_ratio = reduce_log_ratio(difference, batch.num_executed, config.reduction)
@@ -241,16 +253,14 @@ class PolicyUpdate:
     def _discounts(self, units: int) -> Tensor:
         return self.config.denoising_discount ** torch.arange(units - 1, -1, -1, dtype=torch.float32)
 
-    def _reference_loss(self, context: Rows, batch: Batch) -> Tensor:
+    def _reference_loss(self, context: Context, batch: Batch) -> Tensor:
         """Imitation of what the frozen reference would do in the same situation."""
         assert self.reference is not None
         with torch.no_grad():
-            inputs = batch.inputs
-            seen = self.reference.encode(inputs) if isinstance(inputs, Observation) else inputs
-            action = self.reference.act(seen, self.generator)
+            action = self.reference.act(encoded(self.reference, batch.inputs), self.generator)
         return self.policy.bc_loss(context, action, torch.ones(action.shape[:2]), self.generator)
 
-    def _critic_loss(self, context: Rows, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _critic_loss(self, context: Context, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.critic is not None and self.critic_config is not None
         assert batch.value is not None and batch.value_target is not None
         config = self.critic_config

@@ -1,0 +1,176 @@
+"""A trained policy as a folder: ``policy-HASH.safetensors`` (weights and normaliser), ``bundle.json`` (all the rest).
+
+The JSON is replaced last, in one rename, and names the tensors by their hash; so at every moment the folder is the
+old bundle or the new one, and damage is found on reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.errors import UserError
+
+FORMAT = 1
+MANIFEST = "bundle.json"
+
+
+class BundleError(UserError):
+    """A bundle is missing, damaged, of another format, or made for another robot. The message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a policy came from. ``parent``: tensors' sha256 of the bundle it was trained from."""
+
+    git_revision: str | None = None
+    parent: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """Everything in ``bundle.json``."""
+
+    format: int
+    sha256: str
+    config: DenoisingPolicyConfig
+    robot: RobotSpec
+    provenance: Provenance
+
+    @property
+    def tensors(self) -> str:
+        """Name of the weights' file."""
+        return f"policy-{self.sha256[:12]}.safetensors"
+
+
+def save_bundle(policy: DenoisingPolicy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
+    """Write ``policy`` to the folder ``path``, replacing a bundle that is there; a crash leaves the old or the new.
+
+    ``created`` and torch's version are filled in where ``provenance`` does not say.
+    """
+    given = provenance or Provenance()
+    data = save({name: _plain(tensor) for name, tensor in policy.state_dict().items()})
+    info = BundleInfo(
+        format=FORMAT,
+        sha256=hashlib.sha256(data).hexdigest(),
+        config=policy.config,
+        robot=policy.robot,
+        provenance=Provenance(
+            git_revision=given.git_revision,
+            parent=given.parent,
+            metrics=given.metrics,
+            versions={"torch": torch.__version__, **given.versions},
+            created=given.created or datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
+    )
+    path.mkdir(parents=True, exist_ok=True)
+    _write_atomically(path / info.tensors, data)
+    _write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
+    for other in path.glob("policy-*.safetensors"):
+        if other.name != info.tensors:
+            other.unlink()
+    return info
+
+
+def read_bundle_info(path: Path) -> BundleInfo:
+    """The manifest alone. Raises BundleError."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}") from None
+    except ValueError as error:
+        raise BundleError(f"{path / MANIFEST} is damaged: {error}") from None
+    got = manifest.get("format") if isinstance(manifest, dict) else None
+    if got != FORMAT:
+        raise BundleError(f"{path / MANIFEST} has format {got!r}; this version reads {FORMAT}. Run: vla-rl convert")
+    _refuse_unknown_keys(manifest, path / MANIFEST)
+    try:
+        return TypeAdapter(BundleInfo).validate_python(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{path / MANIFEST}: {where}: {first['msg']}, got {first['input']!r}") from None
+    except ValueError as error:
+        raise BundleError(f"{path / MANIFEST}: {error}") from None
+
+
+def load_bundle(
+    path: Path,
+    *,
+    action_dim: int | None = None,
+    cameras: Sequence[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> DenoisingPolicy:
+    """The policy of the folder ``path``, in eval mode, bit for bit as it was saved.
+
+    ``action_dim`` and ``cameras``: what the robot has; given, they must match. Raises BundleError.
+    """
+    info = read_bundle_info(path)
+    _check_robot(info.robot, path, action_dim, cameras)
+    try:
+        data = (path / info.tensors).read_bytes()
+    except FileNotFoundError:
+        raise BundleError(f"{path} is not a whole bundle: it has no {info.tensors}") from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != info.sha256:
+        raise BundleError(
+            f"{path / info.tensors} is truncated or was changed: "
+            f"sha256 {digest[:12]}, the manifest says {info.sha256[:12]}"
+        )
+    try:
+        policy = DenoisingPolicy(info.config, info.robot)
+        policy.load_state_dict(load(data))
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        raise BundleError(f"{path}: the tensors do not fit the config in {MANIFEST}: {error}") from None
+    return policy.to(device).eval()
+
+
+def _check_robot(robot: RobotSpec, path: Path, action_dim: int | None, cameras: Sequence[str] | None) -> None:
+    if action_dim is not None and action_dim != robot.action_dim:
+        raise BundleError(f"{path} was made for {robot.action_dim} action dimensions, this robot has {action_dim}")
+    if cameras is not None and tuple(cameras) != robot.cameras:
+        raise BundleError(
+            f"{path} was made for cameras {list(robot.cameras)} in this order, this robot has {list(cameras)}"
+        )
+
+
+def _refuse_unknown_keys(manifest: dict[str, Any], path: Path) -> None:
+    """A key that nothing reads would change behaviour silently in the version that wrote it."""
+    allowed = set(BundleInfo.__dataclass_fields__)
+    unknown = sorted(set(manifest) - allowed)
+    if unknown:
+        raise BundleError(f"{path}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(allowed))}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

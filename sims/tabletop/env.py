@@ -1,0 +1,354 @@
+"""The tabletop suite as a VectorEnv.
+
+Actions, as in LIBERO: position delta (1.0 = 5 cm), rotation delta as an axis-angle vector in the base frame
+(1.0 = 0.5 rad), gripper (-1 open, +1 closed, linear between). The deltas move a *target pose* that the arm follows; the
+target never leads the tool by more than the leash, so a blocked arm does not wind up. State: tool position [m],
+orientation axis-angle [rad] (the branch near (pi, 0, 0)), finger positions (q, -q) [m].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import mujoco
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, START_JOINTS, Episode, sample_episode
+from sims.tabletop.expert import ScriptedExpert
+from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
+from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, MujocoBackend
+from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN, LAG_S, MOCAP, SUBSTEPS, model_hash
+from sims.tabletop.tasks import SPLITS, TASKS, Scene, Split, outcome
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+
+POSITION_SCALE = 0.05  # [m] per unit of action
+ROTATION_SCALE = 0.5  # [rad] per unit of action
+LEASH = (0.08, 0.6)  # the target leads the tool by at most this [m, rad]
+WORKSPACE = ((0.25, -0.35, 0.015), (0.75, 0.35, 0.5))  # of the target [m]
+CAMERAS = ("agent", "wrist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabletopConfig:
+    """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
+
+    ``threads`` 0: one per core that this process may use. ``renderer``: "auto" takes EGL, or OSMesa where EGL is missing.
+    """
+
+    name: Literal["tabletop"] = "tabletop"
+    tasks: tuple[str, ...] = ("pick",)
+    num_envs: int = 16
+    split: Split = "train"
+    image_size: tuple[int, int] = (64, 64)
+    cameras: tuple[str, ...] = CAMERAS
+    reward: Literal["sparse", "shaped"] = "sparse"
+    look: float = 1.0
+    max_steps: int | None = None
+    backend: Literal["mujoco", "warp"] = "mujoco"
+    threads: int = 0
+    renderer: Literal["auto", "egl", "osmesa"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field, values, allowed in (
+            ("tasks", self.tasks, tuple(TASKS)),
+            ("cameras", self.cameras, CAMERAS),
+            ("split", (self.split,), SPLITS),
+            ("reward", (self.reward,), ("sparse", "shaped")),
+            ("backend", (self.backend,), ("mujoco", "warp")),
+            ("renderer", (self.renderer,), ("auto", "egl", "osmesa")),
+        ):
+            for value in values:
+                if value not in allowed:
+                    raise ValueError(f"TabletopConfig.{field}: got {value!r}, allowed are {', '.join(allowed)}")
+        if not self.tasks or self.num_envs < 1:
+            raise ValueError("TabletopConfig: needs at least one task and num_envs >= 1")
+
+
+@dataclass
+class _Clock:
+    """Per-row progress of the episodes, [N] each."""
+
+    elapsed: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    success: Tensor
+
+
+class TabletopEnv:
+    """N tabletop episodes; rows are unusable until their first reset."""
+
+    def __init__(self, config: TabletopConfig) -> None:
+        self.config = config
+        self._backend = _open_backend(config)
+        device, n = self._backend.device, config.num_envs
+        self._panda = Panda(device)
+        self._start_joints = torch.tensor(START_JOINTS, dtype=torch.float64, device=device)
+        self._workspace = torch.tensor(WORKSPACE, device=device)
+        limits = [config.max_steps or TASKS[name].max_steps for name in config.tasks]
+        self._limits = torch.tensor(limits, device=device)
+        self.spec = EnvSpec(
+            name="tabletop",
+            num_envs=n,
+            action_dim=7,
+            state_dim=8,
+            cameras=config.cameras,
+            image_size=config.image_size,
+            control_hz=CONTROL_HZ,
+            max_steps=max(limits),
+            tasks=config.tasks,
+            device=device,
+            fingerprint={
+                "mujoco": mujoco.__version__,
+                "model": model_hash(),
+                "backend": config.backend,
+                "renderer": config.renderer,
+            },
+        )
+        self._starts: list[StartState | None] = [None] * n
+        self._episodes: list[Episode | None] = [None] * n
+        self._task = torch.zeros(n, dtype=torch.int64, device=device)
+        self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
+        self._fixtures = torch.zeros(n, len(MOCAP), 3, device=device)
+        self._text = encode_text([""] * n).to(device)
+        flags = torch.zeros(n, dtype=torch.bool, device=device)
+        self._clock = _Clock(
+            elapsed=torch.zeros(n, dtype=torch.int64, device=device),
+            terminated=flags.clone(),
+            truncated=flags.clone(),
+            success=flags.clone(),
+        )
+        self._target_position = torch.zeros(n, 3, device=device)
+        self._target_rotation = torch.zeros(n, 3, 3, device=device)
+        self._reference = torch.zeros(n, 7, device=device)
+        self._progress = torch.zeros(n, device=device)
+        self._task_rows: list[tuple[str, Tensor]] = []
+        self._look_at_state()
+
+    # Episodes
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        """Start row ``env_ids[i]`` at ``start[i]``; ``start[i].task`` indexes ``spec.tasks``."""
+        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        if len(rows) != len(start):
+            raise ValueError(f"reset: {len(rows)} rows but {len(start)} start states; give one for each row")
+        for row, state in zip(rows, start, strict=True):
+            self._begin(row, state)
+        self._task_rows = [
+            (name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)
+        ]
+        self._look_at_state()
+        fresh = [row for row, state in zip(rows, start, strict=True) if state.snapshot is None]
+        self._target_position[fresh] = self._scene.tool[fresh]
+        self._target_rotation[fresh] = self._scene.rotation[fresh]
+        self._reference[fresh] = self._joints[fresh].float()
+        if self.config.reward == "shaped":
+            self._progress = self._measure_progress()
+
+    def _begin(self, row: int, state: StartState) -> None:
+        if not 0 <= state.task < len(self.spec.tasks):
+            raise ValueError(f"reset: task {state.task} is not in 0..{len(self.spec.tasks) - 1} ({self.spec.tasks})")
+        name = self.spec.tasks[state.task]
+        episode = sample_episode(name, state.seed, split=self.config.split, look=self.config.look)
+        self._backend.place(row, episode)
+        self._starts[row], self._episodes[row] = state, episode
+        self._task[row], self._candidate[row] = state.task, episode.candidate
+        self._fixtures[row] = torch.from_numpy(episode.fixtures)
+        self._text[row] = encode_text([episode.instruction])[0].to(self.spec.device)
+        clock = self._clock
+        clock.elapsed[row], clock.terminated[row], clock.truncated[row], clock.success[row] = 0, False, False, False
+        if state.snapshot is not None:
+            self._restore(row, state.snapshot)
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        """Snapshots: [physics state, target position and rotation, joint reference, elapsed, terminated, truncated, success]."""
+        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        clock = self._clock
+        states = []
+        for row in rows:
+            start = self._starts[row]
+            if start is None:
+                raise RuntimeError(f"capture: row {row} was never reset")
+            flags = [clock.elapsed[row], clock.terminated[row], clock.truncated[row], clock.success[row]]
+            target = torch.cat([self._target_position[row], self._target_rotation[row].flatten(), self._reference[row]])
+            numbers = [*target.tolist(), *(float(flag) for flag in flags)]
+            snapshot = np.concatenate([self._backend.snapshot(row), numbers])
+            states.append(dataclasses.replace(start, snapshot=snapshot))
+        return tuple(states)
+
+    def _restore(self, row: int, snapshot: np.ndarray) -> None:
+        if snapshot.shape != (SNAPSHOT_SIZE + 23,):
+            raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 23} numbers, got {snapshot.shape}")
+        self._backend.restore(row, snapshot[:SNAPSHOT_SIZE])
+        rest = snapshot[SNAPSHOT_SIZE:]
+        self._target_position[row] = torch.from_numpy(rest[:3])
+        self._target_rotation[row] = torch.from_numpy(rest[3:12].reshape(3, 3))
+        self._reference[row] = torch.from_numpy(rest[12:19])
+        clock = self._clock
+        clock.elapsed[row] = int(rest[19])
+        clock.terminated[row], clock.truncated[row], clock.success[row] = (bool(flag) for flag in rest[20:])
+
+    # Steps
+
+    def step(self, action: Float[Tensor, "N 7"]) -> Step:
+        """One control step of 50 ms. Sparse reward: 1 on success; achieving what was not asked for ends without it."""
+        clock = self._clock
+        done = clock.terminated | clock.truncated
+        alive = ~done
+        controls = self._controls(action.to(self._target_position), alive)
+        rows = alive.nonzero()[:, 0]
+        self._backend.step(rows.cpu().numpy(), controls[rows])
+        self._look_at_state()
+        success, ended = self._outcomes()
+        clock.elapsed += alive
+        clock.success |= success & alive
+        clock.terminated |= ended & alive
+        clock.truncated |= alive & ~clock.terminated & (clock.elapsed >= self._limits[self._task])
+        return Step(
+            reward=self._reward(alive),
+            terminated=clock.terminated.clone(),
+            truncated=clock.truncated.clone(),
+            success=clock.success.clone(),
+            intervened=torch.zeros_like(done),
+        )
+
+    def _controls(self, action: Tensor, alive: Tensor) -> Float[Tensor, "N substeps 9"]:
+        """Move the targets of the living rows and turn them into actuator inputs, ramped over the substeps."""
+        action = action.clamp(-1, 1)
+        scene = self._scene
+        position = self._target_position + POSITION_SCALE * action[:, :3]
+        position = position.clamp(self._workspace[0], self._workspace[1])
+        lead = position - scene.tool
+        position = scene.tool + lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
+        rotation = rotation_matrix((ROTATION_SCALE * action[:, 3:6]).double()) @ self._target_rotation.double()
+        turn = rotation_vector(rotation @ scene.rotation.double().mT)
+        turn = turn * (LEASH[1] / turn.norm(dim=1, keepdim=True).clamp(min=LEASH[1]))
+        rotation = (rotation_matrix(turn) @ scene.rotation.double()).float()
+        self._target_position = torch.where(alive[:, None], position, self._target_position)
+        self._target_rotation = torch.where(alive[:, None, None], rotation, self._target_rotation)
+        error = torch.cat([(self._target_position - scene.tool).double(), turn], dim=1)
+        reference = self._next_reference(error)
+        motion = reference - self._reference
+        ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]
+        lead = LAG_S * CONTROL_HZ  # cancels the lag that the actuators' damping causes at constant speed
+        joints = self._reference[:, None] + motion[:, None] * (ramp + lead)
+        self._reference = torch.where(alive[:, None], reference, self._reference)
+        fingers = (FINGER_OPEN / 2) * (1 - action[:, 6])
+        return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)
+
+    def _next_reference(self, error: Float[Tensor, "N 6"]) -> Float[Tensor, "N 7"]:
+        """Joint positions that remove the tool's ``error``, within the joints' speed and position limits.
+
+        The last reference is kept where the tool does not feel it, so the arm's vibrations do not feed back.
+        """
+        panda, joints, last = self._panda, self._joints, self._reference.double()
+        posture = last - joints + 0.05 * (self._start_joints - last)
+        motion = joints + panda.solve(self._jacobian, error, posture) - last
+        excess = (motion.abs() / (panda.speed / CONTROL_HZ)).amax(1, keepdim=True)
+        return (last + motion / excess.clamp(min=1)).clamp(panda.low, panda.high).float()
+
+    def _look_at_state(self) -> None:
+        """Read the simulator: the scene that tasks, expert and observations share."""
+        qpos = self._backend.qpos
+        self._joints = qpos[:, ARM].clone()
+        position, rotation, self._jacobian = self._panda.forward(self._joints)
+        single = qpos.float()
+        self._scene = Scene(
+            tool=position.float(),
+            rotation=rotation.float(),
+            fingers=single[:, FINGERS],
+            blocks=single[:, BLOCK_QPOS].view(-1, 3, 7),
+            peg=single[:, PEG_QPOS],
+            drawers=single[:, DRAWER_QPOS],
+            fixtures=self._fixtures,
+        )
+
+    def _outcomes(self) -> tuple[Tensor, Tensor]:
+        if len(self._task_rows) == 1:
+            return outcome(TASKS[self._task_rows[0][0]], self._scene, self._candidate)
+        success, ended = torch.zeros_like(self._clock.success), torch.zeros_like(self._clock.success)
+        for name, rows in self._task_rows:
+            success[rows], ended[rows] = outcome(TASKS[name], self._scene[rows], self._candidate[rows])
+        return success, ended
+
+    def _measure_progress(self) -> Float[Tensor, " N"]:
+        progress = torch.zeros_like(self._progress)
+        for name, rows in self._task_rows:
+            candidates = TASKS[name].progress(self._scene[rows])
+            progress[rows] = candidates.gather(1, self._candidate[rows, None])[:, 0]
+        return progress
+
+    def _reward(self, alive: Tensor) -> Float[Tensor, " N"]:
+        """Sparse: success. Shaped: success plus the gain in progress of this step."""
+        reward = (self._clock.success & alive).float()
+        if self.config.reward == "shaped":
+            progress = self._measure_progress()
+            reward = reward + torch.where(alive, progress - self._progress, 0.0)
+            self._progress = progress
+        return reward
+
+    # Looks
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        """Images, state and words of these rows. Without cameras no rendering context is ever opened."""
+        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        scene = self._scene
+        fingers = scene.fingers * scene.fingers.new_tensor([1.0, -1.0])
+        state = torch.cat([scene.tool, tool_orientation(scene.rotation.double()).float(), fingers], dim=1)
+        if self.spec.cameras:
+            images = self._backend.render(rows)
+        else:
+            images = torch.zeros(len(rows), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.spec.device)
+        return Observation(images=images, state=state[rows], text=self._text[rows])
+
+    def expert(self, *, noise: float, seed: int) -> ScriptedExpert:
+        """The scripted demonstrator; ``noise`` is the std of its smooth action noise."""
+        return ScriptedExpert(self, noise=noise, seed=seed)
+
+    @property
+    def scene(self) -> Scene:
+        """What the simulator's state is now, for experts and measurements; policies do not see it."""
+        return self._scene
+
+    @property
+    def task_rows(self) -> list[tuple[str, Tensor]]:
+        """The rows that are at each task."""
+        return self._task_rows
+
+    @property
+    def candidate(self) -> Int[Tensor, " N"]:
+        """Which candidate each row's instruction names."""
+        return self._candidate
+
+    @property
+    def target(self) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"]]:
+        """The pose that the arm follows, which actions move."""
+        return self._target_position, self._target_rotation
+
+    @property
+    def elapsed(self) -> Int[Tensor, " N"]:
+        """Control steps of each episode so far."""
+        return self._clock.elapsed
+
+    def close(self) -> None:
+        """Release threads and rendering contexts."""
+        self._backend.close()
+
+
+def _open_backend(config: TabletopConfig) -> MujocoBackend:
+    if config.backend == "warp":
+        raise NotImplementedError("the warp backend of the tabletop suite is not there yet; use backend='mujoco'")
+    import os
+
+    return MujocoBackend(
+        num_envs=config.num_envs,
+        threads=config.threads or len(os.sched_getaffinity(0)),
+        cameras=config.cameras,
+        image_size=config.image_size,
+        renderer=config.renderer,
+    )

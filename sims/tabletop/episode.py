@@ -1,0 +1,173 @@
+"""What one episode looks like: everything random, drawn from (seed, task) alone.
+
+Coordinates as in scene.py. Appearance and positions have a training range and a range beyond it that only the
+out-of-distribution splits draw from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sims.tabletop.scene import BLOCK_HALF, MOCAP, NUM_BLOCKS, PARKED_X, PEG_HALF
+from sims.tabletop.tasks import COLOURS, TASKS, Split, Task
+
+NQ, NV = 39, 35
+ARM, FINGERS = slice(0, 7), slice(7, 9)
+BLOCK_QPOS, PEG_QPOS, DRAWER_QPOS = slice(9, 30), slice(30, 37), slice(37, 39)
+BLOCK_DOF, PEG_DOF = 9, 27  # first velocity of each
+
+# Tool at (0.44, 0, 0.27), pointing down.
+START_JOINTS = (0.0, -0.2, 0.0, -2.3, 0.0, 2.1, math.pi / 4)
+
+_RGB = {
+    "red": (0.86, 0.11, 0.11),
+    "green": (0.13, 0.62, 0.2),
+    "blue": (0.12, 0.28, 0.86),
+    "yellow": (0.98, 0.8, 0.08),
+    "purple": (0.56, 0.18, 0.7),
+    "cyan": (0.1, 0.78, 0.82),
+}
+_TABLE = ((0.78, 0.74, 0.68), (0.7, 0.72, 0.74), (0.82, 0.8, 0.78), (0.66, 0.6, 0.54))
+_OOD_TABLE = ((0.3, 0.34, 0.4), (0.52, 0.4, 0.3), (0.45, 0.5, 0.42))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Appearance: RGB in 0..1; camera jitter as offset [m] and small rotation vector [rad] of (agent, wrist)."""
+
+    blocks: np.ndarray  # [3, 3]
+    pair: np.ndarray  # [2, 3]: mats, drawer fronts or hole rims
+    table: np.ndarray  # [3]
+    light_direction: np.ndarray  # [3]
+    light: float
+    camera_offset: np.ndarray  # [2, 3]
+    camera_turn: np.ndarray  # [2, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """The beginning of an episode, its words, and which candidate they name."""
+
+    task: Task
+    instruction: str
+    colours: tuple[str, ...]  # of the task's coloured slots
+    candidate: int
+    qpos: np.ndarray  # [NQ]
+    fixtures: np.ndarray  # [len(MOCAP), 3]
+    parked: np.ndarray  # [NUM_BLOCKS + 1] bool: blocks, peg
+    look: Look
+
+
+def sample_episode(task_name: str, seed: int, *, split: Split, look: float) -> Episode:
+    """The episode that ``(task_name, seed)`` stand for. ``look`` scales the variation of light, table and cameras."""
+    task = TASKS[task_name]
+    rng = np.random.default_rng([seed, list(TASKS).index(task_name)])
+    colours, candidate = _sample_words(task, rng, split)
+    phrasings = task.ood_phrasings if split == "ood_phrasing" else task.phrasings
+    phrase = phrasings[rng.integers(len(phrasings))]
+    qpos, fixtures = _sample_layout(task, rng, ood=split == "ood_position")
+    parked = np.array(["blocks" not in task.things] * NUM_BLOCKS + ["peg" not in task.things])
+    return Episode(
+        task=task,
+        instruction=phrase.format(*(colours[slot] for slot in task.candidates[candidate])),
+        colours=colours,
+        candidate=candidate,
+        qpos=qpos,
+        fixtures=fixtures,
+        parked=parked,
+        look=_sample_look(task, colours, rng, amount=look, ood=split == "ood_appearance"),
+    )
+
+
+def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[tuple[str, ...], int]:
+    """Colours of the slots and the candidate, such that the words are (not) one of the held-out combinations."""
+    candidate = int(rng.integers(len(task.candidates)))
+    slots = task.candidates[candidate]
+    wanted = split == "ood_combination"
+    combinations = [c for c in itertools.permutations(COLOURS, len(slots)) if (c in task.held_out) == wanted]
+    named = combinations[rng.integers(len(combinations))]
+    others = iter(rng.permutation([colour for colour in COLOURS if colour not in named]))
+    by_slot = dict(zip(slots, named, strict=True))
+    return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colours)), candidate
+
+
+def _jitter(rng: np.random.Generator, size: tuple[int, ...], amount: float, *, ood: bool) -> np.ndarray:
+    """Uniform within +-amount; out of distribution: between one and two amounts away."""
+    value = rng.uniform(-amount, amount, size)
+    return value + np.copysign(amount, value) if ood else value
+
+
+def _scatter(rng: np.random.Generator, *, ood: bool) -> np.ndarray:
+    """Block centres [3, 2] at least 0.12 m apart; out of distribution: in a band around the training area."""
+    inner_low, inner_high = np.array([0.42, -0.18]), np.array([0.58, 0.18])
+    margin = 0.05 if ood else 0.0
+    points: list[np.ndarray] = []
+    while len(points) < NUM_BLOCKS:
+        points = []
+        for _ in range(60):
+            p = rng.uniform(inner_low - margin, inner_high + margin)
+            outside = bool(((p < inner_low) | (p > inner_high)).any())
+            if outside == ood and all(np.hypot(*(p - other)) > 0.12 for other in points):
+                points.append(p)
+            if len(points) == NUM_BLOCKS:
+                break
+    return np.array(points)
+
+
+def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Initial qpos and fixture positions; what the task does not use is parked."""
+    fixtures = np.array([[PARKED_X + 0.5 * i, 0.0, 0.5] for i in range(len(MOCAP))])
+    qpos = np.zeros(NQ)
+    qpos[ARM] = np.array(START_JOINTS) + rng.uniform(-0.03, 0.03, 7)
+    qpos[FINGERS] = 0.04
+    blocks = qpos[BLOCK_QPOS].reshape(NUM_BLOCKS, 7)
+    blocks[:, :3] = [[PARKED_X, 1.0 + 0.3 * i, 0.5] for i in range(NUM_BLOCKS)]
+    blocks[:, 3] = 1.0
+    qpos[PEG_QPOS] = [PARKED_X, -1.0, 0.5, 1, 0, 0, 0]
+    if "blocks" in task.things:
+        rows = np.array([[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]])
+        blocks[:, :2] = (
+            rows + _jitter(rng, (3, 2), 0.018, ood=ood) if "mats" in task.things else _scatter(rng, ood=ood)
+        )
+        blocks[:, 2] = BLOCK_HALF
+        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
+        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
+    if "mats" in task.things:
+        fixtures[0:2] = [[0.6, 0.11, 0.0], [0.6, -0.11, 0.0]]
+        fixtures[0:2, :2] += _jitter(rng, (2, 2), 0.02, ood=ood)
+    if "drawers" in task.things:
+        fixtures[2] = [0.36, 0.0, 0.0]
+        fixtures[2, :2] += _jitter(rng, (2,), 0.025, ood=ood)
+    if "holes" in task.things:
+        fixtures[3:5] = [[0.57, 0.11, 0.0], [0.57, -0.11, 0.0]]
+        fixtures[3:5, :2] += _jitter(rng, (2, 2), 0.025, ood=ood)
+    if "peg" in task.things:
+        yaw = rng.uniform(-math.pi / 4, math.pi / 4)
+        place = np.array([0.43, 0.0]) + _jitter(rng, (2,), 0.04, ood=ood)
+        qpos[PEG_QPOS] = [*place, PEG_HALF[2], np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]
+    return qpos, fixtures
+
+
+def _sample_look(
+    task: Task, colours: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool
+) -> Look:
+    rgb = np.array([_RGB[colour] for colour in colours])
+    rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
+    num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
+    tables = np.array(_OOD_TABLE if ood else _TABLE)
+    table = tables[rng.integers(len(tables))] + amount * rng.uniform(-0.04, 0.04, 3)
+    wide = 2.0 if ood else 1.0
+    direction = np.array([-0.3, 0.3, -0.9]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
+    return Look(
+        blocks=rgb[:num_blocks] if num_blocks else np.ones((NUM_BLOCKS, 3)),
+        pair=rgb[num_blocks:] if len(rgb) > num_blocks else np.ones((2, 3)),
+        table=table,
+        light_direction=direction / np.linalg.norm(direction),
+        light=float(0.5 + amount * wide * rng.uniform(-0.1, 0.1)),
+        camera_offset=amount * wide * rng.uniform(-0.012, 0.012, (2, 3)) * np.array([[1.0], [0.25]]),
+        camera_turn=amount * wide * rng.uniform(-0.015, 0.015, (2, 3)),
+    )

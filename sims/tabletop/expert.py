@@ -1,0 +1,234 @@
+"""Scripted demonstrators: memoryless geometry on the scene, so they can take over an episode at any moment.
+
+Each task's rule maps the scene to a wish (tool goal, yaw, gripper); one controller turns wishes into actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sims.rows import Rows
+from sims.tabletop.kinematics import rotation_matrix, rotation_vector
+from sims.tabletop.scene import BLOCK_HALF, HOLE_HEIGHT, PEG_HALF
+from sims.tabletop.tasks import _STACKS, Scene
+
+POSITION_SPEED = 0.028  # [m] per control step
+HOVER = 0.10  # [m] above a thing before descending onto it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish(Rows):
+    """Where the tool should go [m], its yaw [rad], and the gripper (-1 open, +1 closed)."""
+
+    goal: Float[Tensor, "N 3"]
+    yaw: Float[Tensor, " N"]
+    gripper: Float[Tensor, " N"]
+
+
+def _yaw(quaternion: Float[Tensor, "N 4"]) -> Float[Tensor, " N"]:
+    w, x, y, z = quaternion.unbind(-1)
+    return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+
+def _fold(angle: Tensor, period: float) -> Tensor:
+    """The equivalent angle in [-period / 2, period / 2)."""
+    return torch.remainder(angle + period / 2, period) - period / 2
+
+
+def _tool_yaw(scene: Scene) -> Float[Tensor, " N"]:
+    return torch.atan2(scene.rotation[:, 1, 0], scene.rotation[:, 0, 0])
+
+
+def _pick_slot(values: Float[Tensor, "N slots D"], slot: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+    return values[torch.arange(len(values), device=values.device), slot]
+
+
+def _lift(goal: Tensor, height: Tensor | float) -> Tensor:
+    """``goal`` raised by ``height`` [m]."""
+    up = torch.zeros_like(goal)
+    up[:, 2] = height
+    return goal + up
+
+
+def _grasp(scene: Scene, point: Tensor, yaw: Tensor, half_width: float) -> tuple[Wish, Tensor]:
+    """Approach ``point`` from above with open fingers and close on it; and whether it is held."""
+    away = (point - scene.tool)[:, :2].norm(dim=1)
+    low = scene.tool[:, 2] < point[:, 2] + 0.012
+    # A funnel: the closer over the point, the lower the goal.
+    goal = _lift(point, ((away - 0.008) * 5).clamp(0, HOVER))
+    held = ((point - scene.tool).norm(dim=1) < 0.022) & (scene.fingers < half_width + 0.0025).all(1)
+    close = (away < 0.013) & low
+    return Wish(goal=goal, yaw=yaw, gripper=torch.where(close, 1.0, -1.0)), held
+
+
+def _choose(condition: Tensor, yes: Wish, no: Wish) -> Wish:
+    return Wish(
+        goal=torch.where(condition[:, None], yes.goal, no.goal),
+        yaw=torch.where(condition, yes.yaw, no.yaw),
+        gripper=torch.where(condition, yes.gripper, no.gripper),
+    )
+
+
+def _block_grasp(scene: Scene, block: Tensor) -> tuple[Wish, Tensor]:
+    yaw = _fold(_yaw(block[:, 3:]), math.pi / 2)
+    return _grasp(scene, block[:, :3], yaw, BLOCK_HALF)
+
+
+def reach(scene: Scene, candidate: Tensor) -> Wish:
+    """Fingertips just above the block, coming from above."""
+    block = _pick_slot(scene.blocks, candidate)
+    away = (block - torch.nn.functional.pad(scene.tool, (0, 4)))[:, :2].norm(dim=1)
+    goal = _lift(block[:, :3], 0.034 + ((away - 0.02) * 2).clamp(0, 0.06))
+    return Wish(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
+
+
+def pick(scene: Scene, candidate: Tensor) -> Wish:
+    """Grasp and raise."""
+    block = _pick_slot(scene.blocks, candidate)
+    approach, held = _block_grasp(scene, block)
+    goal = torch.cat([scene.tool[:, :2], torch.full_like(scene.tool[:, 2:], 0.2)], dim=1)
+    return _choose(held, Wish(goal=goal, yaw=_tool_yaw(scene), gripper=torch.ones_like(approach.gripper)), approach)
+
+
+def _carry(scene: Scene, thing: Tensor, goal: Tensor, clearance: float, tolerance: float, yaw: Tensor) -> Wish:
+    """Bring the held ``thing`` over ``goal``, then down to it: up, across, down."""
+    across = (thing - goal)[:, :2].norm(dim=1)
+    height = torch.where(across < tolerance, 0.0, clearance)
+    low = (thing[:, 2] < goal[:, 2] + clearance - 0.02) & (across > 3 * tolerance)
+    wanted = _lift(goal, height)
+    wanted[:, :2] = torch.where(low[:, None], thing[:, :2], wanted[:, :2])
+    return Wish(goal=wanted + scene.tool - thing, yaw=yaw, gripper=torch.ones_like(across))
+
+
+def stack(scene: Scene, candidate: Tensor) -> Wish:
+    """Grasp, carry over the other block, set down, let go."""
+    pairs = torch.tensor(_STACKS, device=candidate.device)[candidate]
+    upper, lower = _pick_slot(scene.blocks, pairs[:, 0]), _pick_slot(scene.blocks, pairs[:, 1])
+    approach, held = _block_grasp(scene, upper)
+    goal = _lift(lower[:, :3], 2 * BLOCK_HALF)
+    carry = _carry(scene, upper[:, :3], goal, 0.05, 0.01, _tool_yaw(scene))
+    offset = upper[:, :3] - goal
+    resting = (offset[:, :2].norm(dim=1) < 0.018) & (offset[:, 2].abs() < 0.006)
+    release = Wish(goal=scene.tool, yaw=_tool_yaw(scene), gripper=-torch.ones_like(approach.gripper))
+    return _choose(resting, release, _choose(held, carry, approach))
+
+
+def push(scene: Scene, candidate: Tensor) -> Wish:
+    """From behind the block with closed fingers, always towards the mat's centre."""
+    block = _pick_slot(scene.blocks, candidate // 2)[:, :2]
+    mat = _pick_slot(scene.mats, candidate % 2)[:, :2]
+    ahead = torch.nn.functional.normalize(mat - block, dim=1)
+    across = torch.stack([-ahead[:, 1], ahead[:, 0]], dim=1)
+    offset = scene.tool[:, :2] - block
+    along, aside = (offset * ahead).sum(1), (offset * across).sum(1)
+    low = scene.tool[:, 2] < 0.045
+    behind = (along < -BLOCK_HALF) & (aside.abs() < 0.025)
+    start = block - ahead * (BLOCK_HALF + 0.045)
+    away = (start - scene.tool[:, :2]).norm(dim=1)
+    height = 0.022 + ((away - 0.015) * 5).clamp(0, 0.08)
+    pushing = scene.tool[:, :2] + 0.03 * ahead - 1.2 * aside[:, None] * across
+    goal = torch.where((low & behind)[:, None], pushing, start)
+    height = torch.where(low & behind, 0.022, height)
+    yaw = _fold(torch.atan2(ahead[:, 1], ahead[:, 0]), math.pi)
+    return Wish(goal=torch.cat([goal, height[:, None]], dim=1), yaw=yaw, gripper=torch.ones_like(yaw))
+
+
+def open_drawer(scene: Scene, candidate: Tensor) -> Wish:
+    """Hook closed fingers behind the bar and pull."""
+    handle = _pick_slot(scene.handles, candidate)
+    offset = scene.tool - handle
+    inside = (offset[:, 0] > -0.045) & (offset[:, 0] < -0.008) & (offset[:, 1].abs() < 0.03)
+    hooked = inside & (offset[:, 2] < 0.012)
+    point = handle + handle.new_tensor([-0.026, 0, 0.002])
+    away = (point - scene.tool)[:, :2].norm(dim=1)
+    approach = _lift(point, ((away - 0.006) * 6).clamp(0, 0.09))
+    pull = handle + handle.new_tensor([0.03, 0, 0.002])
+    goal = torch.where(hooked[:, None], pull, approach)
+    return Wish(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
+
+
+def insert_peg(scene: Scene, candidate: Tensor) -> Wish:
+    """Grasp near the top, turn the peg square to the hole, carry over it, lower."""
+    peg, hole = scene.peg, _pick_slot(scene.holes, candidate)
+    yaw = _yaw(peg[:, 3:])
+    point = _lift(peg[:, :3], 0.022)
+    approach, held = _grasp(scene, point, _fold(yaw, math.pi / 2), PEG_HALF[0])
+    goal = _lift(hole, PEG_HALF[2] + 0.005)
+    square = _tool_yaw(scene) - _fold(yaw, math.pi / 2)
+    carry = _carry(scene, peg[:, :3], goal, HOLE_HEIGHT + 0.02, 0.006, square)
+    return _choose(held, carry, approach)
+
+
+RULES = {
+    "reach": reach,
+    "pick": pick,
+    "push": push,
+    "stack": stack,
+    "open_drawer": open_drawer,
+    "insert_peg": insert_peg,
+}
+
+
+class Demonstrated(Protocol):
+    """What a demonstrator needs to see of its environment."""
+
+    @property
+    def scene(self) -> Scene: ...
+    @property
+    def task_rows(self) -> list[tuple[str, Int[Tensor, " n"]]]: ...
+    @property
+    def candidate(self) -> Int[Tensor, " N"]: ...
+    @property
+    def target(self) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"]]: ...
+    @property
+    def elapsed(self) -> Int[Tensor, " N"]: ...
+
+
+class ScriptedExpert:
+    """Acts by the rule of each row's task. ``noise`` is the std of AR(1) action noise, and also moves each episode's
+    goals by a constant offset, so that demonstrations are imperfect in a smooth way and now and then fail."""
+
+    def __init__(self, env: Demonstrated, *, noise: float, seed: int) -> None:
+        self._env = env
+        self._noise = noise
+        device = env.candidate.device
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        n = len(env.candidate)
+        self._drift = torch.zeros(n, 7, device=device)
+        self._offset = torch.zeros(n, 3, device=device)
+        self._down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=device))
+
+    def act(self) -> Float[Tensor, "N 7"]:
+        """The next action of every row, in [-1, 1]."""
+        env, n = self._env, len(self._drift)
+        goal = torch.zeros(n, 3, device=self._drift.device)
+        yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
+        for name, rows in env.task_rows:
+            wish = RULES[name](env.scene[rows], env.candidate[rows])
+            goal[rows], yaw[rows], gripper[rows] = wish.goal, wish.yaw, wish.gripper
+        self._draw_noise()
+        position, rotation = env.target
+        move = goal + self._offset - position
+        move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
+        zero = torch.zeros_like(yaw)
+        wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
+        turn = rotation_vector(wanted @ rotation.mT)
+        action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
+        # Fast motion is noisier than fine motion, as in people.
+        size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
+        return (action + size * self._drift).clamp(-1, 1)
+
+    def _draw_noise(self) -> None:
+        """Advance the drift; a row at the start of an episode gets a new goal offset."""
+        shape = (len(self._drift), 10)
+        draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
+        fresh = (self._env.elapsed == 0)[:, None]
+        shock = draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
+        self._drift = torch.where(fresh, shock, 0.8 * self._drift + 0.6 * shock)
+        self._offset = torch.where(fresh, 0.01 * draw[:, 7:], self._offset)

@@ -1,0 +1,142 @@
+"""Forward kinematics, Jacobian and damped-least-squares IK of the Franka Emika Panda, batched in torch.
+
+The chain is the manufacturer's modified (Craig) Denavit-Hartenberg table; every backend shares these functions, so the
+pose that a policy sees and the joint targets that a simulator gets never depend on the simulator.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# Modified DH rows (a [m], d [m], alpha [rad]) of joints 1..7; Craig: T = Rx(alpha) Tx(a) Rz(q) Tz(d).
+PANDA_DH = (
+    (0.0, 0.333, 0.0),
+    (0.0, 0.0, -math.pi / 2),
+    (0.0, 0.316, math.pi / 2),
+    (0.0825, 0.0, math.pi / 2),
+    (-0.0825, 0.384, -math.pi / 2),
+    (0.0, 0.0, math.pi / 2),
+    (0.088, 0.0, math.pi / 2),
+)
+FLANGE_OFFSET = 0.107  # joint 7 to flange [m]
+HAND_YAW = -math.pi / 4  # flange to hand [rad]
+TOOL_OFFSET = 0.1034  # hand to tool centre point [m]
+
+JOINT_LOW = (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973)  # [rad]
+JOINT_HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973)  # [rad]
+JOINT_SPEED = (2.1750, 2.1750, 2.1750, 2.1750, 2.6100, 2.6100, 2.6100)  # [rad/s]
+JOINT_TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # [N m]
+HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)  # the published "ready" pose [rad]
+
+
+class Panda:
+    """The chain's constants on one device, in float64: rounding the results to float32 then hides the last bits in
+    which vectorised sine and cosine may depend on a row's place in the batch."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        options = {"dtype": torch.float64, "device": device}
+        constant, cosine, sine = [], [], []
+        for a, d, alpha in PANDA_DH:
+            ca, sa = math.cos(alpha), math.sin(alpha)
+            constant.append([[0, 0, 0, a], [0, 0, -sa, -sa * d], [0, 0, ca, ca * d], [0, 0, 0, 1]])
+            cosine.append([[1, 0, 0, 0], [0, ca, 0, 0], [0, sa, 0, 0], [0, 0, 0, 0]])
+            sine.append([[0, -1, 0, 0], [ca, 0, 0, 0], [sa, 0, 0, 0], [0, 0, 0, 0]])
+        self._constant = torch.tensor(constant, **options)
+        self._cosine = torch.tensor(cosine, **options)
+        self._sine = torch.tensor(sine, **options)
+        c, s = math.cos(HAND_YAW), math.sin(HAND_YAW)
+        tool = [[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TOOL_OFFSET], [0, 0, 0, 1]]
+        self._tool = torch.tensor(tool, **options)
+        self._identity = torch.eye(6, **options)
+        self.low = torch.tensor(JOINT_LOW, **options)
+        self.high = torch.tensor(JOINT_HIGH, **options)
+        self.speed = torch.tensor(JOINT_SPEED, **options)
+
+    def forward(
+        self, q: Float[Tensor, "N 7"]
+    ) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"], Float[Tensor, "N 6 7"]]:
+        """Tool position [m], rotation and geometric Jacobian (linear rows first) in the base frame, float64."""
+        q = q.double()[..., None, None]
+        local = self._constant + self._cosine * q.cos() + self._sine * q.sin()  # [N, 7, 4, 4]
+        frame = local[:, 0]
+        frames = [frame]
+        for i in range(1, 7):
+            frame = frame @ local[:, i]
+            frames.append(frame)
+        tool = frame @ self._tool
+        position = tool[:, :3, 3]
+        chain = torch.stack(frames, dim=2)  # [N, 4, 7, 4]
+        axes, origins = chain[:, :3, :, 2], chain[:, :3, :, 3]  # [N, 3, 7]
+        jacobian = torch.cat([torch.cross(axes, position[..., None] - origins, dim=1), axes], dim=1)
+        return position, tool[:, :3, :3], jacobian
+
+    def solve(
+        self,
+        jacobian: Float[Tensor, "N 6 7"],
+        error: Float[Tensor, "N 6"],
+        posture: Float[Tensor, "N 7"],
+        *,
+        damping: float = 0.03,
+    ) -> Float[Tensor, "N 7"]:
+        """One damped-least-squares step: dq = posture + J^T (J J^T + damping^2 I)^-1 (error - J posture).
+
+        ``error`` is the wanted tool motion [m, rad]; ``posture`` a wished joint motion that only shows where the tool
+        does not feel it (its null-space part).
+        """
+        gram = jacobian @ jacobian.mT + damping**2 * self._identity
+        residual = error[..., None] - jacobian @ posture[..., None]
+        factor = torch.linalg.cholesky_ex(gram).L
+        return posture + (jacobian.mT @ torch.cholesky_solve(residual, factor))[..., 0]
+
+
+def rotation_vector(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
+    """Axis times angle of small and medium rotations (below pi): the error that the IK removes."""
+    w = torch.stack(
+        [
+            rotation[:, 2, 1] - rotation[:, 1, 2],
+            rotation[:, 0, 2] - rotation[:, 2, 0],
+            rotation[:, 1, 0] - rotation[:, 0, 1],
+        ],
+        dim=1,
+    )
+    sine = w.norm(dim=1, keepdim=True)
+    cosine = rotation.diagonal(dim1=1, dim2=2).sum(1, keepdim=True) - 1
+    angle = torch.atan2(sine, cosine)
+    return w * torch.where(sine > 1e-9, angle / sine.clamp(min=1e-9), 0.5)
+
+
+def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
+    """Rodrigues' formula; inverse of ``rotation_vector``."""
+    angle = vector.norm(dim=1)[:, None, None]
+    x, y, z = vector.unbind(1)
+    zero = torch.zeros_like(x)
+    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=1).view(-1, 3, 3)
+    identity = torch.eye(3, dtype=vector.dtype, device=vector.device)
+    first = torch.sinc(angle / math.pi)
+    second = 0.5 * torch.sinc(angle / (2 * math.pi)) ** 2
+    return identity + first * cross + second * (cross @ cross)
+
+
+def tool_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
+    """LIBERO's axis-angle of the tool, on the branch where the axis has a positive x component.
+
+    A gripper that points down is near (pi, 0, 0), where plain axis-angle jumps between +pi and -pi; on this branch it
+    is smooth for every yaw within (-pi, pi).
+    """
+    m = rotation
+    # Quaternion from its largest component, which for every downward pose is x or y; x >= 0 picks the branch.
+    qx = (1 + m[:, 0, 0] - m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
+    qy_alone = (1 - m[:, 0, 0] + m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
+    by_x = qx > 0.1
+    qx_safe = qx.clamp(min=1e-6)
+    qy = torch.where(by_x, (m[:, 0, 1] + m[:, 1, 0]) / (4 * qx_safe), qy_alone)
+    qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx_safe), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy_alone))
+    qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx_safe), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy_alone))
+    axis = torch.stack([qx, qy, qz], dim=1)
+    sine = axis.norm(dim=1, keepdim=True)
+    angle = 2 * torch.atan2(sine, qw[:, None])
+    return axis * angle / sine.clamp(min=1e-9)

@@ -1,0 +1,120 @@
+"""Pictures of the tabletop through MuJoCo's OpenGL renderer: one context and one recolourable model per thread."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Literal
+
+import mujoco
+import numpy as np
+
+from sims.tabletop.episode import Look
+from sims.tabletop.scene import BLOCKS, MOCAP, build_mjcf
+
+GL = Literal["egl", "osmesa"]
+_LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
+_PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
+
+
+def choose_gl(renderer: str) -> GL:
+    """``renderer`` if it is a GL platform; for "auto" EGL where its library exists, else OSMesa.
+
+    Raises RuntimeError naming the packages when neither library is there.
+    """
+    if renderer == "egl" or renderer == "osmesa":
+        return renderer
+    for gl, library in _LIBRARIES.items():
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return gl
+    raise RuntimeError(f"rendering needs EGL or OSMesa and neither was found. Run: apt-get install -y {_PACKAGES}")
+
+
+def _open_context(gl: GL, width: int, height: int) -> Any:
+    # llvmpipe would start a thread per core in each context; our threads already use the cores.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
+    try:
+        if gl == "egl":
+            from mujoco.egl import GLContext
+        else:
+            from mujoco.osmesa import GLContext
+        context = GLContext(width, height)
+        context.make_current()
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise RuntimeError(
+            f"cannot open a {gl} rendering context ({error}). Run: apt-get install -y {_PACKAGES}; "
+            f"or choose the other renderer (renderer='{'osmesa' if gl == 'egl' else 'egl'}')"
+        ) from error
+    return context
+
+
+class Renderer:
+    """Draws one state at a time. Belongs to the thread that made it."""
+
+    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
+        height, width = image_size
+        self._gl = _open_context(gl, width, height)
+        model = mujoco.MjModel.from_xml_string(build_mjcf())
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        self._model, self._data = model, mujoco.MjData(model)
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 8)
+        for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
+            self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = False
+        self._option = mujoco.MjvOption()
+        self._viewport = mujoco.MjrRect(0, 0, width, height)
+        self._buffer = np.empty((height, width, 3), dtype=np.uint8)
+        self._camera_ids = [model.camera(name).id for name in cameras]
+        self._cameras = []
+        for camera_id in self._camera_ids:
+            camera = mujoco.MjvCamera()
+            camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
+            self._cameras.append(camera)
+        self._block_geoms = [model.geom(name).id for name in BLOCKS]
+        self._pair_geoms = [
+            [model.geom(f"{pattern}").id for pattern in (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))]
+            for i in range(2)
+        ]
+        self._table = model.geom("table_top").id
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
+
+    def draw(self, qpos: np.ndarray, fixtures: np.ndarray, look: Look, out: np.ndarray) -> None:
+        """Render every camera of this state into ``out`` [cameras, height, width, 3], row 0 at the top."""
+        model, data = self._model, self._data
+        self._apply(look)
+        data.qpos[:] = qpos
+        data.mocap_pos[: len(MOCAP)] = fixtures
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_camlight(model, data)
+        for camera, picture in zip(self._cameras, out, strict=True):
+            mujoco.mjv_updateScene(
+                model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
+            )
+            mujoco.mjr_render(self._viewport, self._scene, self._context)
+            mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
+            picture[:] = self._buffer[::-1]
+
+    def _apply(self, look: Look) -> None:
+        model = self._model
+        model.geom_rgba[self._block_geoms, :3] = look.blocks
+        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
+            model.geom_rgba[geoms, :3] = rgb
+        model.geom_rgba[self._table, :3] = look.table
+        model.light_dir[0] = look.light_direction
+        model.light_diffuse[0] = look.light
+        turn = np.zeros(4)
+        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
+            model.cam_pos[camera] = self._cam_pos[camera] + offset
+            mujoco.mju_copy(turn, self._cam_quat[camera])
+            mujoco.mju_quatIntegrate(turn, angle, 1.0)
+            model.cam_quat[camera] = turn
+
+    def close(self) -> None:
+        """Free the GL resources; call it in the thread that made the renderer."""
+        self._context.free()
+        self._gl.free()
