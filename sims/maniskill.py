@@ -33,7 +33,7 @@ class ManiSkillConfig:
     """``state``: "given" is what ManiSkill hands out beside pictures, "full" adds the poses of objects.
 
     ``backend``: physx_cpu runs a process per row, physx_cuda all rows on one GPU. ``reconfigure``: build the scene anew
-    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps``: by default what the task registers.
+    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps``: by default the task's own.
     """
 
     name: Literal["maniskill"] = "maniskill"
