@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
+from sims.libero import Libero, LiberoConfig
 from sims.maniskill import ManiSkill, ManiSkillConfig
 from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
@@ -15,6 +16,7 @@ from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
 from sims.worker_process import WorkerConfig
 from tests.sims.counting import Counting, CountingConfig
+from tests.sims.libero_stand_in import stand_ins
 from tests.worlds import ChainWorld
 
 NUM_ENVS = 3
@@ -73,6 +75,14 @@ def _maniskill(task: str) -> Callable[[int], VectorEnv]:
     return make
 
 
+def _libero(max_steps: int) -> VectorEnv:
+    config = LiberoConfig(
+        suite="libero_object", tasks=(0, 1), assets=str(stand_ins()), image_size=SMALL, fast_rendering=True,
+        num_envs=NUM_ENVS, max_steps=max_steps,
+    )  # fmt: skip
+    return ProcessPool(config, Libero)
+
+
 WORLDS = {
     "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
     "counting": World(
@@ -82,6 +92,7 @@ WORLDS = {
     "gymnasium": World(make=_maze),
     "pusht": World(make=_pusht, needs="pusht"),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "libero": World(make=_libero, needs="libero"),
     "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),
     "robosuite": World(make=_robosuite, needs="robosuite"),
 }
