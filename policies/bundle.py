@@ -82,9 +82,9 @@ def save_bundle(policy: DenoisingPolicy, path: Path, *, provenance: Provenance |
     path.mkdir(parents=True, exist_ok=True)
     _write_atomically(path / info.tensors, data)
     _write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
-    for other in path.glob("policy-*.safetensors"):
-        if other.name != info.tensors:
-            other.unlink()
+    for leftover in [*path.glob("policy-*.safetensors"), *path.glob(".*.partial")]:
+        if leftover.name != info.tensors:
+            leftover.unlink()
     return info
 
 

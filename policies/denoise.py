@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,14 +11,11 @@ from torch import Tensor
 from policies.kernels import LOG_SQRT_2PI, Kernel, Prediction, Transition
 from policies.policy import DenoisingPath
 
-
-class Predict(Protocol):
-    """The network, with its context bound: x_t [B, S, H, A] and t [B or 1, S] -> the prediction, [B, S, H, A]."""
-
-    def __call__(self, x_t: Tensor, t: Tensor) -> Prediction: ...
+Predict = Callable[[Tensor, Tensor], Prediction]
+"""The network with its context bound: x_t [B, S, H, A] and t [B or 1, S] -> the prediction, each [B, S, H, A]."""
 
 
-def draw_steps(kernel: Kernel, batch: int, generator: torch.Generator) -> Int[Tensor, "batch S"]:
+def draw_steps(kernel: Kernel, batch: int, generator: torch.Generator) -> Int[Tensor, "B S"]:
     """Indices of the trained transitions: all of the kernel's, or one drawn per sample."""
     trained = kernel.trained_steps
     if kernel.one_step_per_sample:

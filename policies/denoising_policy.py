@@ -24,9 +24,9 @@ from policies.kernels import (
     build_kernel,
 )
 from policies.normalizer import Normalizer
-from policies.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
+from policies.objectives import FlowMatchingConfig, ObjectiveConfig, build_objective
 from policies.policy import ActionSample, DenoisingPath
-from policies.vla import VLA, ActionExpert, Context, VLAConfig
+from policies.vla import VLA, ActionExpert, Context, Memory, VLAConfig
 from sims.vector_env import EnvSpec, Observation
 
 ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
@@ -36,15 +36,20 @@ ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | D
 class DenoisingPolicyConfig:
     """``explore`` samples and is trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per look in bc_loss.
 
+    ``anchor_weight``: of the plain regression beside the flow loss. Its gradient is free of noise draws; without it
+    the encoder needs about twice the frames before it finds a named object.
     ``max_prefix``: in bc_loss, up to this many leading actions are given clean (training-time real-time chunking).
     ``precision`` and ``compile`` take effect on CUDA alone.
     """
 
     vla: VLAConfig = field(default_factory=VLAConfig)
-    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(default_factory=FlowMatchingConfig)
+    objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(
+        default_factory=FlowMatchingConfig
+    )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
+    anchor_weight: float = 10.0
     max_prefix: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -155,7 +160,8 @@ class DenoisingPolicy(nn.Module):
         return transition.log_prob(x_next)
 
     def entropy(self, context: Context, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
-        transition, _ = path_transition(self._predict(context), self.explore_kernel, path)
+        predict = self._predict(context) if self.explore_kernel.learned_noise else _no_prediction
+        transition, _ = path_transition(predict, self.explore_kernel, path)
         return transition.entropy()
 
     def value_features(self, context: Context) -> Float[Tensor, "B value_dim"]:
@@ -164,7 +170,10 @@ class DenoisingPolicy(nn.Module):
     def bc_loss(
         self, context: Context, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
     ) -> Tensor:
-        """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per look."""
+        """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per look.
+
+        Plus ``anchor_weight`` times the squared error of the anchor, the expert's guess before any denoising.
+        """
         batch, horizon, action_dim = action.shape
         shape, device = (batch, self.config.loss_draws, horizon, action_dim), action.device
         clean = self.normalizer.normalize_action(action).unsqueeze(1).expand(shape)
@@ -178,8 +187,10 @@ class DenoisingPolicy(nn.Module):
             times = torch.where(in_prefix, 0.0, t[..., None])[..., None]
             t, weight = times.squeeze(-1), weight * ~in_prefix
         x_t, target = self.objective.corrupt(clean, noise, times)
-        error = (self._predict(context)(x_t, t).target - target).square().mean(-1)
-        return (error * weight).sum() / weight.sum().clamp(min=1)
+        memory = self._remember(context, self.vla.expert)
+        error = self._bind(self.vla.expert, memory)(x_t, t).target - target
+        anchor_error = memory.anchor.float() - clean[:, :1]
+        return _masked_square(error, weight) + self.config.anchor_weight * _masked_square(anchor_error, mask[:, None])
 
     @torch.no_grad()
     def act(
@@ -198,16 +209,19 @@ class DenoisingPolicy(nn.Module):
         return action if prefix is None else torch.cat([prefix, action[:, prefix.shape[1] :]], dim=1)
 
     def _predict(self, context: Context, expert: ActionExpert | None = None) -> Predict:
-        """The expert with this context bound; the context's keys and values are computed here, once."""
+        """The expert (default: the trained one) with this context bound."""
         network = self.vla.expert if expert is None else expert
-        device = context.tokens.device
-        self._compile_once(device)
-        with self._precision(device):
-            memory = network.remember(context)
+        return self._bind(network, self._remember(context, network))
 
+    def _remember(self, context: Context, expert: ActionExpert) -> Memory:
+        self._compile_once(context.tokens.device)
+        with self._precision(context.tokens.device):
+            return expert.remember(context)
+
+    def _bind(self, expert: ActionExpert, memory: Memory) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            with self._precision(device):
-                prediction = network(x_t, t, memory)
+            with self._precision(x_t.device):
+                prediction = expert(x_t, t, memory)
             times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
             target = self.objective.guess(x_t, times, memory.anchor.float()) + prediction.target
             return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
@@ -248,3 +262,13 @@ class DenoisingPolicy(nn.Module):
             for module in (*self.vla.cameras, self.vla.expert):
                 module.compile()
             self._compiled = True
+
+
+def _no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
+    """For the std of kernels that fix it beforehand: the network need not run."""
+    return Prediction(target=torch.zeros_like(x_t))
+
+
+def _masked_square(error: Tensor, weight: Tensor) -> Tensor:
+    """Mean square of error [B, S, H, A] over A and over the weighted rest, weight [B, S, H]."""
+    return (error.square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)

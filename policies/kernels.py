@@ -309,7 +309,7 @@ def build_kernel(config: KernelConfig, objective: Objective) -> Kernel:
     if isinstance(objective, Diffusion) and type(config) in diffusion:
         return diffusion[type(config)](config, objective)
     raise ValueError(
-        f"kernel {config.name} does not fit objective {objective.config.name}: "  # type: ignore[attr-defined]
+        f"kernel {config.name} does not fit objective {objective.config.name}: "
         "flow_matching takes flow_ode, flow_sde, flow_cps or flow_noise; diffusion takes ddpm or ddim"
     )
 

@@ -7,7 +7,7 @@ t = 1 is noise, t = 0 is action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,26 +35,6 @@ class DiffusionConfig:
 ObjectiveConfig = FlowMatchingConfig | DiffusionConfig
 
 
-class Objective(Protocol):
-    """A family of denoising policies."""
-
-    def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-        """Training times in (0, 1]."""
-        ...
-
-    def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """x_t and the target, both shaped like ``action``; ``t`` broadcasts against it."""
-        ...
-
-    def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
-        """E[target | x_t] if actions were Normal(anchor, ACTION_STD^2); the network predicts what is left.
-
-        At t = 1 this makes ``anchor`` a plain regression of the action, whose gradient is far less noisy than the
-        rest of the loss: the encoder learns from fewer frames.
-        """
-        ...
-
-
 class FlowMatching:
     """x_t = (1 - t) action + t noise, target v = noise - action (Lipman et al. 2023, in openpi's direction of time)."""
 
@@ -64,14 +44,19 @@ class FlowMatching:
         self.config = config
 
     def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+        """Training times in (0, 1]."""
         uniform = 1 - torch.rand(shape, generator=generator, device=device)
         return uniform ** (1 / self.config.time_power)
 
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """x_t and the target, both shaped like ``action``; ``t`` broadcasts against it."""
         return torch.lerp(action, noise, t.expand_as(action)), noise - action
 
     def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
-        """At t = 1, x_t - anchor; at t = 0, -x_t."""
+        """E[v | x_t] if actions were Normal(anchor, ACTION_STD^2); the network predicts what is left.
+
+        x_t - anchor at t = 1, -x_t at t = 0: the network neither copies its input nor starts far off.
+        """
         variance = ACTION_STD**2
         gain = (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance)
         return gain * (x_t - (1 - t) * anchor) - anchor
@@ -99,19 +84,25 @@ class Diffusion:
         return self._alpha_bar.to(t.device)[level].to(t.dtype)
 
     def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+        """Training times, one of the levels 1/levels..1."""
         level = torch.randint(1, self.config.levels + 1, shape, generator=generator, device=device)
         return level / self.config.levels
 
     def corrupt(self, action: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """As for FlowMatching."""
         alpha_bar = self.alpha_bar(t)
         return alpha_bar.sqrt() * action + (1 - alpha_bar).sqrt() * noise, noise
 
     def guess(self, x_t: Tensor, t: Tensor, anchor: Tensor) -> Tensor:
+        """E[noise | x_t] if actions were Normal(anchor, ACTION_STD^2)."""
         alpha_bar = self.alpha_bar(t)
         gain = (1 - alpha_bar).sqrt() / (1 - alpha_bar + alpha_bar * ACTION_STD**2)
         return gain * (x_t - alpha_bar.sqrt() * anchor)
 
 
-def build_objective(config: ObjectiveConfig) -> FlowMatching | Diffusion:
+Objective = FlowMatching | Diffusion
+
+
+def build_objective(config: ObjectiveConfig) -> Objective:
     """The objective that ``config`` describes."""
     return FlowMatching(config) if isinstance(config, FlowMatchingConfig) else Diffusion(config)

@@ -6,7 +6,7 @@ Flow time everywhere: t = 1 is noise, t = 0 is action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +40,7 @@ class ActionSample(Rows):
 C = TypeVar("C", bound=Rows)
 
 
+@runtime_checkable
 class Policy(Protocol[C]):
     """A chunked policy whose training and rollout share one code path. Context C is any ``Rows`` record."""
 

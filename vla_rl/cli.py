@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -224,6 +225,8 @@ def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and leave the process with its exit code."""
+    # Threads that wait for each other by spinning take the cores from the simulator's; set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if argv is None else argv)
     command: Command | None = None
     try:

@@ -9,6 +9,7 @@ orientation axis-angle [rad] (the branch near (pi, 0, 0)), finger positions (q, 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +39,8 @@ CAMERAS = ("agent", "wrist")
 class TabletopConfig:
     """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
 
-    ``threads`` 0: one per core that this process may use. ``renderer``: "auto" takes EGL, or OSMesa where EGL is missing.
+    ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
+    Without cameras, pictures are empty and no rendering library is touched.
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -66,8 +68,12 @@ class TabletopConfig:
             for value in values:
                 if value not in allowed:
                     raise ValueError(f"TabletopConfig.{field}: got {value!r}, allowed are {', '.join(allowed)}")
-        if not self.tasks or self.num_envs < 1:
-            raise ValueError("TabletopConfig: needs at least one task and num_envs >= 1")
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"TabletopConfig.tasks: got {self.tasks}; name at least one task, each once")
+        for name in ("num_envs", "max_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"TabletopConfig.{name}: got {value}, must be at least 1")
 
 
 @dataclass
@@ -85,8 +91,8 @@ class TabletopEnv:
 
     def __init__(self, config: TabletopConfig) -> None:
         self.config = config
-        self._backend = _open_backend(config)
-        device, n = self._backend.device, config.num_envs
+        self.backend = _open_backend(config)
+        device, n = self.backend.device, config.num_envs
         self._panda = Panda(device)
         self._start_joints = torch.tensor(START_JOINTS, dtype=torch.float64, device=device)
         self._workspace = torch.tensor(WORKSPACE, device=device)
@@ -107,11 +113,11 @@ class TabletopEnv:
                 "mujoco": mujoco.__version__,
                 "model": model_hash(),
                 "backend": config.backend,
-                "renderer": config.renderer,
+                "renderer": self.backend.renderer,
             },
         )
+        self._ready = False  # every row was reset
         self._starts: list[StartState | None] = [None] * n
-        self._episodes: list[Episode | None] = [None] * n
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
         self._fixtures = torch.zeros(n, len(MOCAP), 3, device=device)
@@ -137,11 +143,22 @@ class TabletopEnv:
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         if len(rows) != len(start):
             raise ValueError(f"reset: {len(rows)} rows but {len(start)} start states; give one for each row")
-        for row, state in zip(rows, start, strict=True):
-            self._begin(row, state)
-        self._task_rows = [
-            (name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)
-        ]
+        episodes = [self._sample(state) for state in start]
+        clock = self._clock
+        clock.elapsed[rows] = 0
+        for flag in (clock.terminated, clock.truncated, clock.success):
+            flag[rows] = False
+        self._task[rows] = torch.tensor([state.task for state in start], device=self.spec.device)
+        self._candidate[rows] = torch.tensor([e.candidate for e in episodes], device=self.spec.device)
+        self._fixtures[rows] = torch.from_numpy(np.stack([e.fixtures for e in episodes])).to(self._fixtures)
+        self._text[rows] = encode_text([e.instruction for e in episodes]).to(self.spec.device)
+        for row, state, episode in zip(rows, start, episodes, strict=True):
+            self.backend.place(row, episode)
+            self._starts[row] = state
+            if state.snapshot is not None:
+                self._restore(row, state.snapshot)
+        self._task_rows = [(name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)]
+        self._ready = all(started is not None for started in self._starts)
         self._look_at_state()
         fresh = [row for row, state in zip(rows, start, strict=True) if state.snapshot is None]
         self._target_position[fresh] = self._scene.tool[fresh]
@@ -150,23 +167,14 @@ class TabletopEnv:
         if self.config.reward == "shaped":
             self._progress = self._measure_progress()
 
-    def _begin(self, row: int, state: StartState) -> None:
+    def _sample(self, state: StartState) -> Episode:
         if not 0 <= state.task < len(self.spec.tasks):
             raise ValueError(f"reset: task {state.task} is not in 0..{len(self.spec.tasks) - 1} ({self.spec.tasks})")
         name = self.spec.tasks[state.task]
-        episode = sample_episode(name, state.seed, split=self.config.split, look=self.config.look)
-        self._backend.place(row, episode)
-        self._starts[row], self._episodes[row] = state, episode
-        self._task[row], self._candidate[row] = state.task, episode.candidate
-        self._fixtures[row] = torch.from_numpy(episode.fixtures)
-        self._text[row] = encode_text([episode.instruction])[0].to(self.spec.device)
-        clock = self._clock
-        clock.elapsed[row], clock.terminated[row], clock.truncated[row], clock.success[row] = 0, False, False, False
-        if state.snapshot is not None:
-            self._restore(row, state.snapshot)
+        return sample_episode(name, state.seed, split=self.config.split, look=self.config.look)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        """Snapshots: [physics state, target position and rotation, joint reference, elapsed, terminated, truncated, success]."""
+        """Snapshots: [physics state, target position and rotation, joint reference, elapsed, the three flags]."""
         rows = range(self.spec.num_envs) if env_ids is None else env_ids
         clock = self._clock
         states = []
@@ -177,14 +185,14 @@ class TabletopEnv:
             flags = [clock.elapsed[row], clock.terminated[row], clock.truncated[row], clock.success[row]]
             target = torch.cat([self._target_position[row], self._target_rotation[row].flatten(), self._reference[row]])
             numbers = [*target.tolist(), *(float(flag) for flag in flags)]
-            snapshot = np.concatenate([self._backend.snapshot(row), numbers])
+            snapshot = np.concatenate([self.backend.snapshot(row), numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
         return tuple(states)
 
     def _restore(self, row: int, snapshot: np.ndarray) -> None:
         if snapshot.shape != (SNAPSHOT_SIZE + 23,):
             raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 23} numbers, got {snapshot.shape}")
-        self._backend.restore(row, snapshot[:SNAPSHOT_SIZE])
+        self.backend.restore(row, snapshot[:SNAPSHOT_SIZE])
         rest = snapshot[SNAPSHOT_SIZE:]
         self._target_position[row] = torch.from_numpy(rest[:3])
         self._target_rotation[row] = torch.from_numpy(rest[3:12].reshape(3, 3))
@@ -197,12 +205,14 @@ class TabletopEnv:
 
     def step(self, action: Float[Tensor, "N 7"]) -> Step:
         """One control step of 50 ms. Sparse reward: 1 on success; achieving what was not asked for ends without it."""
+        if not self._ready:
+            raise RuntimeError("step: some rows were never reset; reset every row before the first step")
         clock = self._clock
         done = clock.terminated | clock.truncated
         alive = ~done
         controls = self._controls(action.to(self._target_position), alive)
         rows = alive.nonzero()[:, 0]
-        self._backend.step(rows.cpu().numpy(), controls[rows])
+        self.backend.step(rows.cpu().numpy(), controls[rows])
         self._look_at_state()
         success, ended = self._outcomes()
         clock.elapsed += alive
@@ -235,8 +245,8 @@ class TabletopEnv:
         reference = self._next_reference(error)
         motion = reference - self._reference
         ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]
-        lead = LAG_S * CONTROL_HZ  # cancels the lag that the actuators' damping causes at constant speed
-        joints = self._reference[:, None] + motion[:, None] * (ramp + lead)
+        ahead = LAG_S * CONTROL_HZ  # cancels the lag that the actuators' damping causes at constant speed
+        joints = self._reference[:, None] + motion[:, None] * (ramp + ahead)
         self._reference = torch.where(alive[:, None], reference, self._reference)
         fingers = (FINGER_OPEN / 2) * (1 - action[:, 6])
         return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)
@@ -254,7 +264,7 @@ class TabletopEnv:
 
     def _look_at_state(self) -> None:
         """Read the simulator: the scene that tasks, expert and observations share."""
-        qpos = self._backend.qpos
+        qpos = self.backend.qpos
         self._joints = qpos[:, ARM].clone()
         position, rotation, self._jacobian = self._panda.forward(self._joints)
         single = qpos.float()
@@ -271,7 +281,8 @@ class TabletopEnv:
     def _outcomes(self) -> tuple[Tensor, Tensor]:
         if len(self._task_rows) == 1:
             return outcome(TASKS[self._task_rows[0][0]], self._scene, self._candidate)
-        success, ended = torch.zeros_like(self._clock.success), torch.zeros_like(self._clock.success)
+        success = torch.zeros_like(self._clock.success)
+        ended = torch.zeros_like(success)
         for name, rows in self._task_rows:
             success[rows], ended[rows] = outcome(TASKS[name], self._scene[rows], self._candidate[rows])
         return success, ended
@@ -301,7 +312,7 @@ class TabletopEnv:
         fingers = scene.fingers * scene.fingers.new_tensor([1.0, -1.0])
         state = torch.cat([scene.tool, tool_orientation(scene.rotation.double()).float(), fingers], dim=1)
         if self.spec.cameras:
-            images = self._backend.render(rows)
+            images = self.backend.render(rows)
         else:
             images = torch.zeros(len(rows), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.spec.device)
         return Observation(images=images, state=state[rows], text=self._text[rows])
@@ -337,14 +348,12 @@ class TabletopEnv:
 
     def close(self) -> None:
         """Release threads and rendering contexts."""
-        self._backend.close()
+        self.backend.close()
 
 
 def _open_backend(config: TabletopConfig) -> MujocoBackend:
     if config.backend == "warp":
         raise NotImplementedError("the warp backend of the tabletop suite is not there yet; use backend='mujoco'")
-    import os
-
     return MujocoBackend(
         num_envs=config.num_envs,
         threads=config.threads or len(os.sched_getaffinity(0)),

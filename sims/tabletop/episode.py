@@ -20,8 +20,11 @@ ARM, FINGERS = slice(0, 7), slice(7, 9)
 BLOCK_QPOS, PEG_QPOS, DRAWER_QPOS = slice(9, 30), slice(30, 37), slice(37, 39)
 BLOCK_DOF, PEG_DOF = 9, 27  # first velocity of each
 
-# Tool at (0.44, 0, 0.27), pointing down.
-START_JOINTS = (0.0, -0.2, 0.0, -2.3, 0.0, 2.1, math.pi / 4)
+SCATTER = ((0.42, -0.18), (0.58, 0.18))  # lower and upper corner of the area of scattered blocks in training
+SCATTER_BAND = 0.05  # width of the band around it for ood_position
+
+# Tool at (0.45, 0, 0.21), pointing down.
+START_JOINTS = (0.0, -0.1085, 0.0, -2.5345, 0.0, 2.426, math.pi / 4)
 
 _RGB = {
     "red": (0.86, 0.11, 0.11),
@@ -31,8 +34,8 @@ _RGB = {
     "purple": (0.56, 0.18, 0.7),
     "cyan": (0.1, 0.78, 0.82),
 }
-_TABLE = ((0.78, 0.74, 0.68), (0.7, 0.72, 0.74), (0.82, 0.8, 0.78), (0.66, 0.6, 0.54))
-_OOD_TABLE = ((0.3, 0.34, 0.4), (0.52, 0.4, 0.3), (0.45, 0.5, 0.42))
+_SURFACE = ((0.86, 0.86, 0.85), (0.78, 0.8, 0.82), (0.68, 0.69, 0.7), (0.82, 0.79, 0.75))
+_OOD_SURFACE = ((0.25, 0.27, 0.3), (0.42, 0.34, 0.28), (0.38, 0.44, 0.38))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class Look:
 
     blocks: np.ndarray  # [3, 3]
     pair: np.ndarray  # [2, 3]: mats, drawer fronts or hole rims
-    table: np.ndarray  # [3]
+    surface: np.ndarray  # [3], under the objects
     light_direction: np.ndarray  # [3]
     light: float
     camera_offset: np.ndarray  # [2, 3]
@@ -95,27 +98,26 @@ def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[t
     return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colours)), candidate
 
 
-def _jitter(rng: np.random.Generator, size: tuple[int, ...], amount: float, *, ood: bool) -> np.ndarray:
-    """Uniform within +-amount; out of distribution: between one and two amounts away."""
-    value = rng.uniform(-amount, amount, size)
-    return value + np.copysign(amount, value) if ood else value
+def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float, ood: bool) -> np.ndarray:
+    """``points`` (x, y), each moved by up to ``jitter`` [m]; out of distribution all shifted together beyond that."""
+    moved = np.array(points) + rng.uniform(-jitter, jitter, (len(points), 2))
+    if not ood:
+        return moved
+    return moved + rng.choice([-1.0, 1.0], 2) * rng.uniform(2 * jitter, 2 * jitter + 0.01, 2)
 
 
-def _scatter(rng: np.random.Generator, *, ood: bool) -> np.ndarray:
-    """Block centres [3, 2] at least 0.12 m apart; out of distribution: in a band around the training area."""
-    inner_low, inner_high = np.array([0.42, -0.18]), np.array([0.58, 0.18])
-    margin = 0.05 if ood else 0.0
-    points: list[np.ndarray] = []
-    while len(points) < NUM_BLOCKS:
-        points = []
-        for _ in range(60):
-            p = rng.uniform(inner_low - margin, inner_high + margin)
-            outside = bool(((p < inner_low) | (p > inner_high)).any())
-            if outside == ood and all(np.hypot(*(p - other)) > 0.12 for other in points):
-                points.append(p)
+def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
+    """Block centres (x, y) at least 0.12 m apart; out of distribution: in a band around the training area."""
+    (x0, y0), (x1, y1) = SCATTER
+    margin = SCATTER_BAND if ood else 0.0
+    while True:
+        points: list[list[float]] = []
+        for x, y in rng.uniform((x0 - margin, y0 - margin), (x1 + margin, y1 + margin), (16, 2)).tolist():
+            inside = x0 <= x <= x1 and y0 <= y <= y1
+            if inside != ood and all(math.dist((x, y), other) > 0.12 for other in points):
+                points.append([x, y])
             if len(points) == NUM_BLOCKS:
-                break
-    return np.array(points)
+                return points
 
 
 def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -128,44 +130,40 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
     blocks[:, :3] = [[PARKED_X, 1.0 + 0.3 * i, 0.5] for i in range(NUM_BLOCKS)]
     blocks[:, 3] = 1.0
     qpos[PEG_QPOS] = [PARKED_X, -1.0, 0.5, 1, 0, 0, 0]
-    if "blocks" in task.things:
-        rows = np.array([[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]])
-        blocks[:, :2] = (
-            rows + _jitter(rng, (3, 2), 0.018, ood=ood) if "mats" in task.things else _scatter(rng, ood=ood)
-        )
-        blocks[:, 2] = BLOCK_HALF
-        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
-        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
     if "mats" in task.things:
-        fixtures[0:2] = [[0.6, 0.11, 0.0], [0.6, -0.11, 0.0]]
-        fixtures[0:2, :2] += _jitter(rng, (2, 2), 0.02, ood=ood)
+        rows = [[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]]
+        places = _place(rng, [*rows, [0.6, 0.11], [0.6, -0.11]], jitter=0.018, ood=ood)
+        blocks[:, :2], fixtures[0:2, :2] = places[:3], places[3:]
+    elif "blocks" in task.things:
+        blocks[:, :2] = _scatter(rng, ood=ood)
+    if "blocks" in task.things:
+        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
+        blocks[:, 2] = BLOCK_HALF
+        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
     if "drawers" in task.things:
-        fixtures[2] = [0.36, 0.0, 0.0]
-        fixtures[2, :2] += _jitter(rng, (2,), 0.025, ood=ood)
-    if "holes" in task.things:
-        fixtures[3:5] = [[0.57, 0.11, 0.0], [0.57, -0.11, 0.0]]
-        fixtures[3:5, :2] += _jitter(rng, (2, 2), 0.025, ood=ood)
+        fixtures[2, :2] = _place(rng, [[0.36, 0.0]], jitter=0.025, ood=ood)
     if "peg" in task.things:
-        yaw = rng.uniform(-math.pi / 4, math.pi / 4)
-        place = np.array([0.43, 0.0]) + _jitter(rng, (2,), 0.04, ood=ood)
-        qpos[PEG_QPOS] = [*place, PEG_HALF[2], np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)]
+        places = _place(rng, [[0.42, 0.0], [0.57, 0.11], [0.57, -0.11]], jitter=0.025, ood=ood)
+        turn = rng.uniform(-math.pi / 4, math.pi / 4)
+        qpos[PEG_QPOS] = [*places[0], PEG_HALF[2], math.cos(turn / 2), 0, 0, math.sin(turn / 2)]
+        fixtures[3:5, :2] = places[1:]
+    fixtures[fixtures[:, 0] < PARKED_X, 2] = 0.0
     return qpos, fixtures
 
 
-def _sample_look(
-    task: Task, colours: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool
-) -> Look:
+def _sample_look(task: Task, colours: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool) -> Look:
     rgb = np.array([_RGB[colour] for colour in colours])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
-    tables = np.array(_OOD_TABLE if ood else _TABLE)
-    table = tables[rng.integers(len(tables))] + amount * rng.uniform(-0.04, 0.04, 3)
+    surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
+    tint = rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3)
+    surface = surfaces[0] + amount * (surfaces[rng.integers(len(surfaces))] - surfaces[0] + tint)
     wide = 2.0 if ood else 1.0
-    direction = np.array([-0.3, 0.3, -0.9]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
+    direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
     return Look(
         blocks=rgb[:num_blocks] if num_blocks else np.ones((NUM_BLOCKS, 3)),
         pair=rgb[num_blocks:] if len(rgb) > num_blocks else np.ones((2, 3)),
-        table=table,
+        surface=surface,
         light_direction=direction / np.linalg.norm(direction),
         light=float(0.5 + amount * wide * rng.uniform(-0.1, 0.1)),
         camera_offset=amount * wide * rng.uniform(-0.012, 0.012, (2, 3)) * np.array([[1.0], [0.25]]),

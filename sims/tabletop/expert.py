@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -175,6 +175,7 @@ RULES = {
 }
 
 
+@runtime_checkable
 class Demonstrated(Protocol):
     """What a demonstrator needs to see of its environment."""
 

@@ -38,23 +38,25 @@ class Panda:
     which vectorised sine and cosine may depend on a row's place in the batch."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        options = {"dtype": torch.float64, "device": device}
+        def constants(values: object) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)
+
         constant, cosine, sine = [], [], []
         for a, d, alpha in PANDA_DH:
             ca, sa = math.cos(alpha), math.sin(alpha)
             constant.append([[0, 0, 0, a], [0, 0, -sa, -sa * d], [0, 0, ca, ca * d], [0, 0, 0, 1]])
             cosine.append([[1, 0, 0, 0], [0, ca, 0, 0], [0, sa, 0, 0], [0, 0, 0, 0]])
             sine.append([[0, -1, 0, 0], [ca, 0, 0, 0], [sa, 0, 0, 0], [0, 0, 0, 0]])
-        self._constant = torch.tensor(constant, **options)
-        self._cosine = torch.tensor(cosine, **options)
-        self._sine = torch.tensor(sine, **options)
+        self._constant = constants(constant)
+        self._cosine = constants(cosine)
+        self._sine = constants(sine)
         c, s = math.cos(HAND_YAW), math.sin(HAND_YAW)
         tool = [[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TOOL_OFFSET], [0, 0, 0, 1]]
-        self._tool = torch.tensor(tool, **options)
-        self._identity = torch.eye(6, **options)
-        self.low = torch.tensor(JOINT_LOW, **options)
-        self.high = torch.tensor(JOINT_HIGH, **options)
-        self.speed = torch.tensor(JOINT_SPEED, **options)
+        self._tool = constants(tool)
+        self._identity = torch.eye(6, dtype=torch.float64, device=device)
+        self.low = constants(JOINT_LOW)
+        self.high = constants(JOINT_HIGH)
+        self.speed = constants(JOINT_SPEED)
 
     def forward(
         self, q: Float[Tensor, "N 7"]
@@ -128,14 +130,14 @@ def tool_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
     is smooth for every yaw within (-pi, pi).
     """
     m = rotation
-    # Quaternion from its largest component, which for every downward pose is x or y; x >= 0 picks the branch.
+    # The quaternion from its largest component, which for every downward pose is x or y; x >= 0 picks the branch.
     qx = (1 + m[:, 0, 0] - m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
-    qy_alone = (1 - m[:, 0, 0] + m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
-    by_x = qx > 0.1
-    qx_safe = qx.clamp(min=1e-6)
-    qy = torch.where(by_x, (m[:, 0, 1] + m[:, 1, 0]) / (4 * qx_safe), qy_alone)
-    qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx_safe), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy_alone))
-    qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx_safe), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy_alone))
+    xy = m[:, 0, 1] + m[:, 1, 0]
+    qy = (1 - m[:, 0, 0] + m[:, 1, 1] - m[:, 2, 2]).clamp(min=1e-12).sqrt() / 2
+    qy = torch.where(xy < 0, -qy, qy)
+    by_x = qx > qy.abs()
+    qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy))
+    qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy))
     axis = torch.stack([qx, qy, qz], dim=1)
     sine = axis.norm(dim=1, keepdim=True)
     angle = 2 * torch.atan2(sine, qw[:, None])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -21,8 +22,8 @@ from sims.tabletop.episode import BLOCK_DOF, NQ, NV, PEG_DOF, Episode, Look
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import BLOCKS, MOCAP, NUM_BLOCKS, SUBSTEPS, build_mjcf
 
-_FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
-_INPUTS = int(mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_QFRC_APPLIED | mujoco.mjtState.mjSTATE_MOCAP_POS)
+PHYSICS = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
+INPUTS = int(mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_QFRC_APPLIED | mujoco.mjtState.mjSTATE_MOCAP_POS)
 SNAPSHOT_SIZE = 1 + NQ + NV
 
 
@@ -32,22 +33,29 @@ class MujocoBackend:
     device = torch.device("cpu")
 
     def __init__(
-        self, *, num_envs: int, threads: int, cameras: tuple[str, ...], image_size: tuple[int, int], renderer: str
+        self,
+        *,
+        num_envs: int,
+        threads: int,
+        cameras: tuple[str, ...],
+        image_size: tuple[int, int],
+        renderer: Literal["auto", "egl", "osmesa"],
     ) -> None:
         self._model = mujoco.MjModel.from_xml_string(build_mjcf())
         assert (self._model.nq, self._model.nv) == (NQ, NV)
-        assert mujoco.mj_stateSize(self._model, _FULL) == SNAPSHOT_SIZE
+        assert mujoco.mj_stateSize(self._model, PHYSICS) == SNAPSHOT_SIZE
         self._num_controls = self._model.nu
         self._state = np.zeros((num_envs, SNAPSHOT_SIZE))
         # Inputs of every substep: controls, applied forces (they hold parked objects up), fixture positions.
-        self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, _INPUTS)))
+        self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, INPUTS)))
         self._trajectory = np.zeros((num_envs, SUBSTEPS, SNAPSHOT_SIZE))
         self._sensors = np.zeros((num_envs, SUBSTEPS, 0))
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]
         self._rollout = Rollout(nthread=threads if threads > 1 else 0)
         self._hold = self._holding_forces()
         self._looks: list[Look | None] = [None] * num_envs
-        self._cameras, self._image_size, self._gl = cameras, image_size, renderer
+        self._cameras, self._image_size = cameras, image_size
+        self._gl = choose_gl(renderer) if cameras else None
         self._renderers: list[tuple[ThreadPoolExecutor, Renderer]] = []
         self._threads = threads
 
@@ -58,6 +66,11 @@ class MujocoBackend:
             dof = (BLOCK_DOF + 6 * i if i < NUM_BLOCKS else PEG_DOF) + 2
             forces[i, dof] = -self._model.opt.gravity[2] * self._model.body(name).mass[0]
         return forces
+
+    @property
+    def renderer(self) -> str:
+        """What draws the pictures, for the fingerprint."""
+        return self._gl or "none"
 
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
@@ -81,6 +94,10 @@ class MujocoBackend:
         """Inverse of ``snapshot``, after ``place`` of the same episode."""
         self._state[row] = snapshot
 
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of every row's physics state and of the inputs of its last substep (specs PHYSICS and INPUTS)."""
+        return self._state.copy(), self._inputs[:, -1].copy()
+
     def step(self, rows: np.ndarray, controls: Float[Tensor, "n substeps nu"]) -> None:
         """Advance ``rows`` [n] by one control step; ``controls`` are actuator inputs of each substep."""
         n = len(rows)
@@ -96,7 +113,7 @@ class MujocoBackend:
             self._data,
             start,
             inputs,
-            control_spec=_INPUTS,
+            control_spec=INPUTS,
             skip_checks=True,
             nstep=SUBSTEPS,
             state=trajectory,
@@ -120,11 +137,11 @@ class MujocoBackend:
         return torch.from_numpy(images)
 
     def _open_renderers(self) -> list[tuple[ThreadPoolExecutor, Renderer]]:
-        gl = choose_gl(self._gl)
+        assert self._gl is not None
         renderers = []
         for _ in range(self._threads):
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tabletop-render")
-            opening = thread.submit(Renderer, gl=gl, cameras=self._cameras, image_size=self._image_size)
+            opening = thread.submit(Renderer, gl=self._gl, cameras=self._cameras, image_size=self._image_size)
             renderers.append((thread, opening.result()))
         return renderers
 

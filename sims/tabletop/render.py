@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from typing import Any, Literal
 
 import mujoco
 import numpy as np
 
-from sims.tabletop.episode import Look
-from sims.tabletop.scene import BLOCKS, MOCAP, build_mjcf
+from sims.tabletop.episode import BLOCK_QPOS, PEG_QPOS, Look
+from sims.tabletop.scene import BLOCKS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
 
 
-def choose_gl(renderer: str) -> GL:
-    """``renderer`` if it is a GL platform; for "auto" EGL where its library exists, else OSMesa.
+def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
+    """``renderer`` if it names a platform; for "auto" EGL where its library exists, else OSMesa.
 
     Raises RuntimeError naming the packages when neither library is there.
     """
-    if renderer == "egl" or renderer == "osmesa":
+    if renderer != "auto":
         return renderer
     for gl, library in _LIBRARIES.items():
         try:
@@ -36,6 +37,8 @@ def choose_gl(renderer: str) -> GL:
 def _open_context(gl: GL, width: int, height: int) -> Any:
     # llvmpipe would start a thread per core in each context; our threads already use the cores.
     os.environ.setdefault("LP_NUM_THREADS", "0")
+    if "OpenGL" not in sys.modules:
+        os.environ["PYOPENGL_PLATFORM"] = gl  # a parent process may have left its own choice here
     try:
         if gl == "egl":
             from mujoco.egl import GLContext
@@ -75,11 +78,15 @@ class Renderer:
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
             self._cameras.append(camera)
         self._block_geoms = [model.geom(name).id for name in BLOCKS]
-        self._pair_geoms = [
-            [model.geom(f"{pattern}").id for pattern in (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))]
-            for i in range(2)
-        ]
-        self._table = model.geom("table_top").id
+        self._pair_geoms = []
+        for i in range(2):
+            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
+            self._pair_geoms.append([model.geom(name).id for name in names])
+        self._surface = model.geom("surface").id
+        self._alpha = model.geom_rgba[:, 3].copy()
+        roots = model.body_rootid[model.geom_bodyid]
+        things = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
+        self._belongs = roots[:, None] == np.array(things)  # [geoms, things]
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
@@ -89,6 +96,10 @@ class Renderer:
         self._apply(look)
         data.qpos[:] = qpos
         data.mocap_pos[: len(MOCAP)] = fixtures
+        # A fully transparent geom is not drawn at all: what is parked costs nothing.
+        free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]
+        parked = np.concatenate([fixtures[:, 0], free]) > PARKED_X - 0.5
+        model.geom_rgba[:, 3] = np.where(self._belongs @ parked, 0.0, self._alpha)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
         for camera, picture in zip(self._cameras, out, strict=True):
@@ -104,10 +115,10 @@ class Renderer:
         model.geom_rgba[self._block_geoms, :3] = look.blocks
         for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
             model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._table, :3] = look.table
+        model.geom_rgba[self._surface, :3] = look.surface
         model.light_dir[0] = look.light_direction
         model.light_diffuse[0] = look.light
-        turn = np.zeros(4)
+        turn = np.empty(4)
         for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
             model.cam_pos[camera] = self._cam_pos[camera] + offset
             mujoco.mju_copy(turn, self._cam_quat[camera])

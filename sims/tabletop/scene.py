@@ -24,7 +24,7 @@ SUBSTEPS = 10
 CONTROL_HZ = 1 / (TIMESTEP * SUBSTEPS)
 
 NUM_BLOCKS = 3
-BLOCK_HALF = 0.022
+BLOCK_HALF = 0.025
 MAT_HALF = 0.06
 FINGER_OPEN = 0.04
 PEG_HALF = (0.014, 0.014, 0.05)
@@ -70,7 +70,7 @@ def _arm() -> str:
         pos = (a, -math.sin(alpha) * d, math.cos(alpha) * d)
         quat = (math.cos(alpha / 2), math.sin(alpha / 2), 0, 0)
         xml += f"""<body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers(quat)}" gravcomp="1">
-        <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" limited="false" armature="0.1"/>"""
+        <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1"/>"""
         for k, (start, end, radius, rgba) in enumerate(_LINKS[i]):
             mass = _MASS[i] if k == 0 else 0.001
             xml += f"""<geom class="visual" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}"
@@ -78,9 +78,9 @@ def _arm() -> str:
         closing += "</body>"
     hand_quat = (math.cos(HAND_YAW / 2), 0, 0, math.sin(HAND_YAW / 2))
     return f"""{xml}<body name="hand" pos="0 0 {FLANGE_OFFSET}" quat="{_numbers(hand_quat)}" gravcomp="1">
-      <geom class="robot" name="palm" type="box" size="0.03 0.098 0.026" pos="0 0 0.03" rgba="{_WHITE}" mass="0.7"/>
+      <geom class="robot" name="palm" type="box" size="0.022 0.098 0.026" pos="0 0 0.03" rgba="{_WHITE}" mass="0.7"/>
       <site name="tool" pos="0 0 {TOOL_OFFSET}" size="0.005" rgba="0 0 0 0"/>
-      <camera name="wrist" pos="0.075 0 0.005" xyaxes="0 1 0 0.956 0 0.292" fovy="75"/>
+      <camera name="wrist" pos="0.085 0 0.03" xyaxes="0 1 0 0.906 0 0.423" fovy="72"/>
       {_finger("left", 1)}{_finger("right", -1)}
     </body>{closing}"""
 
@@ -144,7 +144,7 @@ def _drawer(name: str, y: float) -> str:
 
 def _cabinet() -> str:
     return f"""<body name="cabinet" mocap="true">
-      <geom class="fixture" name="cabinet" type="box" size="0.07 0.17 0.043" pos="0 0 0.043" rgba="0.72 0.58 0.42 1"/>
+      <geom class="fixture" name="cabinet" type="box" size="0.07 0.17 0.043" pos="0 0 0.043" rgba="0.36 0.27 0.22 1"/>
       {_drawer("drawer0", DRAWER_Y)}{_drawer("drawer1", -DRAWER_Y)}</body>"""
 
 
@@ -169,7 +169,7 @@ def build_mjcf() -> str:
   <size memory="8M"/>
   <visual><global fovy="45" offwidth="512" offheight="512"/><map znear="0.01" zfar="3"/>
     <quality shadowsize="0" offsamples="0" numslices="14" numstacks="7"/>
-    <headlight ambient="0.42 0.42 0.42" diffuse="0.2 0.2 0.2" specular="0 0 0"/></visual>
+    <headlight ambient="0.45 0.45 0.45" diffuse="0.1 0.1 0.1" specular="0 0 0"/></visual>
   <statistic extent="1" center="0.5 0 0.1"/>
   <default>
     <default class="visual"><geom contype="0" conaffinity="0" mass="0.001"/></default>
@@ -178,11 +178,13 @@ def build_mjcf() -> str:
     <default class="fixture"><geom contype="4" conaffinity="3" friction="0.6 0.005 0.0001"/></default>
   </default>
   <worldbody>
-    <light name="key" directional="true" pos="0.8 -0.6 1.6" dir="-0.3 0.35 -0.9" diffuse="0.5 0.5 0.5"
+    <light name="key" directional="true" pos="0.8 -0.6 1.6" dir="-0.5 0.3 -0.8" diffuse="0.5 0.5 0.5"
       specular="0.15 0.15 0.15" castshadow="false"/>
-    <camera name="agent" pos="1.12 0 0.62" xyaxes="0 1 0 -0.66 0 0.75" fovy="42"/>
+    <camera name="agent" pos="1.16 0 0.72" xyaxes="0 1 0 -0.69 0 0.724" fovy="33"/>
     <geom class="fixture" name="table" type="plane" size="2 2 0.1" rgba="0 0 0 0" friction="0.6 0.005 0.0001"/>
-    <geom class="visual" name="table_top" type="box" size="0.75 0.8 0.01" pos="0.35 0 -0.0105" rgba="0.78 0.74 0.68 1"/>
+    <geom class="visual" type="box" size="0.7 0.9 0.02" pos="0.3 0 -0.023" rgba="0.72 0.57 0.42 1"/>
+    <geom class="visual" name="surface" type="box" size="0.28 0.33 0.001" pos="0.46 0 -0.0015"/>
+    <geom class="visual" type="box" size="0.02 2 1" pos="-0.6 0 0.4" rgba="0.55 0.6 0.66 1"/>
     <geom class="visual" type="capsule" fromto="-0.06 0 0.03 0 0 0.14" size="0.08" rgba="{_WHITE}"/>
     {_arm()}
     {_blocks()}

@@ -249,9 +249,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def outcome(
-    task: Task, scene: Scene, candidate: Int[Tensor, " N"]
-) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
+def outcome(task: Task, scene: Scene, candidate: Int[Tensor, " N"]) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
     """(success, ended): the named candidate is achieved; any candidate is."""
     achieved = task.achieved(scene)
     return achieved.gather(1, candidate[:, None])[:, 0], achieved.any(1)

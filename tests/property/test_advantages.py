@@ -37,4 +37,5 @@ def test_surrogate_is_never_better_than_unclipped(log_ratio: float, advantage: f
 def test_wilson_interval_holds_the_estimate(pair: tuple[int, int]) -> None:
     wins, trials = pair
     low, high = wilson_interval(wins, trials)
-    assert 0 <= low <= wins / trials <= high <= 1
+    assert 0 <= low <= wins / trials + 1e-9
+    assert wins / trials - 1e-9 <= high <= 1

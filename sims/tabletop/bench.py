@@ -1,0 +1,139 @@
+"""How fast the suite is, each figure beside the ceiling measured in the same run on the same threads.
+
+The ceiling of control steps is raw ``mj_step`` from the very states the episodes went through, divided by the
+substeps; the two are timed in alternating rounds, so a busy machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypedDict
+
+import mujoco
+import numpy as np
+from torch import Tensor
+
+from sims.tabletop.env import CAMERAS, TabletopConfig, TabletopEnv
+from sims.tabletop.mujoco_backend import INPUTS, PHYSICS
+from sims.tabletop.scene import SUBSTEPS, build_mjcf
+from sims.tabletop.tasks import TASKS
+from sims.vector_env import StartState
+
+ROUND_STEPS = 8  # control steps timed in one round; no expert finishes a task this soon after the warm-up
+WARM_UP = 4
+RAW_STRIDE = 4  # raw stepping goes on for this many control steps at a time, so that Python costs it nothing
+
+
+class BenchRow(TypedDict):
+    """One figure; ``ratio`` is value over the row named ``against``."""
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None
+    against: str | None
+
+
+def bench_tabletop(
+    *, num_envs: Sequence[int] = (16, 64, 256), task: str = "pick", rounds: int = 8, threads: int = 0
+) -> list[BenchRow]:
+    """Control steps/s (state only) against raw physics, resets/s, and looks/s with both cameras at 64x64."""
+    if task not in TASKS:
+        raise ValueError(f"bench_tabletop: task {task!r} is not one of {', '.join(TASKS)}")
+    threads = threads or len(os.sched_getaffinity(0))
+    rows: list[BenchRow] = []
+    for n in num_envs:
+        env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=n, cameras=(), threads=threads))
+        rows += _bench_steps(env, rounds, threads)
+        env.close()
+    env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=64, cameras=CAMERAS, threads=threads))
+    rows.append(_bench_looks(env, rounds))
+    env.close()
+    return rows
+
+
+def _starts(n: int, round_index: int) -> list[StartState]:
+    return [StartState(task=0, seed=round_index * n + i) for i in range(n)]
+
+
+def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
+    """Replay recorded expert actions against raw stepping from the states that were passed."""
+    n = env.spec.num_envs
+    ours, raw, ratios, resets = [], [], [], []
+    with ThreadPoolExecutor(threads) as pool:
+        for i in range(rounds):
+            actions, states, inputs = _record(env, _starts(n, i))
+            begin = time.perf_counter()
+            env.reset(start=_starts(n, i))
+            resets.append(n / (time.perf_counter() - begin))
+            for action in actions[:WARM_UP]:
+                env.step(action)
+            begin = time.perf_counter()
+            for action in actions[WARM_UP:]:
+                env.step(action)
+            ours.append(n * ROUND_STEPS / (time.perf_counter() - begin))
+            raw.append(_raw_rate(pool, threads, states, inputs) / SUBSTEPS)
+            ratios.append(ours[-1] / raw[-1])
+    ceiling = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads"
+    return [
+        _row(ceiling, statistics.median(raw), "control steps/s"),
+        {
+            "name": f"control steps, N={n}",
+            "value": statistics.median(ours),
+            "unit": "control steps/s",
+            "ratio": statistics.median(ratios),
+            "against": ceiling,
+        },
+        _row(f"resets, N={n}", statistics.median(resets), "resets/s"),
+    ]
+
+
+def _row(name: str, value: float, unit: str) -> BenchRow:
+    return {"name": name, "value": value, "unit": unit, "ratio": None, "against": None}
+
+
+def _record(env: TabletopEnv, start: list[StartState]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
+    """Expert actions of one round; states before and inputs during its timed steps, [N, ROUND_STEPS, ...]."""
+    env.reset(start=start)
+    expert = env.expert(noise=0.0, seed=0)
+    actions, states, inputs = [], [], []
+    for _ in range(WARM_UP + ROUND_STEPS):
+        actions.append(expert.act())
+        states.append(env.backend.export()[0])
+        env.step(actions[-1])
+        inputs.append(env.backend.export()[1])
+    return actions, np.stack(states[WARM_UP:], axis=1), np.stack(inputs[WARM_UP:], axis=1)
+
+
+def _raw_rate(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs: np.ndarray) -> float:
+    """mj_step per second, all threads together: from the states of each row in turn, so that warm starts fit."""
+    model = mujoco.MjModel.from_xml_string(build_mjcf())
+    datas = [mujoco.MjData(model) for _ in range(threads)]
+
+    def walk(thread: int) -> None:
+        data = datas[thread]
+        for row in range(thread, len(states), threads):
+            for k in range(0, ROUND_STEPS, RAW_STRIDE):
+                mujoco.mj_setState(model, data, states[row, k], PHYSICS)
+                mujoco.mj_setState(model, data, inputs[row, k], INPUTS)
+                mujoco.mj_step(model, data, RAW_STRIDE * SUBSTEPS)
+
+    begin = time.perf_counter()
+    list(pool.map(walk, range(threads)))
+    return states.shape[0] * states.shape[1] * SUBSTEPS / (time.perf_counter() - begin)
+
+
+def _bench_looks(env: TabletopEnv, rounds: int) -> BenchRow:
+    env.reset(start=_starts(env.spec.num_envs, 0))
+    env.observe()
+    rates = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        env.observe()
+        rates.append(env.spec.num_envs / (time.perf_counter() - begin))
+    size = "x".join(str(side) for side in env.spec.image_size)
+    return _row(f"looks, 2 cameras {size}, N={env.spec.num_envs}", statistics.median(rates), "looks/s")

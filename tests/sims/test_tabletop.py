@@ -1,0 +1,368 @@
+"""The tabletop suite: episodes from seeds, physics, experts, pictures, snapshots."""
+
+import ctypes
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.tabletop.episode import SCATTER, sample_episode
+from sims.tabletop.render import choose_gl
+from sims.tabletop.tasks import SPLITS, TASKS
+from sims.vector_env import DemonstratedEnv, StartState, decode_text
+
+ALL = tuple(TASKS)
+
+
+def make(num_envs, *, tasks=ALL, cameras=(), **settings):
+    return TabletopEnv(TabletopConfig(tasks=tasks, num_envs=num_envs, cameras=cameras, **settings))
+
+
+def starts(n, tasks=ALL, first_seed=0):
+    return [StartState(task=i % len(tasks), seed=first_seed + i) for i in range(n)]
+
+
+def drive(env, expert, steps):
+    for _ in range(steps):
+        step = env.step(expert.act())
+        if bool((step.terminated | step.truncated).all()):
+            break
+    return step
+
+
+@pytest.fixture
+def random_actions():
+    generator = torch.Generator().manual_seed(0)
+    return lambda n, steps: torch.rand(steps, n, 7, generator=generator) * 2 - 1
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", ALL)
+def test_an_episode_is_a_function_of_task_and_seed(name, split):
+    first, again = (sample_episode(name, 11, split=split, look=1.0) for _ in range(2))
+    other = sample_episode(name, 12, split=split, look=1.0)
+    assert first.instruction == again.instruction
+    assert np.array_equal(first.qpos, again.qpos)
+    assert np.array_equal(first.fixtures, again.fixtures)
+    assert np.array_equal(first.look.camera_offset, again.look.camera_offset)
+    assert not np.array_equal(first.qpos, other.qpos)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_words_name_exactly_one_candidate(name):
+    task = TASKS[name]
+    for seed in range(100):
+        episode = sample_episode(name, seed, split="train", look=1.0)
+        assert len(set(episode.colours)) == len(episode.colours) == task.num_colours
+        sentences = {
+            phrase.format(*(episode.colours[s] for s in slots))
+            for slots in task.candidates
+            for phrase in task.phrasings
+        }
+        assert len(sentences) == len(task.candidates) * len(task.phrasings)
+        assert len(episode.instruction.encode()) <= 96
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_splits_do_not_overlap(name):
+    task = TASKS[name]
+
+    def episodes(split):
+        return [sample_episode(name, seed, split=split, look=1.0) for seed in range(150)]
+
+    def combinations(split):
+        return {tuple(e.colours[s] for s in task.candidates[e.candidate]) for e in episodes(split)}
+
+    assert combinations("ood_combination") == task.held_out
+    assert not combinations("train") & task.held_out
+    assert not set(task.phrasings) & set(task.ood_phrasings)
+    words = {e.instruction for split in ("train", "ood_position") for e in episodes(split)}
+    assert not words & {e.instruction for e in episodes("ood_phrasing")}
+    darkest_train = min(e.look.surface.mean() for e in episodes("train"))
+    assert max(e.look.surface.mean() for e in episodes("ood_appearance")) < darkest_train
+
+
+def test_positions_beyond_training_are_beyond_it():
+    (x0, y0), (x1, y1) = SCATTER
+    for seed in range(50):
+        blocks = sample_episode("pick", seed, split="ood_position", look=1.0).qpos[9:30].reshape(3, 7)
+        assert all(not (x0 <= x <= x1 and y0 <= y <= y1) for x, y in blocks[:, :2])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_candidate_is_achieved_at_the_start(split):
+    n = 40 * len(ALL)
+    env = make(n, split=split)
+    env.reset(start=starts(n))
+    assert all(not TASKS[name].achieved(env.scene[rows]).any() for name, rows in env.task_rows)
+    still = torch.zeros(n, 7)
+    still[:, 6] = -1
+    for _ in range(3):
+        step = env.step(still)
+    assert not step.terminated.any()
+    env.close()
+
+
+# Experts and words
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_expert_succeeds(name):
+    env = make(40, tasks=(name,))
+    assert isinstance(env, DemonstratedEnv)
+    env.reset(start=starts(40, (name,), first_seed=1000))
+    step = drive(env, env.expert(noise=0.0, seed=0), env.spec.max_steps)
+    assert step.success.float().mean() >= 0.95
+    assert env.elapsed[step.success].max() < 0.7 * env.spec.max_steps
+    env.close()
+
+
+def test_expert_gets_sloppier_with_noise():
+    rates = []
+    for noise in (0.0, 0.3, 0.8):
+        env = make(48, tasks=("pick",))
+        env.reset(start=starts(48, ("pick",)))
+        rates.append(drive(env, env.expert(noise=noise, seed=0), 64).success.float().mean().item())
+        env.close()
+    assert rates[0] > rates[1] > rates[2]
+    assert rates[1] > 0.5
+
+
+class Misled:
+    """An environment whose demonstrator is told another candidate than the words name."""
+
+    def __init__(self, env):
+        self._env = env
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    @property
+    def candidate(self):
+        other = self._env.candidate.clone()
+        for name, rows in self._env.task_rows:
+            other[rows] = (other[rows] + 1) % len(TASKS[name].candidates)
+        return other
+
+
+def test_doing_what_other_words_ask_for_ends_the_episode_without_success():
+    n = 8 * len(ALL)
+    env = make(n)
+    env.reset(start=starts(n))
+    expert = type(env.expert(noise=0.0, seed=0))(Misled(env), noise=0.0, seed=0)
+    step = drive(env, expert, env.spec.max_steps)
+    assert not step.success.any()
+    assert step.terminated.float().mean() > 0.9
+    env.close()
+
+
+# Physics and bookkeeping
+
+
+def test_the_future_does_not_depend_on_threads_or_on_neighbours(random_actions):
+    n = 7
+    actions = random_actions(n, 15)
+
+    def run(env_rows, threads):
+        env = make(len(env_rows), threads=threads)
+        env.reset(start=[starts(n)[row] for row in env_rows])
+        for action in actions:
+            env.step(action[env_rows])
+        snapshots = np.stack([state.snapshot for state in env.capture()])
+        env.close()
+        return snapshots
+
+    together = run(list(range(n)), 1)
+    assert np.array_equal(together, run(list(range(n)), 3))
+    assert np.array_equal(together[[5]], run([5], 1))
+    assert np.isfinite(together).all()
+
+
+def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
+    n = len(ALL)
+    env = make(n, cameras=("agent", "wrist"), split="ood_appearance")
+    env.reset(start=starts(n))
+    drive(env, env.expert(noise=0.1, seed=0), 8)
+    middle = env.capture()
+    actions = random_actions(n, 6)
+    steps = [env.step(action) for action in actions]
+    end, seen = env.capture(), env.observe()
+    env.close()
+
+    order = list(reversed(range(n)))
+    other = make(n, cameras=("agent", "wrist"), split="ood_appearance", threads=1)
+    other.reset(start=[middle[row] for row in order])
+    for action, step in zip(actions, steps, strict=True):
+        again = other.step(action[order])
+        assert torch.equal(again.reward, step.reward[order])
+        assert torch.equal(again.terminated, step.terminated[order])
+    for row, state in zip(order, other.capture(), strict=True):
+        assert np.array_equal(state.snapshot, end[row].snapshot)
+    look = other.observe()
+    assert torch.equal(look.images, seen.images[order])
+    assert torch.equal(look.state, seen.state[order])
+    assert torch.equal(look.text, seen.text[order])
+    other.close()
+
+
+def test_a_finished_row_stands_still_until_reset(random_actions):
+    env = make(2, tasks=("reach",), max_steps=30)
+    env.reset(start=starts(2, ("reach",)))
+    expert = env.expert(noise=0.0, seed=0)
+    for _ in range(20):
+        action = expert.act()
+        action[1] = 0.0
+        step = env.step(action)
+        if bool(step.terminated[0]):
+            break
+    assert step.success.tolist() == [True, False]
+    assert step.reward.tolist() == [1.0, 0.0]
+    before = env.capture([0])[0].snapshot
+    for action in random_actions(2, 30):
+        step = env.step(action)
+    assert np.array_equal(env.capture([0])[0].snapshot, before)
+    assert step.reward[0] == 0
+    assert step.success.tolist() == [True, False]
+    assert step.terminated[0]
+    assert step.truncated[1]
+    env.reset([0], start=[StartState(task=0, seed=5)])
+    step = env.step(torch.zeros(2, 7))
+    assert not step.terminated[0]
+    assert step.truncated[1]
+    env.close()
+
+
+def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_commanded(random_actions):
+    env = make(12)
+    env.reset(start=starts(12))
+    push = torch.ones(12, 7)
+    for action in (*random_actions(12, 30), *(push,) * 10, *(-push,) * 20):
+        env.step(action)
+        q = env.backend.qpos[:, :7]
+        assert (q > env._panda.low - 0.05).all()
+        assert (q < env._panda.high + 0.05).all()
+        assert (env.target[0] - env.scene.tool).norm(dim=1).max() < 0.3
+    env.close()
+
+
+def test_a_unit_action_moves_the_tool_five_centimetres():
+    env = make(1, tasks=("open_drawer",))
+    env.reset(start=[StartState(task=0, seed=0)])
+    begin = env.scene.tool.clone()
+    move = torch.tensor([[0.5, 0.0, 0.5, 0.0, 0.0, 0.0, -1.0]])
+    for action in (move, move, 0 * move, 0 * move, 0 * move):
+        env.step(action)
+    assert (env.scene.tool - begin)[0].tolist() == pytest.approx([0.05, 0.0, 0.05], abs=2e-3)
+    env.close()
+
+
+def test_shaped_reward_adds_progress():
+    env = make(4, tasks=("pick",), reward="shaped")
+    env.reset(start=starts(4, ("pick",)))
+    expert, total = env.expert(noise=0.0, seed=0), torch.zeros(4)
+    for _ in range(30):
+        step = env.step(expert.act())
+        total += step.reward
+    assert step.success.all()
+    assert (total > 1.3).all()
+    assert (total < 2.0).all()
+    env.close()
+
+
+# Pictures and words
+
+
+def test_observation_shows_only_the_rows_asked_for():
+    env = make(6, cameras=("wrist", "agent"), image_size=(32, 48))
+    env.reset(start=starts(6))
+    everything, some = env.observe(), env.observe([4, 1])
+    assert everything.images.shape == (6, 2, 32, 48, 3)
+    assert everything.state.shape == (6, 8)
+    assert torch.equal(some.images, everything.images[[4, 1]])
+    assert torch.equal(some.text, everything.text[[4, 1]])
+    assert decode_text(some.text)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
+    assert everything.state[0, 6:].tolist() == pytest.approx([0.04, -0.04], abs=1e-3)
+    env.close()
+
+
+def test_the_named_colour_is_in_the_picture():
+    """Every block of a pick episode covers several pixels of its own hue in the 64x64 agent view."""
+    env = make(1, tasks=("pick",), cameras=("agent",), look=0.0)
+    channels = {"red": (0, (1, 2)), "green": (1, (0, 2)), "blue": (2, (0, 1))}
+    found = 0
+    for seed in range(12):
+        env.reset(start=[StartState(task=0, seed=seed)])
+        image = env.observe().images[0, 0].float()
+        for colour in set(sample_episode("pick", seed, split="train", look=0.0).colours) & set(channels):
+            strong, weak = channels[colour]
+            mask = (image[..., strong] > 90) & (image[..., weak[0]] < 90) & (image[..., weak[1]] < 90)
+            found += 1
+            assert mask.sum() >= 12, (seed, colour)
+    assert found >= 10
+    env.close()
+
+
+def test_without_cameras_no_rendering_library_is_loaded():
+    code = """
+import sys, torch
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.vector_env import StartState
+env = TabletopEnv(TabletopConfig(num_envs=1, cameras=()))
+env.reset(start=[StartState(task=0, seed=0)])
+env.step(torch.zeros(1, 7))
+assert env.observe().images.shape == (1, 0, 64, 64, 3)
+maps = open("/proc/self/maps").read()
+assert "libEGL" not in maps and "libOSMesa" not in maps, "GL was loaded"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_osmesa_draws_the_same_scene_as_egl():
+    for library in ("libOSMesa.so.8", "libEGL.so.1"):
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            pytest.skip(f"{library} is not installed")
+    code = """
+import sys
+import numpy as np
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.vector_env import StartState
+env = TabletopEnv(TabletopConfig(num_envs=1, renderer=sys.argv[1]))
+env.reset(start=[StartState(task=0, seed=0)])
+sys.stdout.buffer.write(env.observe().images.numpy().tobytes())
+env.close()
+"""
+    egl, osmesa = (
+        np.frombuffer(
+            subprocess.run([sys.executable, "-c", code, gl], check=True, capture_output=True).stdout, np.uint8
+        ).astype(int)
+        for gl in ("egl", "osmesa")
+    )
+    assert egl.std() > 20
+    assert np.abs(egl - osmesa).mean() < 1.0
+
+
+def test_missing_rendering_libraries_are_one_clear_error(monkeypatch):
+    monkeypatch.setattr("sims.tabletop.render._LIBRARIES", {"egl": "libno-such-egl.so", "osmesa": "libno-such.so"})
+    with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 .*libosmesa6"):
+        choose_gl("auto")
+
+
+def test_wrong_settings_name_the_field_and_what_is_allowed():
+    with pytest.raises(ValueError, match=r"tasks: got 'pik', allowed are reach, pick"):
+        TabletopConfig(tasks=("pik",))
+    with pytest.raises(ValueError, match=r"num_envs: got 0"):
+        TabletopConfig(num_envs=0)
+    env = make(2)
+    with pytest.raises(RuntimeError, match="never reset"):
+        env.step(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="task 9"):
+        env.reset([0], start=[StartState(task=9, seed=0)])
+    env.close()

@@ -1,0 +1,104 @@
+"""``vla-rl bench``: speed, as ratios to a ceiling measured in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.errors import UserError
+from sims.vector_env import Observation, encode_text
+
+Row = dict[str, Any]
+
+
+def run(name: str) -> dict[str, Any]:
+    """{bench, machine, rows [{name, value, unit, ratio, against}]}. UserError for a name that is not one."""
+    if name not in BENCHES:
+        raise UserError(f"no benchmark {name!r}; there are: {', '.join(BENCHES)}")
+    return {"bench": name, "machine": machine(), "rows": BENCHES[name]()}
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def bench_sim() -> list[Row]:
+    """Control steps and looks per second of the tabletop suite against N, beside raw ``mj_step``."""
+    from sims.tabletop.bench import bench
+
+    return bench()
+
+
+def bench_policy() -> list[Row]:
+    """The default policy on 256 looks; the ceiling is a matrix product of 1024 on the same threads."""
+    robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
+    policy, rows = DenoisingPolicy(DenoisingPolicyConfig(), robot), 256
+    obs = Observation(
+        images=torch.randint(0, 255, (rows, 2, 64, 64, 3), dtype=torch.uint8),
+        state=torch.randn(rows, 8),
+        text=encode_text(["pick up the red block"] * rows),
+    )
+    generator = torch.Generator()
+    with torch.no_grad():
+        context = policy.encode(obs)
+        sample = policy.sample(context, generator)
+
+    def learn(*, encoder: bool) -> None:
+        seen = policy.encode(obs) if encoder else context
+        policy.log_prob(seen, sample.path).sum().backward()
+
+    def imitate() -> None:
+        loss = policy.bc_loss(policy.encode(obs), sample.action, torch.ones(rows, policy.action_horizon), generator)
+        loss.backward()
+
+    with torch.no_grad():
+        looked = {
+            "encode": seconds(lambda: policy.encode(obs)),
+            "sample": seconds(lambda: policy.sample(context, generator)),
+            "act": seconds(lambda: policy.act(context, generator)),
+        }
+    learned = {
+        "BC forward + backward": seconds(imitate),
+        "PPO forward + backward": seconds(lambda: learn(encoder=True)),
+        "PPO, frozen encoder": seconds(lambda: learn(encoder=False)),
+    }
+    parameters = sum(p.numel() for p in policy.parameters())
+    figures = [row(name, rows / duration, "looks/s") for name, duration in (looked | learned).items()]
+    return [row("parameters", parameters, "1"), row("matrix product", matmul_rate() / 1e9, "GFLOP/s"), *figures]
+
+
+BENCHES: dict[str, Callable[[], list[Row]]] = {"sim": bench_sim, "policy": bench_policy}
+
+
+def row(name: str, value: float, unit: str, *, ratio: float | None = None, against: str | None = None) -> Row:
+    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "against": against}
+
+
+def seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
+    """Median of ``repeats`` calls after one that warms up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return sorted(times)[repeats // 2]
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a float32 matrix product."""
+    a = torch.randn(1024, 1024)
+    return 2 * 1024**3 / seconds(lambda: a @ a)
