@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
+from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
 from sims.libero import Libero, LiberoConfig
 from sims.maniskill import ManiSkill, ManiSkillConfig
 from sims.metaworld import Metaworld, MetaworldConfig
@@ -15,6 +16,7 @@ from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
 from sims.worker_process import WorkerConfig
+from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
 from tests.worlds import ChainWorld
@@ -83,6 +85,16 @@ def _libero(max_steps: int) -> VectorEnv:
     return ProcessPool(config, Libero)
 
 
+def _isaaclab(max_steps: int) -> VectorEnv:
+    isaaclab_double.install()
+    config = IsaacLabConfig(
+        task=isaaclab_double.TASK, cameras=("table_cam",), state=("policy.eef_pos",), device="cpu", num_envs=NUM_ENVS
+    )
+    env = IsaacLabEnv(config)
+    assert env.spec.max_steps == max_steps
+    return env
+
+
 WORLDS = {
     "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
     "counting": World(
@@ -92,6 +104,7 @@ WORLDS = {
     "gymnasium": World(make=_maze),
     "pusht": World(make=_pusht, needs="pusht"),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "isaaclab double": World(make=_isaaclab),
     "libero": World(make=_libero, needs="libero"),
     "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),
     "robosuite": World(make=_robosuite, needs="robosuite"),
