@@ -47,7 +47,7 @@ class ManiSkillGPU:
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        """Rows are started one by one: ManiSkill seeds a batch by its first row, and a start's seed has to decide alone."""
+        """Rows are started one by one: ManiSkill seeds a batch by its first row, a start's seed must decide alone."""
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         for row, state in zip(rows, start, strict=True):
             ids = torch.tensor([row], device=self.device)

@@ -185,7 +185,7 @@ def test_faults_at_random_moments() -> None:
     env = ProcessPool(config, Counting)
 
     def disturb() -> None:
-        pids = [worker.pid for worker in env._group.workers]
+        pids = env.worker_pids
         for row, what in ((1, signal.SIGKILL), (5, signal.SIGKILL), (6, signal.SIGSTOP)):
             time.sleep(float(rng.uniform(0.05, 0.25)))
             os.kill(pids[row], what)
@@ -229,7 +229,7 @@ def test_faults_at_random_moments() -> None:
 
 def test_workers_leave_with_the_trainer() -> None:
     env = ProcessPool(CountingConfig(num_envs=2), Counting)
-    pids = [worker.pid for worker in env._group.workers]
+    pids = env.worker_pids
     env.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
