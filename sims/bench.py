@@ -143,7 +143,7 @@ def _stable_baselines(config: PoolConfig, simulator: type[SingleEnv], *, seconds
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     n = config.num_envs
-    env = SubprocVecEnv([lambda: AsGymnasium.make(simulator, config)] * n)
+    env = SubprocVecEnv([lambda: AsGymnasium.make(simulator, config)] * n, start_method="fork")
     try:
         env.reset()
         action = np.stack([env.action_space.sample() for _ in range(n)])
