@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
+from sims.latency import Latency
 from sims.single_env import SingleEnv
+
+NO_LATENCY = Latency()
 
 
 class Episode:
@@ -14,8 +19,9 @@ class Episode:
     writing positions and velocities back would lose the solver's warm start, contacts and the simulator's own clocks.
     """
 
-    def __init__(self, env: SingleEnv) -> None:
-        self.env = env
+    def __init__(self, env: SingleEnv, latency: Latency = NO_LATENCY) -> None:
+        self.env, self.latency = env, latency
+        self._waiting: deque[np.ndarray] = deque()  # chosen actions that have no effect yet
         self.elapsed = 0
         self.terminated = self.truncated = self.success = False
 
@@ -26,6 +32,7 @@ class Episode:
     def begin(self, *, task: int, seed: int, replay: np.ndarray) -> None:
         """Start over and take the actions ``replay``, float32 [k, A], which may end the episode."""
         self.env.reset(task=task, seed=seed)
+        self._waiting = deque(np.zeros((self.latency.draw(seed), self.env.spec.action_dim), dtype=np.float32))
         self.elapsed = 0
         self.terminated = self.truncated = self.success = False
         for action in replay:
@@ -35,7 +42,8 @@ class Episode:
         """The reward of one control step; 0 where the episode stands."""
         if self.standing:
             return 0.0
-        outcome = self.env.step(action)
+        self._waiting.append(action)
+        outcome = self.env.step(self._waiting.popleft())
         self.elapsed += 1
         self.success = self.success or outcome.success
         self.terminated = outcome.terminated or outcome.success

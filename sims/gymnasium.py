@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_process import WorkerConfig
 
@@ -37,6 +38,7 @@ class GymnasiumConfig:
     max_steps: int | None = None
     control_hz: float | None = None
     num_envs: int = 8
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 

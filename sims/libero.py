@@ -15,7 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
+from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32
 from sims.worker_process import WorkerConfig
 
@@ -51,6 +53,8 @@ class LiberoConfig:
     max_steps: int | None = None
     kept_tasks: int = 2
     num_envs: int = 8
+    variation: MujocoVariation = field(default_factory=MujocoVariation)
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
@@ -90,6 +94,7 @@ class Libero:
             self._suite = benchmark.get_benchmark(config.suite)()
         self._tasks = config.tasks or tuple(range(self._suite.get_num_tasks()))
         self._envs: dict[int, Any] = {}
+        self._varied: dict[int, VariedModel] = {}
         self._cameras: dict[int, MujocoCameras] = {}
         self._fixed = {task: _initial_states(self._suite, number) for task, number in enumerate(self._tasks)}
         stand_in = (assets / STAND_IN).exists()
@@ -117,6 +122,8 @@ class Libero:
         self._observation = self._env.reset()
         if seed < len(self._fixed[task]):
             self._observation = self._env.set_init_state(self._fixed[task][seed])
+        if not self.config.variation.is_none:
+            self._varied[task].draw(seed)
         for _ in range(SETTLE_STEPS):
             self._observation, _, _, _ = self._env.step(NO_MOTION)
 
@@ -160,6 +167,7 @@ class Libero:
         )
         env.reset()
         self._envs[task] = env
+        self._varied[task] = VariedModel(env.sim.model._model, config.variation)
         if config.cameras:
             self._cameras[task] = MujocoCameras(
                 env.sim.model._model,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_process import WorkerConfig
 
@@ -48,6 +49,7 @@ class ManiSkillConfig:
     instruction: str | None = None
     max_steps: int | None = None
     num_envs: int = 8
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.mujoco_cameras import MujocoCameras
+from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_process import WorkerConfig
 
@@ -33,6 +35,8 @@ class MetaworldConfig:
     fast_rendering: bool = True
     max_steps: int = 500
     num_envs: int = 8
+    variation: MujocoVariation = field(default_factory=MujocoVariation)
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
@@ -43,6 +47,7 @@ class Metaworld:
         self.config = config
         self._classes, self._policies = _catalog(config)
         self._envs: dict[int, Any] = {}
+        self._varied: dict[int, VariedModel] = {}
         self._cameras: dict[int, MujocoCameras] = {}
         self.reset(task=0, seed=0)
         self.spec = SingleSpec(
@@ -60,7 +65,10 @@ class Metaworld:
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:
             self._envs[task] = self._classes[task](seed=0)
+            self._varied[task] = VariedModel(self._envs[task].model, self.config.variation)
         self._task, self._env = task, self._envs[task]
+        if not self.config.variation.is_none:
+            self._varied[task].draw(seed)
         self._env.seeded_rand_vec, self._env._freeze_rand_vec = True, False
         self._env.seed(seed32(seed))
         self._observation, _ = self._env.reset()

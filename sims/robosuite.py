@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
+from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_process import WorkerConfig
 
@@ -52,6 +54,8 @@ class RobosuiteConfig:
     control_hz: float = 20.0
     max_steps: int = 200
     num_envs: int = 8
+    variation: MujocoVariation = field(default_factory=MujocoVariation)
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
@@ -62,6 +66,7 @@ class Robosuite:
         self.config = config
         self._env = _make(config)
         self._cameras: MujocoCameras | None = None
+        self._varied: VariedModel | None = None
         self._shown: Any = None  # the model that ``_cameras`` renders
         self.reset(task=0, seed=0)
         self.spec = SingleSpec(
@@ -81,6 +86,11 @@ class Robosuite:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
         np.random.seed(seed32(seed))
         self._observation = self._env.reset()
+        if not self.config.variation.is_none:
+            model = self._env.sim.model._model
+            if self._varied is None or self._varied.model is not model:
+                self._varied = VariedModel(model, self.config.variation)
+            self._varied.draw(seed)
 
     def step(self, action: np.ndarray) -> Outcome:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)

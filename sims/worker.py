@@ -46,13 +46,13 @@ def main(control_fd: int) -> None:
 
 def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
     introduction = json.loads(requests.readline())
-    env = _make(introduction["module"], introduction["simulator"], introduction["config"])
+    env, config = _make(introduction["module"], introduction["simulator"], introduction["config"])
     _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": isinstance(env, DemonstratedSim)})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if not descriptors:  # the trainer is gone
         return
     place = json.loads(message)
-    row = _Row(env, SharedRows(env.spec, place["rows"], descriptors[0]), place["row"])
+    row = _Row(Episode(env, config.latency), SharedRows(env.spec, place["rows"], descriptors[0]), place["row"])
     while line := requests.readline():
         request = json.loads(line)
         row.do(request)
@@ -63,8 +63,8 @@ def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
 class _Row:
     """Requests carried out on one simulator and its row of the shared memory."""
 
-    def __init__(self, env: SingleEnv, memory: SharedRows, row: int) -> None:
-        self.env, self.episode, self.memory, self.row = env, Episode(env), memory, row
+    def __init__(self, episode: Episode, memory: SharedRows, row: int) -> None:
+        self.env, self.episode, self.memory, self.row = episode.env, episode, memory, row
 
     def do(self, request: dict[str, Any]) -> None:
         action = request["do"]
@@ -109,10 +109,11 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _make(module: str, simulator: str, config: dict[str, Any]) -> SingleEnv:
+def _make(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
+    """The simulator and its configuration."""
     cls = getattr(importlib.import_module(module), simulator)
-    config_type = typing.get_type_hints(cls.__init__)["config"]
-    return cls(restore(config_type, config))
+    config = restore(typing.get_type_hints(cls.__init__)["config"], settings)
+    return cls(config), config
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sims.errors import UserError
+from sims.latency import Latency
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
 from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, environment_of, interpreter_of
@@ -24,6 +25,8 @@ class PoolConfig(Protocol):
     def name(self) -> str: ...
     @property
     def num_envs(self) -> int: ...
+    @property
+    def latency(self) -> Latency: ...
     @property
     def workers(self) -> WorkerConfig: ...
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec
 from sims.worker_process import WorkerConfig
 
@@ -27,6 +28,7 @@ class CountingConfig:
     image_side: int = 8
     step_s: float = 0.0
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "look"] = "none"
+    latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 

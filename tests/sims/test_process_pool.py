@@ -22,7 +22,7 @@ from sims.worker_process import WorkerConfig
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
 UP = torch.tensor([1.0, 0.0])
-QUICK = WorkerConfig(step_timeout_s=1.0, max_failures_in_a_row=1)
+QUICK = WorkerConfig(step_timeout_s=3.0, max_failures_in_a_row=1)
 
 
 @contextmanager
@@ -180,7 +180,13 @@ def test_faults_at_random_moments() -> None:
     rng = np.random.default_rng(0)
     num_envs, horizon = 8, 4
     config = CountingConfig(
-        num_envs=num_envs, max_steps=200, goal=1e9, image_side=64, step_s=0.004, fault="raise", workers=QUICK
+        num_envs=num_envs,
+        max_steps=200,
+        goal=1e9,
+        image_side=64,
+        step_s=0.004,
+        fault="raise",
+        workers=replace(QUICK, max_failures_in_a_row=3),
     )
     env = ProcessPool(config, Counting)
 
