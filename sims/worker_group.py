@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -58,7 +57,6 @@ class WorkerGroup:
         self._ready = [False] * config.num_envs
         self._request = 0
         self._started = False
-        self._selector = selectors.DefaultSelector()
         self.workers: list[WorkerProcess] = []
         try:
             for row in range(config.num_envs):
@@ -76,7 +74,7 @@ class WorkerGroup:
         SimulatorFailure when a row failed too often in a row.
         """
         self._request += 1
-        sent = [row for row in requests if self._ready[row]]  # the others failed while nobody asked them anything
+        sent = [row for row in requests if self._ready[row]]  # the others are still starting after a failure
         for row in sent:
             self.workers[row].send({**requests[row], "id": self._request})
         answered = self._gather({row: requests[row]["do"] for row in sent}, timeout_s)
@@ -97,7 +95,6 @@ class WorkerGroup:
         for worker in self.workers:
             worker.stop(deadline)
         self.workers = []
-        self._selector.close()
         if self.memory is not None:
             self.memory.close()
 
@@ -106,7 +103,6 @@ class WorkerGroup:
     def _launch(self, row: int) -> WorkerProcess:
         environment = environment_of(self.config.workers, row)
         worker = WorkerProcess(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
-        self._selector.register(worker.control, selectors.EVENT_READ, row)
         self._ready[row] = False
         return worker
 
@@ -127,21 +123,22 @@ class WorkerGroup:
         answered: set[int] = set()
         pending = {row: (time.monotonic(), self._progress(row)) for row in doing}
         while pending:
-            for key, _ in self._selector.select(min(1.0, timeout_s / 4)):
-                row = key.data
-                try:
-                    answer = self.workers[row].receive()
-                except WorkerLost as lost:
-                    self._replace(row, doing.get(row, "idle"), str(lost))
-                    pending.pop(row, None)
-                    continue
-                if "spec" in answer:
-                    self._attach(row, answer)
-                elif answer["id"] != self._request:
-                    continue  # to a request that was interrupted
-                if pending.pop(row, None):
-                    answered.add(row)
-            self._check_clocks(pending, doing, timeout_s)
+            row = next(iter(pending))  # in order: waking for each answer would cost a switch per row
+            if not self.workers[row].has_answered(min(1.0, timeout_s / 4)):
+                self._check_clocks(pending, doing, timeout_s)
+                continue
+            try:
+                answer = self.workers[row].receive()
+            except WorkerLost as lost:
+                self._replace(row, doing[row], str(lost))
+                del pending[row]
+                continue
+            if "spec" in answer:
+                self._attach(row, answer)
+            elif answer["id"] != self._request:
+                continue  # to a request that was interrupted
+            answered.add(row)
+            del pending[row]
         return answered
 
     def _check_clocks(self, pending: dict[int, tuple[float, int]], doing: Mapping[int, str], timeout_s: float) -> None:
@@ -159,7 +156,6 @@ class WorkerGroup:
 
     def _replace(self, row: int, request: str, cause: str, *, hung: bool = False) -> None:
         worker = self.workers[row]
-        self._selector.unregister(worker.control)
         stderr = worker.kill(dump=hung)
         failure = WorkerFailure(row=row, pid=worker.pid, request=request, cause=cause, stderr=stderr)
         self.failures.append(failure)

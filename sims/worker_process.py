@@ -8,6 +8,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -88,6 +89,8 @@ class WorkerProcess:
         self.control = mine
         self.pid = self._process.pid
         self._answers = mine.makefile("rb")
+        self._poll = select.poll()
+        self._poll.register(mine, select.POLLIN)
         self.send(
             {"module": simulator.__module__, "simulator": simulator.__qualname__, "config": dataclasses.asdict(config)}
         )
@@ -97,15 +100,16 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
+    def has_answered(self, timeout_s: float) -> bool:
+        """Wait until there is something to receive: an answer, or the end of the process."""
+        return bool(self._poll.poll(1000 * timeout_s))
+
     def receive(self) -> dict[str, Any]:
-        """The next answer; call when the socket is readable. Raises WorkerLost, or UserError with the worker's text."""
-        self.control.settimeout(10.0)  # an answer is one small write: half of one means that the process was stopped
+        """The next answer; call when it ``has_answered``. Raises WorkerLost, or UserError with the worker's text."""
         try:
             line = self._answers.readline()
-        except OSError as error:
-            raise WorkerLost(f"its answer broke off ({error})") from error
-        finally:
-            self.control.settimeout(None)
+        except ConnectionResetError:
+            line = b""
         if not line.endswith(b"\n"):
             raise WorkerLost(self._how_it_ended())
         answer = json.loads(line)
