@@ -24,7 +24,7 @@ from policies.kernels import (
     build_kernel,
 )
 from policies.normalizer import Normalizer
-from policies.objectives import FlowMatchingConfig, ObjectiveConfig, build_objective
+from policies.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
 from policies.policy import ActionSample, DenoisingPath
 from policies.vla import VLA, ActionExpert, Context, Memory, VLAConfig
 from sims.vector_env import EnvSpec, Observation

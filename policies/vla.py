@@ -45,7 +45,7 @@ class VLAConfig:
     width: int = 192
     depth: int = 2
     heads: int = 4
-    mlp_ratio: int = 4
+    mlp_ratio: int = 2
     time_width: int = 64
     action_horizon: int = 8
     action_patch: int = 8

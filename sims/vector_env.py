@@ -51,7 +51,7 @@ class Observation(Rows):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Rows):
-    """Outcome of one control step. ``terminated``: the task ended (success); ``truncated``: time ran out.
+    """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out.
 
     ``valid`` is False where a row's world failed (its simulator crashed or hung): the row comes back truncated, its
     numbers mean nothing and it stands still until it is reset. A world that cannot fail leaves it out: all valid.

@@ -37,9 +37,9 @@ def machine() -> dict[str, Any]:
 
 def bench_sim() -> list[Row]:
     """Control steps and looks per second of the tabletop suite against N, beside raw ``mj_step``."""
-    from sims.tabletop.bench import bench
+    from sims.tabletop.bench import bench_tabletop
 
-    return bench()
+    return [dict(figure) for figure in bench_tabletop()]
 
 
 def bench_policy() -> list[Row]:

@@ -160,7 +160,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed as ratios: sim, policy, train, store, ..."""
+    """Measure speed, as ratios to a ceiling of the same run: sim, policy."""
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""

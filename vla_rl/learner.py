@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from policies.denoising_policy import DenoisingPolicy
-from sims.starts import StartSequence
 from sims.vector_env import StartState, VectorEnv
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
@@ -18,6 +17,7 @@ from vla_rl.critics.value import ValueCritic
 from vla_rl.metrics import Timer
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.groups import collect_groups
+from vla_rl.rollouts.starts import TrainingStarts
 
 
 class Learner:
@@ -42,7 +42,7 @@ class Learner:
             generator=self._explore,
             timer=self.timer,
         )
-        self.starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks))
+        self.starts = TrainingStarts(seed=seed, num_tasks=len(env.spec.tasks), failure_weight=algorithm.failure_weight)
         self.update = PolicyUpdate(
             policy,
             config=algorithm.update,
@@ -62,6 +62,7 @@ class Learner:
 
     def _ppo(self, config: PPOConfig) -> Metrics:
         rollout = self.collector.collect(config.chunks, self.starts)
+        self.starts.learn(rollout)
         with self.timer.section("learn"):
             metrics = PPO(config, self.update).update(rollout, self.iteration)
         return metrics | {"success": rollout.success_rate(), "control_steps": float(rollout.control_steps())}
@@ -88,7 +89,7 @@ class Learner:
             "critic": self.critic.state_dict() if self.critic is not None else None,
             "update": self.update.state_dict(),
             "explore": self._explore.get_state(),
-            "next_start": self.starts.next_index,
+            "starts": self.starts.state_dict(),
             "env": [asdict(start) for start in self.env.capture()],
         }
 
@@ -99,5 +100,5 @@ class Learner:
             self.critic.load_state_dict(state["critic"])
         self.update.load_state_dict(state["update"])
         self._explore.set_state(state["explore"])
-        self.starts.next_index = state["next_start"]
+        self.starts.load_state_dict(state["starts"])
         self.collector.start([StartState(**start) for start in state["env"]])

@@ -49,7 +49,7 @@ def imitate(run: Run, env: VectorEnv) -> dict[str, Any]:
     """The bundle that reinforcement starts from: a given one, or a policy cloned from demonstrations."""
     start = run.experiment.start
     if isinstance(start, FromBundle):
-        load_bundle(Path(start.path))
+        load_bundle(Path(start.path), action_dim=env.spec.action_dim, cameras=env.spec.cameras)
         return {"bundle": start.path}
     store = Path(start.store) if start.store is not None else run.demonstrations
     seconds = {}
@@ -100,7 +100,8 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
 def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
     """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state."""
     experiment = run.experiment
-    learner = Learner(load_bundle(start), env, experiment.algorithm, seed=experiment.seed)
+    policy = load_bundle(start, action_dim=env.spec.action_dim, cameras=env.spec.cameras)
+    learner = Learner(policy, env, experiment.algorithm, seed=experiment.seed)
     if (latest := latest_checkpoint(run.checkpoints)) is not None:
         learner.load_state_dict(load_tree(latest))
     else:

@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import mujoco
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sims.errors import UserError
 from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, START_JOINTS, Episode, sample_episode
 from sims.tabletop.expert import ScriptedExpert
 from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
@@ -27,6 +28,9 @@ from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, MujocoBackend
 from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.tasks import SPLITS, TASKS, Scene, Split, outcome
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+
+if TYPE_CHECKING:
+    from sims.tabletop.warp_backend import WarpBackend
 
 POSITION_SCALE = 0.05  # [m] per unit of action
 ROTATION_SCALE = 0.5  # [rad] per unit of action
@@ -40,7 +44,8 @@ class TabletopConfig:
     """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
 
     ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
-    Without cameras, pictures are empty and no rendering library is touched.
+    Without cameras, pictures are empty and no rendering library is touched. ``backend`` "warp" computes physics and
+    pictures on a CUDA GPU (docs/tabletop-warp.md) and reads neither ``threads`` nor ``renderer``.
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -116,7 +121,6 @@ class TabletopEnv:
                 "renderer": self.backend.renderer,
             },
         )
-        self._ready = False  # every row was reset
         self._starts: list[StartState | None] = [None] * n
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
@@ -125,7 +129,7 @@ class TabletopEnv:
         flags = torch.zeros(n, dtype=torch.bool, device=device)
         self._clock = _Clock(
             elapsed=torch.zeros(n, dtype=torch.int64, device=device),
-            terminated=flags.clone(),
+            terminated=~flags,  # before its first reset a row stands finished
             truncated=flags.clone(),
             success=flags.clone(),
         )
@@ -158,7 +162,6 @@ class TabletopEnv:
             if state.snapshot is not None:
                 self._restore(row, state.snapshot)
         self._task_rows = [(name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)]
-        self._ready = all(started is not None for started in self._starts)
         self._look_at_state()
         fresh = [row for row, state in zip(rows, start, strict=True) if state.snapshot is None]
         self._target_position[fresh] = self._scene.tool[fresh]
@@ -205,14 +208,11 @@ class TabletopEnv:
 
     def step(self, action: Float[Tensor, "N 7"]) -> Step:
         """One control step of 50 ms. Sparse reward: 1 on success; achieving what was not asked for ends without it."""
-        if not self._ready:
-            raise RuntimeError("step: some rows were never reset; reset every row before the first step")
         clock = self._clock
         done = clock.terminated | clock.truncated
         alive = ~done
         controls = self._controls(action.to(self._target_position), alive)
-        rows = alive.nonzero()[:, 0]
-        self.backend.step(rows.cpu().numpy(), controls[rows])
+        self.backend.step(alive, controls)
         self._look_at_state()
         success, ended = self._outcomes()
         clock.elapsed += alive
@@ -232,16 +232,17 @@ class TabletopEnv:
         action = action.clamp(-1, 1)
         scene = self._scene
         position = self._target_position + POSITION_SCALE * action[:, :3]
-        position = position.clamp(self._workspace[0], self._workspace[1])
-        lead = position - scene.tool
-        position = scene.tool + lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
-        rotation = rotation_matrix((ROTATION_SCALE * action[:, 3:6]).double()) @ self._target_rotation.double()
-        turn = rotation_vector(rotation @ scene.rotation.double().mT)
-        turn = turn * (LEASH[1] / turn.norm(dim=1, keepdim=True).clamp(min=LEASH[1]))
-        rotation = (rotation_matrix(turn) @ scene.rotation.double()).float()
-        self._target_position = torch.where(alive[:, None], position, self._target_position)
-        self._target_rotation = torch.where(alive[:, None, None], rotation, self._target_rotation)
-        error = torch.cat([(self._target_position - scene.tool).double(), turn], dim=1)
+        lead = position.clamp(self._workspace[0], self._workspace[1]) - scene.tool
+        lead = lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
+        spin = rotation_matrix(ROTATION_SCALE * action[:, 3:6].double()).float()
+        rotation = torch.bmm(spin, self._target_rotation)
+        turn = rotation_vector(torch.bmm(rotation, scene.rotation.mT).double())
+        leads = turn.norm(dim=1, keepdim=True)
+        # A turn beyond the leash is not taken; the rest of the action is.
+        taken = alive[:, None] & (leads < LEASH[1])
+        self._target_position = torch.where(alive[:, None], scene.tool + lead, self._target_position)
+        self._target_rotation = torch.where(taken[..., None], rotation, self._target_rotation)
+        error = torch.cat([lead.double(), turn * (LEASH[1] / leads.clamp(min=LEASH[1]))], dim=1)
         reference = self._next_reference(error)
         motion = reference - self._reference
         ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]
@@ -351,9 +352,14 @@ class TabletopEnv:
         self.backend.close()
 
 
-def _open_backend(config: TabletopConfig) -> MujocoBackend:
+def _open_backend(config: TabletopConfig) -> MujocoBackend | WarpBackend:
     if config.backend == "warp":
-        raise NotImplementedError("the warp backend of the tabletop suite is not there yet; use backend='mujoco'")
+        try:
+            from sims.tabletop.warp_backend import WarpBackend
+        except ModuleNotFoundError as error:
+            message = f"backend='warp' needs {error.name}, which is not installed. Run: pip install 'vla-rl[warp]'"
+            raise UserError(message) from error
+        return WarpBackend(num_envs=config.num_envs, cameras=config.cameras, image_size=config.image_size)
     return MujocoBackend(
         num_envs=config.num_envs,
         threads=config.threads or len(os.sched_getaffinity(0)),

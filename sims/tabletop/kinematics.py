@@ -30,6 +30,7 @@ JOINT_LOW = (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973)  # [
 JOINT_HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973)  # [rad]
 JOINT_SPEED = (2.1750, 2.1750, 2.1750, 2.1750, 2.6100, 2.6100, 2.6100)  # [rad/s]
 JOINT_TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # [N m]
+DAMPING = 0.03  # of the inverse kinematics; bounds joint motion near singular poses
 HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)  # the published "ready" pose [rad]
 
 
@@ -41,19 +42,19 @@ class Panda:
         def constants(values: object) -> Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)
 
+        # Each joint's transform is constant + cosine * cos(q) + sine * sin(q).
         constant, cosine, sine = [], [], []
         for a, d, alpha in PANDA_DH:
             ca, sa = math.cos(alpha), math.sin(alpha)
             constant.append([[0, 0, 0, a], [0, 0, -sa, -sa * d], [0, 0, ca, ca * d], [0, 0, 0, 1]])
             cosine.append([[1, 0, 0, 0], [0, ca, 0, 0], [0, sa, 0, 0], [0, 0, 0, 0]])
             sine.append([[0, -1, 0, 0], [ca, 0, 0, 0], [sa, 0, 0, 0], [0, 0, 0, 0]])
-        self._constant = constants(constant)
-        self._cosine = constants(cosine)
-        self._sine = constants(sine)
         c, s = math.cos(HAND_YAW), math.sin(HAND_YAW)
-        tool = [[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TOOL_OFFSET], [0, 0, 0, 1]]
-        self._tool = constants(tool)
-        self._identity = torch.eye(6, dtype=torch.float64, device=device)
+        tool = constants([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TOOL_OFFSET], [0, 0, 0, 1]])
+        self._local = torch.stack([constants(constant), constants(cosine), constants(sine)])
+        # The tool sits on the last joint's axis, so it may take the place of that joint's frame in the Jacobian too.
+        self._local[:, -1] = self._local[:, -1] @ tool
+        self._damping = DAMPING**2 * torch.eye(6, dtype=torch.float64, device=device)
         self.low = constants(JOINT_LOW)
         self.high = constants(JOINT_HIGH)
         self.speed = constants(JOINT_SPEED)
@@ -62,65 +63,51 @@ class Panda:
         self, q: Float[Tensor, "N 7"]
     ) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"], Float[Tensor, "N 6 7"]]:
         """Tool position [m], rotation and geometric Jacobian (linear rows first) in the base frame, float64."""
-        q = q.double()[..., None, None]
-        local = self._constant + self._cosine * q.cos() + self._sine * q.sin()  # [N, 7, 4, 4]
-        frame = local[:, 0]
-        frames = [frame]
-        for i in range(1, 7):
-            frame = frame @ local[:, i]
-            frames.append(frame)
-        tool = frame @ self._tool
+        angle = q.double()[..., None, None]
+        constant, cosine, sine = self._local
+        joints = (constant + cosine * angle.cos() + sine * angle.sin()).unbind(1)  # seven of [N, 4, 4]
+        frames = [joints[0]]
+        for joint in joints[1:]:
+            frames.append(torch.bmm(frames[-1], joint))
+        tool = frames[-1]
         position = tool[:, :3, 3]
-        chain = torch.stack(frames, dim=2)  # [N, 4, 7, 4]
-        axes, origins = chain[:, :3, :, 2], chain[:, :3, :, 3]  # [N, 3, 7]
-        jacobian = torch.cat([torch.cross(axes, position[..., None] - origins, dim=1), axes], dim=1)
+        axes, origins = torch.stack([frame[:, :3, 2:] for frame in frames], dim=2).unbind(3)  # [N, 3, 7] each
+        jacobian = torch.cat([torch.linalg.cross(axes, position[..., None] - origins, dim=1), axes], dim=1)
         return position, tool[:, :3, :3], jacobian
 
     def solve(
-        self,
-        jacobian: Float[Tensor, "N 6 7"],
-        error: Float[Tensor, "N 6"],
-        posture: Float[Tensor, "N 7"],
-        *,
-        damping: float = 0.03,
+        self, jacobian: Float[Tensor, "N 6 7"], error: Float[Tensor, "N 6"], posture: Float[Tensor, "N 7"]
     ) -> Float[Tensor, "N 7"]:
-        """One damped-least-squares step: dq = posture + J^T (J J^T + damping^2 I)^-1 (error - J posture).
+        """One damped-least-squares step: dq = posture + J^T (J J^T + DAMPING^2 I)^-1 (error - J posture).
 
         ``error`` is the wanted tool motion [m, rad]; ``posture`` a wished joint motion that only shows where the tool
         does not feel it (its null-space part).
         """
-        gram = jacobian @ jacobian.mT + damping**2 * self._identity
-        residual = error[..., None] - jacobian @ posture[..., None]
+        transposed = jacobian.mT
+        gram = torch.baddbmm(self._damping, jacobian, transposed)
+        residual = torch.baddbmm(error[..., None], jacobian, posture[..., None], alpha=-1)
         factor = torch.linalg.cholesky_ex(gram).L
-        return posture + (jacobian.mT @ torch.cholesky_solve(residual, factor))[..., 0]
+        return torch.baddbmm(posture[..., None], transposed, torch.cholesky_solve(residual, factor))[..., 0]
+
+
+_SKEW = torch.tensor([[0, 0, 0, 0, 0, -1, 0, 1, 0], [0, 0, 1, 0, 0, 0, -1, 0, 0], [0, -1, 0, 1, 0, 0, 0, 0, 0]])
 
 
 def rotation_vector(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
     """Axis times angle of small and medium rotations (below pi): the error that the IK removes."""
-    w = torch.stack(
-        [
-            rotation[:, 2, 1] - rotation[:, 1, 2],
-            rotation[:, 0, 2] - rotation[:, 2, 0],
-            rotation[:, 1, 0] - rotation[:, 0, 1],
-        ],
-        dim=1,
-    )
+    flat = rotation.flatten(1)
+    w = flat[:, [7, 2, 3]] - flat[:, [5, 6, 1]]
     sine = w.norm(dim=1, keepdim=True)
-    cosine = rotation.diagonal(dim1=1, dim2=2).sum(1, keepdim=True) - 1
-    angle = torch.atan2(sine, cosine)
+    angle = torch.atan2(sine, flat[:, ::4].sum(1, keepdim=True) - 1)
     return w * torch.where(sine > 1e-9, angle / sine.clamp(min=1e-9), 0.5)
 
 
 def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
     """Rodrigues' formula; inverse of ``rotation_vector``."""
-    angle = vector.norm(dim=1)[:, None, None]
-    x, y, z = vector.unbind(1)
-    zero = torch.zeros_like(x)
-    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=1).view(-1, 3, 3)
+    turns = vector.norm(dim=1)[:, None, None] / math.pi
+    cross = (vector @ _SKEW.to(vector)).view(-1, 3, 3)
     identity = torch.eye(3, dtype=vector.dtype, device=vector.device)
-    first = torch.sinc(angle / math.pi)
-    second = 0.5 * torch.sinc(angle / (2 * math.pi)) ** 2
-    return identity + first * cross + second * (cross @ cross)
+    return identity + torch.sinc(turns) * cross + 0.5 * torch.sinc(turns / 2) ** 2 * torch.bmm(cross, cross)
 
 
 def tool_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:

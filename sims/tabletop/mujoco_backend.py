@@ -14,7 +14,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from mujoco.rollout import Rollout
 from torch import Tensor
 
@@ -25,6 +25,15 @@ from sims.tabletop.scene import BLOCKS, MOCAP, NUM_BLOCKS, SUBSTEPS, build_mjcf
 PHYSICS = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 INPUTS = int(mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_QFRC_APPLIED | mujoco.mjtState.mjSTATE_MOCAP_POS)
 SNAPSHOT_SIZE = 1 + NQ + NV
+
+
+def holding_forces(model: mujoco.MjModel) -> Float[np.ndarray, "objects nv"]:
+    """Upward force on each free object (blocks, peg) that cancels its weight."""
+    forces = np.zeros((NUM_BLOCKS + 1, NV))
+    for i, name in enumerate((*BLOCKS, "peg")):
+        dof = (BLOCK_DOF + 6 * i if i < NUM_BLOCKS else PEG_DOF) + 2
+        forces[i, dof] = -model.opt.gravity[2] * model.body(name).mass[0]
+    return forces
 
 
 class MujocoBackend:
@@ -52,20 +61,12 @@ class MujocoBackend:
         self._sensors = np.zeros((num_envs, SUBSTEPS, 0))
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]
         self._rollout = Rollout(nthread=threads if threads > 1 else 0)
-        self._hold = self._holding_forces()
+        self._hold = holding_forces(self._model)
         self._looks: list[Look | None] = [None] * num_envs
         self._cameras, self._image_size = cameras, image_size
         self._gl = choose_gl(renderer) if cameras else None
         self._renderers: list[tuple[ThreadPoolExecutor, Renderer]] = []
         self._threads = threads
-
-    def _holding_forces(self) -> np.ndarray:
-        """Upward force on each free object that cancels its weight: [NUM_BLOCKS + 1, NV]."""
-        forces = np.zeros((NUM_BLOCKS + 1, NV))
-        for i, name in enumerate((*BLOCKS, "peg")):
-            dof = (BLOCK_DOF + 6 * i if i < NUM_BLOCKS else PEG_DOF) + 2
-            forces[i, dof] = -self._model.opt.gravity[2] * self._model.body(name).mass[0]
-        return forces
 
     @property
     def renderer(self) -> str:
@@ -98,13 +99,14 @@ class MujocoBackend:
         """Copies of every row's physics state and of the inputs of its last substep (specs PHYSICS and INPUTS)."""
         return self._state.copy(), self._inputs[:, -1].copy()
 
-    def step(self, rows: np.ndarray, controls: Float[Tensor, "n substeps nu"]) -> None:
-        """Advance ``rows`` [n] by one control step; ``controls`` are actuator inputs of each substep."""
+    def step(self, alive: Bool[Tensor, " N"], controls: Float[Tensor, "N substeps nu"]) -> None:
+        """Advance the ``alive`` rows by one control step; ``controls`` are actuator inputs of each substep."""
+        rows = alive.nonzero()[:, 0].numpy()
         n = len(rows)
         if n == 0:
             return
         everything = n == len(self._state)
-        self._inputs[rows, :, : self._num_controls] = controls.numpy()
+        self._inputs[rows, :, : self._num_controls] = controls.numpy()[rows]
         start = self._state if everything else self._state[rows]
         inputs = self._inputs if everything else self._inputs[rows]
         trajectory = self._trajectory[:n]

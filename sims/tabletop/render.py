@@ -54,6 +54,45 @@ def _open_context(gl: GL, width: int, height: int) -> Any:
     return context
 
 
+class Appearance:
+    """Gives one model the looks of an episode."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.model = model
+        self._block_geoms = [model.geom(name).id for name in BLOCKS]
+        self._pair_geoms = []
+        for i in range(2):
+            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
+            self._pair_geoms.append([model.geom(name).id for name in names])
+        self._surface = model.geom("surface").id
+        self._alpha = model.geom_rgba[:, 3].copy()
+        roots = model.body_rootid[model.geom_bodyid]
+        things = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
+        self._belongs = roots[:, None] == np.array(things)  # [geoms, things]
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
+
+    def apply(self, look: Look, qpos: np.ndarray, fixtures: np.ndarray) -> None:
+        """Colours, light and cameras of ``look``; what is parked in this state becomes invisible."""
+        model = self.model
+        # A fully transparent geom is not drawn at all: what is parked costs nothing.
+        free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]
+        parked = np.concatenate([fixtures[:, 0], free]) > PARKED_X - 0.5
+        model.geom_rgba[:, 3] = np.where(self._belongs @ parked, 0.0, self._alpha)
+        model.geom_rgba[self._block_geoms, :3] = look.blocks
+        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
+            model.geom_rgba[geoms, :3] = rgb
+        model.geom_rgba[self._surface, :3] = look.surface
+        model.light_dir[0] = look.light_direction
+        model.light_diffuse[0] = look.light
+        turn = np.empty(4)
+        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
+            model.cam_pos[camera] = self._cam_pos[camera] + offset
+            mujoco.mju_copy(turn, self._cam_quat[camera])
+            mujoco.mju_quatIntegrate(turn, angle, 1.0)
+            model.cam_quat[camera] = turn
+
+
 class Renderer:
     """Draws one state at a time. Belongs to the thread that made it."""
 
@@ -77,29 +116,14 @@ class Renderer:
             camera = mujoco.MjvCamera()
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
             self._cameras.append(camera)
-        self._block_geoms = [model.geom(name).id for name in BLOCKS]
-        self._pair_geoms = []
-        for i in range(2):
-            names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
-            self._pair_geoms.append([model.geom(name).id for name in names])
-        self._surface = model.geom("surface").id
-        self._alpha = model.geom_rgba[:, 3].copy()
-        roots = model.body_rootid[model.geom_bodyid]
-        things = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
-        self._belongs = roots[:, None] == np.array(things)  # [geoms, things]
-        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
-        self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
+        self._appearance = Appearance(model)
 
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, look: Look, out: np.ndarray) -> None:
         """Render every camera of this state into ``out`` [cameras, height, width, 3], row 0 at the top."""
         model, data = self._model, self._data
-        self._apply(look)
+        self._appearance.apply(look, qpos, fixtures)
         data.qpos[:] = qpos
         data.mocap_pos[: len(MOCAP)] = fixtures
-        # A fully transparent geom is not drawn at all: what is parked costs nothing.
-        free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]
-        parked = np.concatenate([fixtures[:, 0], free]) > PARKED_X - 0.5
-        model.geom_rgba[:, 3] = np.where(self._belongs @ parked, 0.0, self._alpha)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
         for camera, picture in zip(self._cameras, out, strict=True):
@@ -109,21 +133,6 @@ class Renderer:
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
             picture[:] = self._buffer[::-1]
-
-    def _apply(self, look: Look) -> None:
-        model = self._model
-        model.geom_rgba[self._block_geoms, :3] = look.blocks
-        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
-            model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._surface, :3] = look.surface
-        model.light_dir[0] = look.light_direction
-        model.light_diffuse[0] = look.light
-        turn = np.empty(4)
-        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
-            model.cam_pos[camera] = self._cam_pos[camera] + offset
-            mujoco.mju_copy(turn, self._cam_quat[camera])
-            mujoco.mju_quatIntegrate(turn, angle, 1.0)
-            model.cam_quat[camera] = turn
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""

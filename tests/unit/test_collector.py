@@ -7,12 +7,13 @@ from torch import Tensor
 
 from policies.policy import ActionSample, DenoisingPath
 from sims.rows import Rows
-from sims.starts import StartSequence, start_state
+from sims.starts import start_state
 from sims.vector_env import Observation, StartState
 from tests.worlds import ChainWorld
 from vla_rl.algorithms.ppo import ppo_batch
 from vla_rl.metrics import Timer
 from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.starts import TrainingStarts
 
 GAMMA = 0.9
 LENGTH = 10
@@ -59,7 +60,7 @@ def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
     """Successes inside chunks, time-outs inside chunks, restarts and the rollout's own end: all advantages are 0."""
     env = ChainWorld(num_envs=7, length=LENGTH, max_steps=7)
     runner = collector(env)
-    starts = StartSequence("train", seed=1, num_tasks=2)
+    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
     runner.start(starts.take(7))
     rollout = runner.collect(9, starts)
     ended = rollout.done
@@ -74,7 +75,7 @@ def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
 def test_a_continued_collect_does_not_look_twice() -> None:
     env = ChainWorld(num_envs=3, length=1000, max_steps=1000)
     runner = collector(env)
-    starts = StartSequence("train", seed=1, num_tasks=2)
+    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
     runner.start(starts.take(3))
     runner.collect(2, starts)
     runner.collect(2, starts)

@@ -37,6 +37,7 @@ class GRPOConfig:
     scale_by_std: bool = True
     episode_weight: bool = True
     gamma: float = 1.0
+    failure_weight: float = 0.0
     update: UpdateConfig = field(
         default_factory=lambda: UpdateConfig(clip_low=0.2, clip_high=0.28, normalise_advantage=False)
     )

@@ -17,13 +17,17 @@ from vla_rl.rollouts.rollout import Rollout
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """``chunks``: chunks per row and iteration. ``critic_warmup``: iterations that train the critic alone."""
+    """``chunks``: chunks per row and iteration. ``critic_warmup``: iterations that train the critic alone.
+
+    ``failure_weight`` in [0, 1): how much more often tasks are practised that still fail (rollouts/starts.py).
+    """
 
     name: Literal["ppo"] = "ppo"
     iterations: int = 60
     chunks: int = 8
     gamma: float = 0.99
     gae_lambda: float = 0.95
+    failure_weight: float = 0.0
     critic_warmup: int = 2
     critic: CriticConfig = field(default_factory=CriticConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

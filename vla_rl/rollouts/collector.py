@@ -11,11 +11,11 @@ from torch import Tensor
 from policies.policy import ActionSample, Policy
 from sims.chunk import ChunkStep, step_chunk
 from sims.rows import Rows
-from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.metrics import Timer
 from vla_rl.rollouts.rollout import Rollout
+from vla_rl.rollouts.starts import TrainingStarts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Collector:
         """Begin an episode in every row; call before the first ``collect``."""
         self._reset(range(self.env.spec.num_envs), starts)
 
-    def collect(self, num_chunks: int, starts: StartSequence) -> Rollout:
+    def collect(self, num_chunks: int, starts: TrainingStarts) -> Rollout:
         """``num_chunks`` chunks of every row; a row that ends goes on with the next of ``starts``."""
         looks, chunks, tasks, final_values = [], [], [], []
         everything = torch.arange(self.env.spec.num_envs)

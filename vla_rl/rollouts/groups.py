@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from sims.errors import UserError
-from sims.starts import StartSequence
 from vla_rl.algorithms.advantages import informative_groups
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.rollout import Rollout
+from vla_rl.rollouts.starts import TrainingStarts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Groups:
     control_steps: int
 
 
-def collect_groups(collector: Collector, starts: StartSequence, config: GRPOConfig) -> Groups:
+def collect_groups(collector: Collector, starts: TrainingStarts, config: GRPOConfig) -> Groups:
     """Rounds of num_envs / group_size groups until ``config.groups`` of them are informative.
 
     Raises UserError when ``max_rounds`` rounds held none: the policy always fails or always succeeds.
@@ -39,6 +39,7 @@ def collect_groups(collector: Collector, starts: StartSequence, config: GRPOConf
     while informative < config.groups and drawn < config.max_rounds * per_round:
         shared = [start for start in starts.take(per_round) for _ in range(size)]
         rollout = collector.episodes(shared)
+        starts.learn(rollout)
         success = rollout.success.any(0).reshape(per_round, size)
         good = informative_groups(success, low=config.min_success, high=config.max_success).nonzero().flatten()
         good = good[: config.groups - informative]

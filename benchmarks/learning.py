@@ -1,0 +1,86 @@
+"""Learning curves: one configuration, several seeds, what came out.
+
+    python benchmarks/learning.py quickstart --seeds 0 1 2
+    python benchmarks/learning.py quickstart_grpo --from runs/learning/quickstart-0/imitation/bundle
+
+Runs ``vla-rl train configs/NAME.yaml`` once per seed and writes benchmarks/results/learning_NAME.json: before and after
+on the held-out starts (deployed and stochastic, with Wilson intervals), the curve, the wall-clock seconds, the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from vla_rl.bench import machine
+from vla_rl.metrics import read_metrics
+from vla_rl.run import git_revision
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CURVE = ("success", "validation", "kl", "explained_variance")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="a configuration in configs/, without .yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--from", dest="bundle", help="start from this bundle instead of imitation")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
+    parser.add_argument("settings", nargs="*", help="overrides, after a --")
+    arguments = parser.parse_args()
+    settings = list(arguments.settings)
+    if arguments.bundle:
+        settings += ["--start.name", "bundle", "--start.path", arguments.bundle]
+    rows = [one_run(arguments.name, seed, settings, arguments.runs) for seed in arguments.seeds]
+    record = {
+        "command": "python benchmarks/learning.py " + " ".join(sys.argv[1:]),
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": machine(),
+        "rows": [row for group in rows for row in group["rows"]],
+        "runs": rows,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"learning_{arguments.name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(path)
+
+
+def one_run(name: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
+    """Train (or resume) and read what it left."""
+    run_dir = runs / f"{name}-{seed}"
+    command = ["vla-rl", "train", f"configs/{name}.yaml", "--seed", str(seed), *settings, "--run-dir", str(run_dir)]
+    resume = ["--resume"] if (run_dir / "config.yaml").exists() else []
+    subprocess.run([sys.executable, "-m", "vla_rl.cli", *command[1:], *resume], cwd=ROOT, check=True)
+    result = json.loads((run_dir / "result.json").read_text())
+    rows = [figure(f"{kind} success", result[kind], seed) for kind in ("bc", "rl", "stochastic")]
+    return {
+        "seed": seed,
+        "command": " ".join(command),
+        "rows": rows,
+        "per_task": {kind: result[kind]["per_task"] for kind in ("bc", "rl")},
+        "wall_s": result["wall_s"],
+        "curve": [{k: r[k] for k in ("iteration", *CURVE) if k in r} for r in read_metrics(run_dir)],
+    }
+
+
+def figure(name: str, summary: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "value": summary["success"],
+        "unit": "1",
+        "interval": summary["interval"],
+        "seeds": [seed],
+        "against": None,
+        "ratio": None,
+    }
+
+
+if __name__ == "__main__":
+    main()

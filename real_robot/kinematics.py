@@ -1,0 +1,72 @@
+"""Where the tool is: forward kinematics of one point, in plain floats so that it costs microseconds.
+
+Joints are given as in a URDF, with the motion along or about each joint's own z axis. The tool point is carried from
+the tool to the base, so no rotation matrix is ever multiplied with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import cos, hypot, sin
+
+from real_robot.stopping import AxisLimits
+
+Vector = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointFrame:
+    """Pose of a joint's frame in its parent's: translation [m], then roll, pitch, yaw [rad] about fixed axes.
+
+    ``joint`` names the joint that turns (or, for unit m, slides) about (along) the frame's z axis.
+    """
+
+    joint: str
+    xyz: Vector
+    rpy: Vector = (0.0, 0.0, 0.0)
+
+
+def rotation(rpy: Vector) -> tuple[float, ...]:
+    """Row-major 3x3 rotation Rz(yaw) Ry(pitch) Rx(roll)."""
+    (cr, cp, cy), (sr, sp, sy) = (tuple(map(f, rpy)) for f in (cos, sin))
+    return (
+        *(cy * cp, cy * sp * sr - sy * cr, cy * sp * cr + sy * sr),
+        *(sy * cp, sy * sp * sr + cy * cr, sy * sp * cr - cy * sr),
+        *(-sp, cp * sr, cp * cr),
+    )
+
+
+class ToolPoint:
+    """Position of the tool point in the base frame, and how far each joint can throw it."""
+
+    def __init__(self, frames: Sequence[JointFrame], tool: Vector, axes: Sequence[AxisLimits]) -> None:
+        """``axes``: every joint of the robot in command order; one without a frame does not move the tool point."""
+        order = {axis.name: i for i, axis in enumerate(axes)}
+        unknown = [frame.joint for frame in frames if frame.joint not in order]
+        if unknown:
+            raise ValueError(f"kinematics names the joints {unknown}; the robot has {list(order)}")
+        self._tool = tool
+        self._chain = []
+        # metres the tool point can move per rad (or m) of each joint: no lever is longer than the links in a line
+        self.reach = [0.0] * len(axes)
+        lever = hypot(*tool)
+        for frame in reversed(frames):
+            index = order[frame.joint]
+            slides = axes[index].unit == "m"
+            self._chain.append((index, slides, rotation(frame.rpy), frame.xyz))
+            self.reach[index] = 1.0 if slides else lever
+            lever += hypot(*frame.xyz) + (max(map(abs, axes[index].position)) if slides else 0.0)
+
+    def __call__(self, joints: Sequence[float]) -> Vector:
+        """x, y, z [m] in the base frame."""
+        x, y, z = self._tool
+        for index, slides, (a, b, c, d, e, f, g, h, i), (px, py, pz) in self._chain:
+            q = joints[index]
+            if slides:
+                z += q
+            else:
+                cq, sq = cos(q), sin(q)
+                x, y = cq * x - sq * y, sq * x + cq * y
+            x, y, z = a * x + b * y + c * z + px, d * x + e * y + f * z + py, g * x + h * y + i * z + pz
+        return x, y, z

@@ -1,0 +1,104 @@
+"""A robot file: limits, how the policy drives this arm, and which ROS topics carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+
+from real_robot.chunk_scheduler import ChunkingConfig, ChunkingMethod
+from real_robot.limits_file import check_choice, load_limits
+from real_robot.safety import RobotLimits
+
+T = TypeVar("T")
+EmbodimentName = Literal["joint_positions", "joint_steps", "panda_tool"]
+CommandType = Literal["joint_trajectory", "float64_multi_array"]
+_CHOICES = {
+    "EmbodimentName": get_args(EmbodimentName),
+    "CommandType": get_args(CommandType),
+    "ChunkingMethod": get_args(ChunkingMethod),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlSection:
+    """``embodiment``: what the policy's numbers mean.
+
+    ``server_timeout_s``: a policy server that is silent for longer is treated as dead.
+    """
+
+    embodiment: EmbodimentName
+    max_image_age_s: float = 0.2
+    server_timeout_s: float = 2.0
+    chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RosSection:
+    """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8)."""
+
+    joint_states: str
+    command: str
+    cameras: Mapping[str, str]
+    command_type: CommandType = "joint_trajectory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    limits: RobotLimits
+    control: ControlSection
+    ros: RosSection
+
+
+def load_robot(path: Path) -> Robot:
+    """Everything in the file. ValueError names the file and the place of what is wrong."""
+    limits = load_limits(path)
+    document = yaml.safe_load(path.read_text())
+    try:
+        check_keys(document, "", required={"limits", "control", "ros"}, optional=set())
+        chunking = document["control"].pop("chunking", {}) if isinstance(document["control"], dict) else {}
+        control = _section(ControlSection, document["control"], ".control")
+        control = dataclasses.replace(control, chunking=_section(ChunkingConfig, chunking, ".control.chunking"))
+        return Robot(limits=limits, control=control, ros=_section(RosSection, document["ros"], ".ros"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
+
+
+def check_keys(table: Any, where: str, *, required: set[str], optional: set[str]) -> None:
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where}: expected a table")
+    for key in table:
+        check_choice(key, required | optional, f"{where}.{key}")
+    if missing := required - set(table):
+        raise ValueError(f"{where}: missing {sorted(missing)}")
+
+
+def _section(kind: type[T], table: Any, where: str) -> T:
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    required = {
+        name
+        for name, f in fields.items()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    check_keys(table, where, required=required, optional=set(fields) - required)
+    for key, value in table.items():
+        _check_value(value, str(fields[key].type), f"{where}.{key}")
+    return kind(**table)
+
+
+def _check_value(value: Any, annotation: str, where: str) -> None:
+    if annotation in _CHOICES:
+        check_choice(value, _CHOICES[annotation], where)
+        return
+    good = {
+        "str": isinstance(value, str) and value,
+        "int": isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+        "float": isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+        "Mapping[str, str]": isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()),
+    }[annotation]
+    if not good:
+        raise ValueError(f"{where}: got {value!r}, expected {annotation}")

@@ -1,0 +1,116 @@
+"""Someone at the robot, for the wire tests: one JSON request per line in, one JSON answer per line out.
+
+["transition", id]   ["state"]   ["trigger", service]
+    ["set", node, parameter, value]   ["status"]   ["speed"]   ["joints"]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.msg import Parameter as ParameterMessage
+from rcl_interfaces.msg import ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
+
+
+class Operator(Node):
+    def __init__(self) -> None:
+        super().__init__("operator")
+        self.status: dict[str, str] = {}
+        self.clients_kept: dict = {}
+        self.joints: tuple[list[str], list[float], list[float]] = ([], [], [])
+        self.success, self.stopped = False, None
+        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._subs = [
+            self.create_subscription(DiagnosticArray, "/diagnostics", self._on_status, 10),
+            self.create_subscription(JointState, "/joint_states", self._on_joints, 1),
+            self.create_subscription(Bool, "/fake_arm/success", self._on_success, latched),
+            self.create_subscription(Bool, "/vla_rl_policy/stopped", self._on_stopped, latched),
+        ]
+
+    def _on_status(self, message: DiagnosticArray) -> None:
+        status = message.status[0]
+        self.status = {"message": status.message, "seen": str(time.monotonic())}
+        self.status.update({value.key: value.value for value in status.values})
+
+    def _on_joints(self, message: JointState) -> None:
+        self.joints = (list(message.name), list(message.position), list(message.velocity))
+
+    def _on_success(self, message: Bool) -> None:
+        self.success = message.data
+
+    def _on_stopped(self, message: Bool) -> None:
+        self.stopped = message.data
+
+    def call(self, kind, name: str, request):
+        # kept: a reply can be lost while a new client's endpoints are still being matched
+        if name not in self.clients_kept:
+            self.clients_kept[name] = self.create_client(kind, name)
+        client = self.clients_kept[name]
+        if not client.wait_for_service(timeout_sec=15.0):
+            return None
+        future = client.call_async(request)
+        deadline = time.monotonic() + 3.0
+        while not future.done() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return future.result()
+
+    def answer(self, request: list):
+        match request:
+            case ["transition", int(number)]:
+                reply = self.call(
+                    ChangeState, "/vla_rl_policy/change_state", ChangeState.Request(transition=Transition(id=number))
+                )
+                return reply is not None and reply.success
+            case ["state"]:
+                reply = self.call(GetState, "/vla_rl_policy/get_state", GetState.Request())
+                return None if reply is None else reply.current_state.label
+            case ["trigger", str(service)]:
+                reply = self.call(Trigger, service, Trigger.Request())
+                return None if reply is None else [reply.success, reply.message]
+            case ["set", str(node), str(name), value]:
+                kinds = {
+                    str: (ParameterType.PARAMETER_STRING, "string_value"),
+                    int: (ParameterType.PARAMETER_INTEGER, "integer_value"),
+                }
+                kind, field = kinds[type(value)]
+                message = ParameterMessage(name=name, value=ParameterValue(type=kind, **{field: value}))
+                reply = self.call(SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=[message]))
+                return None if reply is None else [reply.results[0].successful, reply.results[0].reason]
+            case ["status"]:
+                return self.status
+            case ["speed"]:
+                return max(map(abs, self.joints[2]), default=None)
+            case ["joints"]:
+                return self.joints[1]
+            case ["success"]:
+                return self.success
+            case ["stopped"]:
+                return self.stopped
+        raise ValueError(request)
+
+
+if __name__ == "__main__":
+    rclpy.init()
+    operator = Operator()
+    executor = SingleThreadedExecutor()
+    executor.add_node(operator)
+    thread = threading.Thread(target=executor.spin)
+    thread.start()
+    for line in sys.stdin:
+        print(json.dumps(operator.answer(json.loads(line))), flush=True)
+    executor.shutdown()
+    thread.join()

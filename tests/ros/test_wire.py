@@ -1,0 +1,237 @@
+"""The node on a real wire against the fake arm, watched by another vendor's DDS. Every fault has a stated outcome."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from real_robot.robot_file import load_robot
+from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell, ros_python
+
+pytestmark = [
+    pytest.mark.skipif(
+        ros_python() is None, reason="no environment with the ROS wheels; make one: tests/ros/install.sh"
+    ),
+    pytest.mark.timeout(180),
+]
+ROBOT = load_robot(ROOT / "configs/robots/fake_arm.yaml")
+STILL = 0.02  # [rad/s]: the simulated servos settle below this
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    cell = Cell(tmp_path_factory.mktemp("cell"), domain=20 + os.getpid() % 80)
+    try:
+        cell.start_arm()
+        cell.start_operator()
+        cell.start_server()
+        cell.start_node(cell.port)
+        cell.activate()
+        yield cell
+    finally:
+        cell.close()
+
+
+def is_moving(cell: Cell) -> bool:
+    return cell.ask("speed") is not None and max(cell.ask("speed") for _ in range(10)) > STILL
+
+
+def is_still(cell: Cell) -> bool:
+    for _ in range(20):
+        if cell.ask("speed") > STILL:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def moving(cell: Cell) -> Cell:
+    """An active node with an arm in motion, at the start of an episode."""
+    if cell.ask("state") == "active":
+        cell.ask("transition", DEACTIVATE)
+    cell.ask("trigger", "/fake_arm/reset")
+    time.sleep(0.2)
+    cell.wait(cell.activated, 30, "activation")
+    cell.wait(lambda: is_moving(cell), 10, "motion")
+    return cell
+
+
+def test_what_is_on_the_wire_is_ros_as_others_know_it(moving: Cell) -> None:
+    seen = moving.witness("watch", "3")
+    by_topic = {(end["topic"], end["kind"]): end for end in seen["endpoints"]}
+    expected = {
+        ("rt/joint_trajectory_controller/joint_trajectory", "writer"): (
+            "trajectory_msgs::msg::dds_::JointTrajectory_",
+            True,
+        ),
+        ("rt/joint_states", "reader"): ("sensor_msgs::msg::dds_::JointState_", False),
+        ("rt/camera/agent/image_raw", "reader"): ("sensor_msgs::msg::dds_::Image_", False),
+        ("rt/camera/wrist/image_raw", "reader"): ("sensor_msgs::msg::dds_::Image_", False),
+        ("rt/vla_rl_policy/stopped", "writer"): ("std_msgs::msg::dds_::Bool_", True),
+    }
+    for end, (kind, reliable) in expected.items():
+        assert by_topic[end]["type"] == kind
+        if end[1] == "writer":
+            assert by_topic[end]["reliable"] is reliable
+    readers = [e for e in seen["endpoints"] if e["topic"] == "rt/joint_states" and e["kind"] == "reader"]
+    assert False in [e["reliable"] for e in readers]
+    hashed = [end for end in seen["endpoints"] if end["expected_hash"]]
+    assert len(hashed) >= 5
+    for end in hashed:
+        assert f"typehash={end['expected_hash']};" in end["user_data"], end
+
+
+def test_commands_are_whole_punctual_and_end_in_a_stop(moving: Cell) -> None:
+    commands = moving.witness("watch", "4")["commands"]
+    names = [axis.name for axis in ROBOT.limits.axes]
+    dt = 1.0 / ROBOT.limits.command_hz
+    assert len(commands) > 0.7 * 3.5 / dt
+    for command in commands:
+        assert command["names"] == names
+        assert all(a < b for a, b in zip([0.0, *command["times"]], command["times"], strict=False))
+        assert max(map(abs, command["last_speeds"])) < 1e-6 or len(command["times"]) == 1
+    for a, b in pairwise(commands):
+        ticks = max(1, round((b["at"] - a["at"]) / dt)) + 1
+        for axis, q0, q1 in zip(ROBOT.limits.axes, a["first"], b["first"], strict=True):
+            assert axis.position[0] - 1e-9 <= q1 <= axis.position[1] + 1e-9
+            assert abs(q1 - q0) <= axis.velocity * dt * ticks
+    assert max(abs(b - a) for a, b in zip(commands[0]["first"], commands[-1]["first"], strict=True)) > 0.005
+
+
+@pytest.mark.parametrize("fault", ["silent", "nan", "old_clock", "frozen", "delay"])
+def test_joint_states_that_cannot_be_trusted_are_a_hold(moving: Cell, fault: str) -> None:
+    moving.ask("set", "fake_arm", "joint_fault", fault)
+    try:
+        time.sleep(0.8)
+        assert moving.status()["at_rest"] == "True"
+    finally:
+        moving.ask("set", "fake_arm", "joint_fault", "none")
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+@pytest.mark.parametrize("fault", ["shuffled", "drop", "duplicate", "reorder", "flood"])
+def test_joint_states_that_are_only_untidy_are_no_trouble(moving: Cell, fault: str) -> None:
+    moving.ask("set", "fake_arm", "joint_fault", fault)
+    try:
+        before = int(moving.status()["actions"])
+        time.sleep(1.0)
+        assert int(moving.status()["actions"]) - before > 10
+        assert moving.status()["message"] in ("ok", "joint states arrive out of order")
+    finally:
+        moving.ask("set", "fake_arm", "joint_fault", "none")
+
+
+@pytest.mark.parametrize("fault", ["silent", "frozen"])
+def test_a_lost_camera_is_a_hold_once_the_plan_is_used_up(moving: Cell, fault: str) -> None:
+    moving.ask("set", "fake_arm", "camera_fault", fault)
+    try:
+        moving.wait(lambda: moving.status()["at_rest"] == "True" and is_still(moving), 8, "rest")
+        assert "images are" in moving.status()["message"]
+    finally:
+        moving.ask("set", "fake_arm", "camera_fault", "none")
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+def test_the_stop_latches_and_only_a_release_undoes_it(moving: Cell) -> None:
+    assert moving.ask("trigger", "/vla_rl_policy/stop")[0]
+    moving.wait(lambda: is_still(moving), 3, "rest")
+    assert moving.ask("stopped") is True
+    joints = moving.ask("joints")
+    moving.ask("trigger", "/vla_rl_policy/resume")
+    time.sleep(1.0)
+    assert moving.ask("joints") == pytest.approx(joints, abs=0.01)
+    assert moving.ask("trigger", "/vla_rl_policy/release")[0]
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+def test_pause_and_resume(moving: Cell) -> None:
+    moving.ask("trigger", "/vla_rl_policy/pause")
+    moving.wait(lambda: is_still(moving), 3, "rest")
+    moving.ask("trigger", "/vla_rl_policy/resume")
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell, how: signal.Signals) -> None:
+    server = moving.processes["server"]
+    server.send_signal(how)
+    moving.wait(lambda: moving.status()["at_rest"] == "True" and is_still(moving), 8, "rest")
+    if how is signal.SIGSTOP:
+        server.send_signal(signal.SIGCONT)
+    else:
+        moving.kill("server")
+        assert "Connection" in moving.status()["message"] or "refused" in moving.status()["message"]
+        restart_server_and_node(moving)
+    moving.wait(lambda: is_moving(moving), 15, "motion again")
+
+
+def restart_server_and_node(cell: Cell, *arguments: str) -> None:
+    """A new server listens elsewhere, so the node is told and configured anew."""
+    cell.start_server(*arguments)
+    if cell.ask("state") == "active":
+        cell.ask("transition", DEACTIVATE)
+        cell.ask("transition", CLEANUP)
+    cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")
+    cell.activate()
+
+
+def test_a_slow_policy_server_only_makes_it_hold_more(moving: Cell) -> None:
+    moving.kill("server")
+    restart_server_and_node(moving, "0.5")
+    before = {key: int(moving.status()[key]) for key in ("actions", "holds", "missed_ticks")}
+    time.sleep(3.0)
+    after = {key: int(moving.status()[key]) for key in before}
+    assert after["actions"] - before["actions"] > 10
+    assert after["holds"] - before["holds"] > 5
+    moving.kill("server")
+    restart_server_and_node(moving)
+
+
+def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
+    moving.kill("server")
+    port = moving.start_server("0", "5")
+    moving.ask("transition", DEACTIVATE)
+    moving.ask("transition", CLEANUP)
+    moving.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{port}")
+    assert moving.ask("transition", CONFIGURE)
+    time.sleep(1.0)
+    assert not moving.ask("transition", ACTIVATE)
+    assert "the policy has action_dim 5, this robot's embodiment has 7" in log_of(moving, "node")
+    moving.ask("transition", CLEANUP)
+    moving.kill("server")
+    restart_server_and_node(moving)
+
+
+def test_a_transition_that_is_not_allowed_leaves_the_node_alive(moving: Cell) -> None:
+    assert not moving.ask("transition", CLEANUP)  # only from inactive
+    assert moving.processes["node"].poll() is None
+    moving.wait(lambda: is_moving(moving), 5, "motion")
+
+
+def log_of(cell: Cell, name: str) -> str:
+    return (cell.folder / f"{name}.log").read_text()
+
+
+def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell) -> None:
+    assert moving.kill("node", signal.SIGTERM) == 0
+    moving.wait(lambda: is_still(moving), 2, "rest")
+    moving.start_node(moving.port)
+    moving.activate()
+
+
+def test_a_killed_node_leaves_a_stop_behind_and_a_new_one_takes_over(moving: Cell) -> None:
+    moving.kill("node", signal.SIGKILL)
+    moving.wait(lambda: is_still(moving), 2, "rest")
+    moving.start_node(moving.port)
+    moving.activate()
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+def test_the_fake_arm_obeys_another_vendors_commands(moving: Cell) -> None:
+    moving.ask("transition", DEACTIVATE)
+    assert moving.witness("inject", "joint1", "0.2")["moved"] == pytest.approx(0.2, abs=0.01)

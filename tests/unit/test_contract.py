@@ -1,0 +1,130 @@
+"""What scripts outside the project rely on: commands, exit codes, JSON keys; and one clear line for bad input."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
+RATE = {"success", "interval", "episodes"}
+
+
+def vla_rl(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vla_rl.cli", *map(str, words)], capture_output=True, text=True)
+
+
+def answer(*words: object) -> dict:
+    done = vla_rl(*words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("contract") / "run"
+    done = vla_rl("train", TINY, "--run-dir", place, "--algorithm.iterations", 2)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_eval(run_dir: Path) -> None:
+    for path in (run_dir, run_dir / "bundle", run_dir / "imitation" / "bundle"):
+        result = answer("eval", path, "--episodes", 4, "--seed", 1, "--split", "ood_phrasing", "--json")
+        assert {*RATE, "seed", "split", "per_task", "stochastic", "fingerprint"} <= set(result)
+        assert (result["episodes"], result["seed"], result["split"]) == (4, 1, "ood_phrasing")
+        assert set(result["per_task"]) == {"reach", "push"}
+        assert all(set(row) >= RATE for row in result["per_task"].values())
+        assert {"success", "interval"} <= set(result["stochastic"])
+        assert result["fingerprint"]["mujoco"]
+
+
+def test_result_of_a_run(run_dir: Path) -> None:
+    result = json.loads((run_dir / "result.json").read_text())
+    assert {"bc", "rl", "stochastic", "seed", "episodes", "wall_s", "command"} <= set(result)
+    assert {"install", "collect", "bc", "rl", "eval"} <= set(result["wall_s"])
+    for kind in ("bc", "rl", "stochastic"):
+        assert set(result[kind]) >= RATE
+        assert set(result[kind]["per_task"]) == {"reach", "push"}
+    assert result["command"].startswith("vla-rl train ")
+
+
+def test_data(run_dir: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(run_dir / "demonstrations", store)
+    info = answer("data", "info", store, "--json")
+    assert {"episodes", "steps", "bytes", "corrupt"} <= set(info)
+    assert info["episodes"] == 4
+    assert info["corrupt"] == []
+    episode = next(store.glob("*.zarr.zip"))
+    content = bytearray(episode.read_bytes())
+    content[len(content) // 2] ^= 1
+    episode.write_bytes(content)
+    found = vla_rl("data", "verify", store, "--json")
+    assert found.returncode == 1
+    assert episode.name in str(json.loads(found.stdout)["corrupt"])
+
+
+def test_doctor_audits_a_run(run_dir: Path) -> None:
+    checks = answer("doctor", "--run", run_dir, "--json")["checks"]
+    assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
+    assert {check["status"] for check in checks} <= {"ok", "missing", "failed"}
+    assert [check["status"] for check in checks if check["name"] == "log-prob"] == ["ok"]
+
+
+def test_bench() -> None:
+    result = answer("bench", "policy", "--json")
+    assert {"bench", "machine", "rows"} <= set(result)
+    assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_collect_adds_to_a_store(tmp_path: Path) -> None:
+    for total in (2, 4):
+        assert vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store").returncode == 0
+        assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
+
+
+def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tmp_path / "bundle"
+    shutil.copytree(run_dir / "bundle", broken)
+    weights = next(broken.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    torn = tmp_path / "torn"
+    shutil.copytree(run_dir / "demonstrations", torn)
+    episode = next(torn.glob("*.zarr.zip"))
+    episode.write_bytes(episode.read_bytes()[:-1000])
+    new = tmp_path / "new"
+    cases = {
+        "did you mean 'chunks'": ("train", TINY, "--algorithm.chunk", 3, "--run-dir", new),
+        "no such file": ("train", tmp_path / "missing.yaml", "--run-dir", new),
+        "must be": ("train", TINY, "--algorithm.chunks", "many", "--run-dir", new),
+        "multiple of micro_batch": ("train", TINY, "--algorithm.update.micro_batch", 3, "--run-dir", new),
+        "neither a run folder nor a bundle": ("eval", empty),
+        "no such episode store": ("data", "info", tmp_path / "nothing"),
+        "there are: ": ("bench", "speed"),
+        "cameras": (
+            *("train", TINY, "--run-dir", tmp_path / "cameras", "--start.name", "bundle"),
+            *("--start.path", run_dir / "bundle", "--sim.cameras", "[agent]"),
+        ),
+        weights.name: (
+            *("train", TINY, "--run-dir", tmp_path / "truncated"),
+            *("--start.name", "bundle", "--start.path", broken),
+        ),
+        episode.name: ("train", TINY, "--run-dir", tmp_path / "corrupt", "--start.store", torn),
+        "no group with success": (
+            *("train", TINY, "--run-dir", tmp_path / "grpo", "--start.name", "bundle"),
+            *("--start.path", run_dir / "bundle", "--algorithm.name", "grpo", "--algorithm.group_size", 2),
+            *("--algorithm.groups", 2, "--algorithm.max_rounds", 1),
+        ),
+    }
+    for expected, words in cases.items():
+        done = vla_rl(*words)
+        message = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 2, (words, done.stderr)
+        assert expected in message, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+    assert not new.exists()

@@ -1,0 +1,52 @@
+"""Training starts: tasks take turns, or come the more often the more they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from sims.starts import start_state
+from sims.vector_env import StartState
+from vla_rl.rollouts.rollout import Rollout
+
+MEMORY = 0.9  # of a task's running success rate, per rollout in which it ended
+
+
+class TrainingStarts:
+    """The stream "train" in order. Task k is drawn with weight 1 - failure_weight * (its running success rate).
+
+    ``failure_weight`` 0: every task alike. Towards 1, practice moves to what does not work yet; evaluation always
+    counts every task alike.
+    """
+
+    def __init__(self, *, seed: int, num_tasks: int, failure_weight: float) -> None:
+        self.seed, self.num_tasks, self.failure_weight = seed, num_tasks, failure_weight
+        self.next_index = 0
+        self.success = np.zeros(num_tasks)
+
+    def take(self, count: int) -> list[StartState]:
+        first, self.next_index = self.next_index, self.next_index + count
+        return [self._start(index) for index in range(first, first + count)]
+
+    def _start(self, index: int) -> StartState:
+        start = start_state("train", seed=self.seed, index=index, num_tasks=self.num_tasks)
+        if self.failure_weight == 0:
+            return start
+        weight = 1 - self.failure_weight * self.success
+        task = np.random.default_rng(start.seed).choice(self.num_tasks, p=weight / weight.sum())
+        return dataclasses.replace(start, task=int(task))
+
+    def learn(self, rollout: Rollout) -> None:
+        """Take note of the episodes that ended."""
+        ended = rollout.done & rollout.valid
+        for task in rollout.task[ended].unique().tolist():
+            won = rollout.success[ended & (rollout.task == task)].float().mean().item()
+            self.success[task] = MEMORY * self.success[task] + (1 - MEMORY) * won
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next_index": self.next_index, "success": self.success.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next_index, self.success = state["next_index"], state["success"]
