@@ -15,7 +15,11 @@ from sims.vector_env import VectorEnv
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkStep(Rows):
-    """Outcome of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed."""
+    """Outcome of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
+
+    ``valid`` is False where a row's world failed in this chunk (see Step): the chunk is data of nothing. It comes back
+    truncated, with reward 0 and nothing executed.
+    """
 
     reward: Float[Tensor, "*N"]
     num_executed: Int[Tensor, "*N"]
@@ -23,6 +27,11 @@ class ChunkStep(Rows):
     truncated: Bool[Tensor, "*N"]
     success: Bool[Tensor, "*N"]
     intervened: Bool[Tensor, "*N"]
+    valid: Bool[Tensor, "*N"] = None  # type: ignore[assignment]  # __post_init__ fills it
+
+    def __post_init__(self) -> None:
+        if self.valid is None:
+            object.__setattr__(self, "valid", torch.ones_like(self.terminated))
 
     @property
     def done(self) -> Bool[Tensor, "*N"]:
@@ -58,13 +67,15 @@ def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) ->
                 intervened=torch.zeros_like(step.terminated),
             )
         alive = ~total.done
+        valid = total.valid & (step.valid | ~alive)
         total = ChunkStep(
-            reward=total.reward + torch.where(alive, gamma**i * step.reward, 0.0),
-            num_executed=total.num_executed + alive,
+            reward=torch.where(valid, total.reward + torch.where(alive, gamma**i * step.reward, 0.0), 0.0),
+            num_executed=torch.where(valid, total.num_executed + alive, 0),
             terminated=total.terminated | (alive & step.terminated),
             truncated=total.truncated | (alive & step.truncated),
             success=total.success | (alive & step.success),
             intervened=total.intervened | (alive & step.intervened),
+            valid=valid,
         )
         if bool(total.done.all()):
             break

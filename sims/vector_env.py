@@ -51,13 +51,22 @@ class Observation(Rows):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Rows):
-    """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out."""
+    """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out.
+
+    ``valid`` is False where a row's world failed (its simulator crashed or hung): the row comes back truncated, its
+    numbers mean nothing and it stands still until it is reset. A world that cannot fail leaves it out: all valid.
+    """
 
     reward: Float[Tensor, "*N"]
     terminated: Bool[Tensor, "*N"]
     truncated: Bool[Tensor, "*N"]
     success: Bool[Tensor, "*N"]
     intervened: Bool[Tensor, "*N"]
+    valid: Bool[Tensor, "*N"] = None  # type: ignore[assignment]  # __post_init__ fills it
+
+    def __post_init__(self) -> None:
+        if self.valid is None:
+            object.__setattr__(self, "valid", torch.ones_like(self.terminated))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,204 @@
+"""Simulators in worker processes behind one VectorEnv: parallel, isolated, and replaced when they die."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sims.chunk import ChunkStep
+from sims.errors import UserError
+from sims.single_env import SingleEnv, SingleSpec
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
+
+TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+
+
+class ProcessPool:
+    """One simulator per process and row.
+
+    A worker takes a whole chunk by itself and looks at its end, so a chunk costs one exchange and no row waits for
+    another between steps. A worker that crashes, raises or exceeds its time-out is killed and started anew while the
+    others go on; its chunk comes back invalid and truncated, ``failures`` tells what happened.
+    """
+
+    def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
+        """Raises UserError when the configuration is wrong or the simulator does not start."""
+        n = config.num_envs
+        self.workers = config.workers
+        self._group = WorkerGroup(config, simulator)
+        assert self._group.memory is not None
+        self._memory = self._group.memory
+        single = self._memory.spec
+        self.spec = _vector_spec(single, n)
+        self._text = encode_text(single.tasks)
+        self._starts = [StartState(task=0, seed=0)] * n
+        self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
+        self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
+        self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
+
+    @property
+    def failures(self) -> Sequence[WorkerFailure]:
+        return tuple(self._group.failures)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.pid for worker in self._group.workers]
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        waiting = dict(zip(self._rows(env_ids), start, strict=True))
+        while waiting:
+            self._group.make_ready(waiting)
+            requests = {row: self._reset_request(row, state) for row, state in waiting.items()}
+            answered = self._group.ask(requests, timeout_s=self.workers.reset_timeout_s)
+            for row in answered:
+                self._starts[row] = waiting.pop(row)
+            self._lost[answered] = self._fresh[answered] = False
+            self._flags[answered] = self._memory.flags[answered]
+
+    def step(self, action: Float[Tensor, "N A"]) -> Step:
+        blind = not self.spec.cameras  # then looking costs less than asking for it later
+        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind)
+        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
+        return Step(
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            intervened=torch.zeros_like(success),
+            valid=torch.from_numpy(~self._lost),
+        )
+
+    def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
+        """A whole chunk (sims/chunk.py); ``observe`` then hands out what the workers saw at its end."""
+        reward, num_executed = self._execute(actions, gamma=gamma, look=True)
+        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
+        return ChunkStep(
+            reward=reward,
+            num_executed=num_executed,
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            intervened=torch.zeros_like(success),
+            valid=torch.from_numpy(~self._lost),
+        )
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
+        rows = self._rows(env_ids)
+        stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
+        if stale:
+            self._fresh[self._ask(stale, {"do": "look"})] = True
+        images, state = self._memory.images[rows], self._memory.state[rows]
+        blank = ~self._fresh[rows]
+        images[blank], state[blank] = 0, 0
+        text = self._text[[self._starts[row].task for row in rows]]
+        return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), text=text)
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        """The snapshot is the actions since the start: running them again restores a deterministic simulator."""
+        return tuple(
+            StartState(
+                task=self._starts[row].task,
+                seed=self._starts[row].seed,
+                snapshot=self._memory.actions[row, : self._memory.elapsed[row]].copy(),
+            )
+            for row in self._rows(env_ids)
+        )
+
+    def expert(self, *, noise: float, seed: int) -> PoolExpert:
+        """The simulator's own demonstrator; UserError if it has none."""
+        if not self._group.workers[0].demonstrates:
+            raise UserError(
+                f"{self.spec.name} comes without a scripted demonstrator. Record or import demonstrations and name "
+                "their store in the configuration (start.store)."
+            )
+        return PoolExpert(self, noise=noise, generator=torch.Generator().manual_seed(seed))
+
+    def suggestions(self) -> Float[Tensor, "N A"]:
+        """The demonstrator's next action in every row; zeros where the row stands still."""
+        moving = self._moving()
+        out = np.zeros_like(self._memory.suggestion)
+        answered = self._ask(moving, {"do": "demonstrate"}) if moving else []
+        out[answered] = self._memory.suggestion[answered]
+        return torch.from_numpy(out)
+
+    def close(self) -> None:
+        self._group.close()
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, env_ids: Sequence[int] | None) -> list[int]:
+        return list(range(self.spec.num_envs)) if env_ids is None else [int(row) for row in env_ids]
+
+    def _moving(self) -> list[int]:
+        return np.flatnonzero(~self._flags[:, :SUCCESS].any(1)).tolist()
+
+    def _reset_request(self, row: int, start: StartState) -> dict[str, Any]:
+        if not 0 <= start.task < len(self.spec.tasks):
+            raise ValueError(f"start names task {start.task}, {self.spec.name} has {len(self.spec.tasks)}")
+        count = 0 if start.snapshot is None else len(start.snapshot)
+        if start.snapshot is not None:
+            self._memory.actions[row, :count] = start.snapshot
+        return {"do": "reset", "task": start.task, "seed": start.seed, "replay": count}
+
+    def _ask(self, rows: Sequence[int], request: dict[str, Any]) -> list[int]:
+        """Rows that answered; the episodes of the others are lost."""
+        answered = self._group.ask(dict.fromkeys(rows, request), timeout_s=self.workers.step_timeout_s)
+        lost = sorted(set(rows) - set(answered))
+        running = [row for row in lost if not self._flags[row].any()]  # an episode that had ended keeps its outcome
+        self._lost[running] = True
+        self._flags[running] = False, True, False
+        return answered
+
+    def _execute(self, actions: Tensor, *, gamma: float, look: bool) -> tuple[Tensor, Tensor]:
+        """Reward and number of executed steps, each [N]; flags, validity and freshness are kept."""
+        moving, memory = self._moving(), self._memory
+        values = actions.detach().to("cpu", torch.float32).numpy()
+        first = memory.elapsed.copy()
+        for row in moving:
+            room = memory.actions[row, first[row] : first[row] + values.shape[1]]
+            room[:] = values[row, : len(room)]
+        reward, executed = np.zeros_like(memory.reward), np.zeros_like(first)
+        if moving:
+            self._fresh[moving] = False
+            request = {"do": "advance", "count": values.shape[1], "gamma": gamma, "look": look}
+            answered = self._ask(moving, request)
+            reward[answered] = memory.reward[answered]
+            executed[answered] = memory.elapsed[answered] - first[answered]
+            self._flags[answered] = memory.flags[answered]
+            self._fresh[answered] = look & ~self._flags[answered, TERMINATED]
+        return torch.from_numpy(reward), torch.from_numpy(executed)
+
+
+class PoolExpert:
+    """A simulator's demonstrator, with Gaussian noise of standard deviation ``noise`` on every action."""
+
+    def __init__(self, pool: ProcessPool, *, noise: float, generator: torch.Generator) -> None:
+        self.pool, self.noise, self.generator = pool, noise, generator
+
+    def act(self) -> Float[Tensor, "N A"]:
+        action = self.pool.suggestions()
+        noise = torch.randn(action.shape, generator=self.generator)
+        return (action + self.noise * noise).clamp(-1.0, 1.0)
+
+
+def _vector_spec(single: SingleSpec, num_envs: int) -> EnvSpec:
+    return EnvSpec(
+        name=single.name,
+        num_envs=num_envs,
+        action_dim=single.action_dim,
+        state_dim=single.state_dim,
+        cameras=single.cameras,
+        image_size=single.image_size,
+        control_hz=single.control_hz,
+        max_steps=single.max_steps,
+        tasks=single.tasks,
+        device=torch.device("cpu"),
+        fingerprint=dict(single.fingerprint),
+    )

@@ -1,0 +1,123 @@
+"""The way out: a VectorEnv as a Gymnasium environment, for other libraries' learners and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from sims.starts import StartSequence
+from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, VectorEnv
+
+
+class ToGymnasiumVector(gymnasium.vector.VectorEnv):
+    """Gymnasium's default order: a finished row is reset by the next ``step``, whose action it ignores.
+
+    Observations: {"images": uint8 [N, cameras, height, width, 3] (with cameras), "state": float32 [N, S], "text": the
+    instruction as zero-padded UTF-8, uint8 [N, 96]}. Cameras are rendered at every step, as Gymnasium's interface asks.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env, self.num_envs = env, env.spec.num_envs
+        self.single_observation_space, self.single_action_space = observation_space(env.spec), action_space(env.spec)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": env.spec.control_hz}
+        self._starts = StartSequence("train", seed=0, num_tasks=len(env.spec.tasks))
+        self._ended = np.zeros(self.num_envs, dtype=bool)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """``options``: {"start": a StartState per row} begins there."""
+        self.env.reset(start=_chosen(options) or self._take(seed))
+        self._ended[:] = False
+        return to_numpy(self.env.observe(), self.env.spec), {}
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        resetting = self._ended
+        step = self.env.step(torch.as_tensor(actions, dtype=torch.float32, device=self.env.spec.device))
+        rows = np.flatnonzero(resetting).tolist()
+        if rows:
+            self.env.reset(rows, start=self._starts.take(len(rows)))
+        terminated, truncated, success, valid = (
+            flag.cpu().numpy() & ~resetting for flag in (step.terminated, step.truncated, step.success, step.valid)
+        )
+        reward = np.where(resetting, 0.0, step.reward.cpu().numpy()).astype(np.float64)
+        self._ended = terminated | truncated
+        info = {"success": success, "_success": ~resetting, "valid": valid, "_valid": ~resetting}
+        return to_numpy(self.env.observe(), self.env.spec), reward, terminated, truncated, info
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.env.close()
+
+    def _take(self, seed: int | Sequence[int | None] | None) -> list[StartState]:
+        tasks = len(self.env.spec.tasks)
+        if isinstance(seed, int):
+            self._starts = StartSequence("train", seed=seed, num_tasks=tasks)
+        starts = self._starts.take(self.num_envs)
+        if seed is None or isinstance(seed, int):
+            return starts
+        pairs = zip(seed, starts, strict=True)
+        return [start if one is None else StartState(task=start.task, seed=one) for one, start in pairs]
+
+
+class ToGymnasium(gymnasium.Env):
+    """A VectorEnv of one row as a plain Gymnasium environment."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        if env.spec.num_envs != 1:
+            raise ValueError(f"an environment of one row is needed, got num_envs = {env.spec.num_envs}")
+        self.env = env
+        self.observation_space, self.action_space = observation_space(env.spec), action_space(env.spec)
+        self.metadata = {"render_modes": [], "render_fps": env.spec.control_hz}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(1 << 31))
+        self.env.reset(start=_chosen(options) or [StartState(task=drawn % len(self.env.spec.tasks), seed=drawn)])
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        step = self.env.step(torch.as_tensor(action, dtype=torch.float32, device=self.env.spec.device)[None])
+        info = {"success": bool(step.success), "valid": bool(step.valid)}
+        return self._observe(), float(step.reward), bool(step.terminated), bool(step.truncated), info
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        return {name: rows[0] for name, rows in to_numpy(self.env.observe(), self.env.spec).items()}
+
+
+def observation_space(spec: EnvSpec) -> spaces.Dict:
+    shown: dict[str, spaces.Space[Any]] = {
+        "state": spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
+        "text": spaces.Box(0, 255, (TEXT_BYTES,), np.uint8),
+    }
+    if spec.cameras:
+        shown["images"] = spaces.Box(0, 255, (len(spec.cameras), *spec.image_size, 3), np.uint8)
+    return spaces.Dict(shown)
+
+
+def action_space(spec: EnvSpec) -> spaces.Box:
+    return spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
+
+
+def to_numpy(obs: Observation, spec: EnvSpec) -> dict[str, np.ndarray]:
+    names = ("images", "state", "text") if spec.cameras else ("state", "text")
+    return {name: getattr(obs, name).cpu().numpy() for name in names}
+
+
+def _chosen(options: dict[str, Any] | None) -> list[StartState] | None:
+    return None if options is None else options.get("start")

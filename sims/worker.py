@@ -1,0 +1,120 @@
+"""A worker process: one simulator, controlled by lines of JSON on a socket, its numbers and pictures in shared memory.
+
+It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer. Requests and answers take turns:
+
+    trainer -> worker   {"module", "simulator", "config"}
+    worker -> trainer   {"spec", "demonstrates"}
+    trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
+    then each request {"id": k, "do": ...} is answered by {"id": k} once its results are in the worker's row:
+    reset, task, seed, replay      replay: how many actions of the row to take again
+    advance, count, gamma, look    the actions after ``elapsed``; look: observe, unless it terminated
+    look
+    demonstrate
+
+A UserError ends it with {"error": text} for the person. Whatever else goes wrong in the simulator ends the process
+with a traceback on its standard error; the trainer reads it there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import importlib
+import json
+import signal
+import socket
+import sys
+import typing
+from typing import Any
+
+from sims.episode import Episode
+from sims.errors import UserError
+from sims.shared_rows import SharedRows
+from sims.single_env import DemonstratedSim, SingleEnv, restore
+
+
+def main(control_fd: int) -> None:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the trainer asks where it hangs before it kills
+    control = socket.socket(fileno=control_fd)
+    requests = control.makefile("rb")
+    try:
+        _serve(control, requests)
+    except UserError as error:
+        _answer(control, {"error": str(error)})
+
+
+def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
+    introduction = json.loads(requests.readline())
+    env, config = _make(introduction["module"], introduction["simulator"], introduction["config"])
+    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": isinstance(env, DemonstratedSim)})
+    message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+    if not descriptors:  # the trainer is gone
+        return
+    place = json.loads(message)
+    row = _Row(Episode(env, config.latency), SharedRows(env.spec, place["rows"], descriptors[0]), place["row"])
+    while line := requests.readline():
+        request = json.loads(line)
+        row.do(request)
+        _answer(control, {"id": request["id"]})
+    env.close()
+
+
+class _Row:
+    """Requests carried out on one simulator and its row of the shared memory."""
+
+    def __init__(self, episode: Episode, memory: SharedRows, row: int) -> None:
+        self.env, self.episode, self.memory, self.row = episode.env, episode, memory, row
+
+    def do(self, request: dict[str, Any]) -> None:
+        action = request["do"]
+        if action == "reset":
+            replay = self.memory.actions[self.row, : request["replay"]].copy()
+            self.episode.begin(task=request["task"], seed=request["seed"], replay=replay)
+            self._publish(0.0)
+        elif action == "advance":
+            self._advance(request["count"], request["gamma"], look=request["look"])
+        elif action == "look":
+            self._look()
+        elif action == "demonstrate":
+            assert isinstance(self.env, DemonstratedSim)
+            self.memory.suggestion[self.row] = self.env.demonstrate()
+        else:
+            raise ValueError(f"unknown request {action!r}")
+
+    def _advance(self, count: int, gamma: float, *, look: bool) -> None:
+        first = self.episode.elapsed
+        total, weight = 0.0, 1.0
+        for action in self.memory.actions[self.row, first : first + count]:
+            total += weight * self.episode.step(action)
+            weight *= gamma
+            self.memory.elapsed[self.row] = self.episode.elapsed
+            if self.episode.standing:
+                break
+        if look and not self.episode.terminated:
+            self._look()
+        self._publish(total)
+
+    def _look(self) -> None:
+        self.env.observe(images=self.memory.images[self.row], state=self.memory.state[self.row])
+
+    def _publish(self, reward: float) -> None:
+        episode = self.episode
+        self.memory.reward[self.row] = reward
+        self.memory.elapsed[self.row] = episode.elapsed
+        self.memory.flags[self.row] = episode.terminated, episode.truncated, episode.success
+
+
+def _answer(control: socket.socket, message: dict[str, Any]) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _make(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
+    """The simulator and its configuration."""
+    cls = getattr(importlib.import_module(module), simulator)
+    config = restore(typing.get_type_hints(cls.__init__)["config"], settings)
+    return cls(config), config
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

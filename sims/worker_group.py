@@ -1,0 +1,168 @@
+"""One worker process per row: asked together, watched, and replaced when they fail."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sims.errors import UserError
+from sims.latency import Latency
+from sims.shared_rows import SharedRows
+from sims.single_env import SingleEnv
+from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, environment_of, interpreter_of
+
+log = logging.getLogger(__name__)
+
+
+class PoolConfig(Protocol):
+    """What every adapter's configuration has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def latency(self) -> Latency: ...
+    @property
+    def workers(self) -> WorkerConfig: ...
+
+
+class SimulatorFailure(UserError):
+    """A simulator cannot be started or keeps failing; the message holds the worker's last lines of stderr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailure:
+    """The worker of ``row`` failed at ``request`` and was replaced."""
+
+    row: int
+    pid: int
+    request: str
+    cause: str
+    stderr: str
+
+
+class WorkerGroup:
+    """The processes behind a pool. Every constructor argument must lead to the same spec in every worker."""
+
+    def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
+        self.config, self.simulator = config, simulator
+        self.interpreter = interpreter_of(config.workers, config.name)
+        self.failures: list[WorkerFailure] = []
+        self.memory: SharedRows | None = None  # made when the first worker has told its shapes
+        self._streak = [0] * config.num_envs
+        self._ready = [False] * config.num_envs
+        self._request = 0
+        self._started = False
+        self.workers: list[WorkerProcess] = []
+        try:
+            for row in range(config.num_envs):
+                self.workers.append(self._launch(row))
+            self.make_ready(range(config.num_envs))
+        except BaseException:
+            self.close()
+            raise
+        self._started = True
+
+    def ask(self, requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float) -> list[int]:
+        """Send ``requests`` (by row) and wait for all. Returns the rows that answered; the others were replaced.
+
+        A row fails when ``timeout_s`` pass in which it neither answers nor completes a control step. Raises
+        SimulatorFailure when a row failed too often in a row.
+        """
+        self._request += 1
+        sent = [row for row in requests if self._ready[row]]  # the others are still starting after a failure
+        for row in sent:
+            self.workers[row].send({**requests[row], "id": self._request})
+        answered = self._gather({row: requests[row]["do"] for row in sent}, timeout_s)
+        for row in answered:
+            if requests[row]["do"] == "advance":
+                self._streak[row] = 0
+        return sorted(answered)
+
+    def make_ready(self, rows: Collection[int]) -> None:
+        """Wait until replaced workers among ``rows`` can take requests."""
+        while starting := [row for row in rows if not self._ready[row]]:
+            self._gather(dict.fromkeys(starting, "start"), self.config.workers.start_timeout_s)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.hang_up()
+        deadline = time.monotonic() + 5.0
+        for worker in self.workers:
+            worker.stop(deadline)
+        self.workers = []
+        if self.memory is not None:
+            self.memory.close()
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _launch(self, row: int) -> WorkerProcess:
+        environment = environment_of(self.config.workers, row)
+        worker = WorkerProcess(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
+        self._ready[row] = False
+        return worker
+
+    def _attach(self, row: int, introduction: dict[str, Any]) -> None:
+        worker, rows = self.workers[row], self.config.num_envs
+        spec = worker.introduce(introduction)
+        if self.memory is None:
+            self.memory = SharedRows.create(spec, rows)
+        if spec != self.memory.spec:
+            raise SimulatorFailure(f"{self.config.name}: worker {row} says {spec}, another said {self.memory.spec}")
+        worker.attach(self.memory, rows=rows, row=row)
+        self._ready[row] = True
+
+    # -- waiting and failing --------------------------------------------------------------------------------------
+
+    def _gather(self, doing: Mapping[int, str], timeout_s: float) -> set[int]:
+        """The rows of ``doing`` (row -> what it was asked) that answered; the others failed and were replaced."""
+        answered: set[int] = set()
+        pending = {row: (time.monotonic(), self._progress(row)) for row in doing}
+        while pending:
+            row = next(iter(pending))  # in order: waking for each answer would cost a switch per row
+            if not self.workers[row].has_answered(min(1.0, timeout_s / 4)):
+                self._check_clocks(pending, doing, timeout_s)
+                continue
+            try:
+                answer = self.workers[row].receive()
+            except WorkerLost as lost:
+                self._replace(row, doing[row], str(lost))
+                del pending[row]
+                continue
+            if "spec" in answer:
+                self._attach(row, answer)
+            elif answer["id"] != self._request:
+                continue  # to a request that was interrupted
+            answered.add(row)
+            del pending[row]
+        return answered
+
+    def _check_clocks(self, pending: dict[int, tuple[float, int]], doing: Mapping[int, str], timeout_s: float) -> None:
+        now = time.monotonic()
+        for row, (since, progress) in list(pending.items()):
+            if self._progress(row) != progress:
+                pending[row] = (now, self._progress(row))
+            elif now - since > timeout_s:
+                state = self.workers[row].process_state()
+                self._replace(row, doing[row], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
+                del pending[row]
+
+    def _progress(self, row: int) -> int:
+        return 0 if self.memory is None else int(self.memory.elapsed[row])
+
+    def _replace(self, row: int, request: str, cause: str, *, hung: bool = False) -> None:
+        worker = self.workers[row]
+        stderr = worker.kill(dump=hung)
+        failure = WorkerFailure(row=row, pid=worker.pid, request=request, cause=cause, stderr=stderr)
+        self.failures.append(failure)
+        self._streak[row] += 1
+        self.workers[row] = self._launch(row)
+        described = f"{self.config.name}: worker {row} (process {worker.pid}) {cause} at '{request}'"
+        said = f"Its last words:\n{stderr}" if stderr else "It wrote nothing to its standard error."
+        if not self._started or self._streak[row] > self.config.workers.max_failures_in_a_row:
+            raise SimulatorFailure(f"{described}, failure {self._streak[row]} in a row. {said}")
+        log.warning("%s; it was replaced and its chunk is left out. %s", described, said)

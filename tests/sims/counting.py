@@ -1,0 +1,84 @@
+"""A simulator whose every number can be foretold, and which can be made to fail: for tests of what runs simulators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from sims.latency import Latency
+from sims.single_env import Outcome, SingleSpec
+from sims.worker_process import WorkerConfig
+
+FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingConfig:
+    """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names."""
+
+    name: Literal["counting"] = "counting"
+    num_envs: int = 1
+    max_steps: int = 12
+    goal: float = 5.0
+    image_side: int = 8
+    step_s: float = 0.0
+    fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "look"] = "none"
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class Counting:
+    """The position moves by the action; reward = position after the step. Every pixel shows the elapsed steps."""
+
+    def __init__(self, config: CountingConfig) -> None:
+        if config.fault == "construct":
+            raise RuntimeError("no such robot: R2D2")
+        self.config = config
+        self.spec = SingleSpec(
+            name="counting", action_dim=2, state_dim=3, cameras=("front", "wrist"),
+            image_size=(config.image_side, config.image_side), control_hz=10.0, max_steps=config.max_steps,
+            tasks=("go up", "go down"), fingerprint={"numpy": np.__version__},
+        )  # fmt: skip
+
+    def reset(self, *, task: int, seed: int) -> None:
+        self.seed, self.elapsed = seed, 0
+        self.position = float(np.random.default_rng(seed).uniform(0, 0.5))
+        self.sign = 1.0 - 2.0 * task
+
+    def step(self, action: np.ndarray) -> Outcome:
+        time.sleep(self.config.step_s)
+        if self.seed == FAULT_SEED + self.elapsed and self.config.fault != "look":
+            self._fail()
+        self.elapsed += 1
+        self.position += self.sign * float(action[0])
+        reached = self.position >= self.config.goal
+        return Outcome(reward=self.position, terminated=False, truncated=False, success=reached)
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "look":
+            raise RuntimeError("the camera fell off")
+        images[:] = self.elapsed
+        state[:] = self.position, self.elapsed, self.seed % 1009
+
+    def demonstrate(self) -> np.ndarray:
+        return np.array([self.sign, 0.0])
+
+    def close(self) -> None: ...
+
+    def _fail(self) -> None:
+        fault = self.config.fault
+        if fault == "raise":
+            raise RuntimeError("the gripper fell off")
+        if fault == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "hang":
+            time.sleep(1000)
+        if fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "exit":
+            os._exit(3)

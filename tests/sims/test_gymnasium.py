@@ -1,0 +1,154 @@
+"""Into Gymnasium and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from sims.errors import UserError
+from sims.gymnasium import Gymnasium, GymnasiumConfig
+from sims.install import interpreter
+from sims.process_pool import ProcessPool
+from sims.single_env import seed32
+from sims.to_gymnasium import ToGymnasium, ToGymnasiumVector
+from sims.vector_env import StartState
+from sims.worker_process import WorkerConfig
+from tests.sims.counting import Counting, CountingConfig
+
+POINT = "tests.sims.point_maze:PointMaze-v0"
+
+
+def config(**changes: object) -> GymnasiumConfig:
+    settings: dict = {
+        "id": POINT, "state": ("robot.position", "goal"), "images": {"top": "camera"}, "num_envs": 2,
+        "instruction": "go to the goal",
+    } | changes  # fmt: skip
+    return GymnasiumConfig(**settings)
+
+
+@pytest.fixture
+def maze() -> Iterator[ProcessPool]:
+    env = ProcessPool(config(), Gymnasium)
+    yield env
+    env.close()
+
+
+def test_dictionary_becomes_state_and_images(maze: ProcessPool) -> None:
+    assert (maze.spec.action_dim, maze.spec.state_dim, maze.spec.image_size) == (2, 4, (6, 8))
+    assert (maze.spec.cameras, maze.spec.max_steps, maze.spec.control_hz) == (("top",), 30, 5.0)
+    maze.reset(start=[StartState(task=0, seed=3)] * 2)
+    before = maze.observe()
+    maze.step(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))  # the environment's own box is [-0.1, 0.3]
+    after = maze.observe()
+    moved = after.state[:, :2] - before.state[:, :2]
+    torch.testing.assert_close(moved, torch.tensor([[0.3, 0.1], [0.1, -0.1]]))
+    assert after.images[0, 0, 0, 0].tolist() == [1, 0, 255]
+
+
+def test_same_numbers_as_gymnasium_itself(maze: ProcessPool) -> None:
+    theirs = gymnasium.make(POINT)
+    observed, _ = theirs.reset(seed=seed32(11))
+    maze.reset(start=[StartState(task=0, seed=11)] * 2)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        action = rng.uniform(-1, 1, 2).astype(np.float32)
+        observed, reward, terminated, truncated, _ = theirs.step((action + 1) / 2 * 0.4 - 0.1)
+        step = maze.step(torch.from_numpy(action).expand(2, 2))
+        assert step.reward[0].item() == pytest.approx(reward, abs=1e-6)
+        assert (bool(step.terminated[0]), bool(step.truncated[0])) == (terminated, truncated)
+        np.testing.assert_allclose(maze.observe().state[0, :2], observed["robot"]["position"], atol=1e-6)
+        if terminated or truncated:
+            break
+    assert step.truncated.all() or step.terminated.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"state": ("robot.pose",)}, r"no 'robot.pose'; it has \['camera', 'goal', 'robot.position'\]"),
+        ({"state": ()}, "name in sim.state the keys"),
+        ({"images": {"top": "goal"}}, r"must be uint8 \[height, width, 3\], got float64 \[2\]"),
+        ({"id": "NoSuchThing-v0"}, "cannot make 'NoSuchThing-v0'"),
+        ({"id": "CartPole-v1"}, "actions must be a box"),
+    ],
+)
+def test_wrong_configurations_say_what_is_right(changes: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Gymnasium(config(**changes))
+
+
+def test_wrong_success_key_stops_the_run() -> None:
+    env = ProcessPool(config(success="solved"), Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=0)] * 2)
+        with pytest.raises(UserError, match=r"'solved', which is not in info; it has \['distance', 'is_success'\]"):
+            env.step(torch.zeros(2, 2))
+    finally:
+        env.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space")
+@pytest.mark.filterwarnings("ignore:.*not within the observation space")
+def test_gymnasiums_checker_accepts_what_comes_out() -> None:
+    env = ToGymnasium(ProcessPool(CountingConfig(num_envs=1), Counting))
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+def test_vector_out_follows_gymnasiums_next_step_reset() -> None:
+    """Beside Gymnasium's own vector environment over the single one: same spaces, same episode boundaries."""
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+    def single() -> gymnasium.Env:
+        return ToGymnasium(ProcessPool(CountingConfig(num_envs=1, max_steps=3), Counting))
+
+    theirs = SyncVectorEnv([single, single])
+    ours = ToGymnasiumVector(ProcessPool(CountingConfig(num_envs=2, max_steps=3), Counting))
+    try:
+        assert ours.observation_space == theirs.observation_space
+        assert ours.action_space == theirs.action_space
+        assert ours.metadata["autoreset_mode"] == theirs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        watched = RecordEpisodeStatistics(ours)
+        ours_first, theirs_first = watched.reset(seed=1)[0], theirs.reset(seed=1)[0]
+        assert ours_first in ours.observation_space
+        assert ours_first["state"][:, 1].tolist() == theirs_first["state"][:, 1].tolist()
+        for _ in range(9):
+            action = ours.action_space.sample()
+            observed, reward, terminated, truncated, info = watched.step(action)
+            expected, _, their_terminated, their_truncated, _ = theirs.step(action)
+            assert observed in ours.observation_space
+            assert reward.dtype == np.float64
+            assert observed["state"][:, 1].tolist() == expected["state"][:, 1].tolist()  # elapsed steps
+            assert terminated.tolist() == their_terminated.tolist()
+            assert truncated.tolist() == their_truncated.tolist()
+            if truncated.any():
+                assert info["episode"]["l"].tolist() == [3, 3]
+    finally:
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")
+def test_aloha_in_its_own_interpreter() -> None:
+    """Its pictures are part of its observation, so every step renders: a few steps are enough here."""
+    aloha = GymnasiumConfig(
+        id="gym_aloha:gym_aloha/AlohaTransferCube-v0",
+        arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
+        state=("agent_pos",), images={"top": "pixels.top"}, num_envs=2, workers=WorkerConfig(environment="aloha"),
+    )  # fmt: skip
+    env = ProcessPool(aloha, Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
+        before = env.observe()
+        assert not torch.equal(before.images[0], before.images[1])  # the cube lies elsewhere
+        assert env.advance(torch.zeros(2, 2, env.spec.action_dim), 1.0).num_executed.tolist() == [2, 2]
+        assert (env.spec.action_dim, env.spec.state_dim, env.spec.max_steps) == (14, 14, 300)
+        assert not torch.equal(env.observe().state, before.state)
+    finally:
+        env.close()

@@ -1,0 +1,105 @@
+"""The Isaac Lab adapter beside a double that resets inside ``step`` as Isaac Lab does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sims.errors import UserError
+from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
+from sims.vector_env import StartState
+from tests.sims import isaaclab_double
+
+CONFIG = IsaacLabConfig(
+    task=isaaclab_double.TASK, cameras=("table_cam",), state=("policy.eef_pos", "policy.elapsed"), device="cpu",
+    num_envs=3,
+)  # fmt: skip
+RIGHT, DOWN, STAY = [1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 0.0]
+
+
+@pytest.fixture(autouse=True)
+def double() -> None:
+    isaaclab_double.install()
+
+
+@pytest.fixture
+def env() -> Iterator[IsaacLabEnv]:
+    opened = IsaacLabEnv(CONFIG)
+    opened.reset(start=[StartState(task=0, seed=i) for i in range(3)])
+    yield opened
+    opened.close()
+
+
+def test_spec(env: IsaacLabEnv) -> None:
+    spec = env.spec
+    assert (spec.action_dim, spec.state_dim, spec.image_size, spec.max_steps) == (3, 4, (4, 6), 12)
+    assert spec.control_hz == 20.0
+    assert spec.tasks == ("lift cube franka ik rel",)
+    assert isaaclab_double.AppLauncher.launched[0] == {"headless": True, "enable_cameras": True, "device": "cpu"}
+
+
+def test_the_true_successor_is_seen_not_the_next_episode(env: IsaacLabEnv) -> None:
+    """Row 0 succeeds, row 1 drops the cube, row 2 runs out of time; Isaac Lab has reset each of them by then."""
+    action = torch.tensor([RIGHT, DOWN, STAY])
+    ended_at = {}
+    for i in range(1, 13):
+        step = env.step(action)
+        for row in step.terminated.logical_or(step.truncated).nonzero().flatten().tolist():
+            ended_at.setdefault(row, i)
+    assert step.terminated.tolist() == [True, True, False]
+    assert step.success.tolist() == [True, False, False]
+    assert step.truncated.tolist() == [False, False, True]
+    assert ended_at[2] == 12
+    obs = env.observe()
+    assert obs.state[0, 0] > 1.0
+    assert obs.state[1, 1] < -1.0
+    assert obs.state[:, 3].tolist() == [ended_at[0], ended_at[1], 12]
+    assert obs.images[:, 0, 0, 0, 0].tolist() == [ended_at[0], ended_at[1], 12]
+    for _ in range(3):
+        again = env.step(action)
+    assert (again.reward == 0).all()
+    assert again.success.tolist() == [True, False, False]
+    assert torch.equal(env.observe().state, obs.state)
+
+
+def test_partial_reset_and_seeds(env: IsaacLabEnv) -> None:
+    first = env.observe()
+    env.step(torch.tensor([RIGHT, RIGHT, RIGHT]))
+    moved = env.observe()
+    env.reset([1], start=[StartState(task=0, seed=0)])
+    now = env.observe()
+    assert torch.equal(now.state[1], first.state[0])  # the same seed in another row
+    assert torch.equal(now.state[[0, 2]], moved.state[[0, 2]])
+
+
+def test_ids_with_and_without_version(env: IsaacLabEnv) -> None:
+    IsaacLabEnv(replace(CONFIG, task=isaaclab_double.TASK.removesuffix("-v0"))).close()
+    with pytest.raises(UserError, match=r"Isaac Lab has no 'Isaac-Fly-v0'; it has .*Isaac-Lift-Cube"):
+        IsaacLabEnv(replace(CONFIG, task="Isaac-Fly-v0"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"state": ("policy.mass",)}, r"no 'policy.mass'; at 'mass' there are \['eef_pos', 'elapsed'\]"),
+        ({"state": ("critic.x",)}, "the group is concatenated"),
+        ({"cameras": ("roof",)}, r"no 'roof'; it has \['table_cam'\]"),
+    ],
+)
+def test_wrong_settings_say_what_there_is(changes: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        IsaacLabEnv(replace(CONFIG, **changes))
+
+
+def test_unknown_success_term(env: IsaacLabEnv) -> None:
+    other = IsaacLabEnv(replace(CONFIG, success="won"))
+    with pytest.raises(UserError, match=r"no termination term 'won', but \['time_out', 'success', 'dropped'\]"):
+        other.step(torch.zeros(3, 3))
+
+
+def test_states_are_not_captured(env: IsaacLabEnv) -> None:
+    with pytest.raises(UserError, match="start from a task and a seed only"):
+        env.capture()

@@ -1,0 +1,248 @@
+"""Worker processes: the same numbers as in one process, and a run that survives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.chunk import step_chunk
+from sims.errors import UserError
+from sims.process_pool import ProcessPool
+from sims.vector_env import StartState
+from sims.worker_process import WorkerConfig
+from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
+
+UP = torch.tensor([1.0, 0.0])
+QUICK = WorkerConfig(step_timeout_s=3.0, max_failures_in_a_row=1)
+
+
+@contextmanager
+def pool(**settings: object) -> Iterator[ProcessPool]:
+    opened = ProcessPool(CountingConfig(**settings), Counting)  # type: ignore[arg-type]
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def starts(*seeds: int, task: int = 0) -> list[StartState]:
+    return [StartState(task=task, seed=seed) for seed in seeds]
+
+
+def first_position(seed: int) -> float:
+    return float(np.random.default_rng(seed).uniform(0, 0.5))
+
+
+def test_episode_in_numbers() -> None:
+    with pool(num_envs=2, max_steps=4, goal=3.0) as env:
+        env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=2)])
+        up, down = first_position(1), first_position(2)
+        for i in range(1, 4):
+            step = env.step(UP.expand(2, 2))
+            torch.testing.assert_close(step.reward, torch.tensor([up + i, down - i]))
+        assert step.terminated.tolist() == [True, False]
+        assert step.success.tolist() == [True, False]
+        step = env.step(UP.expand(2, 2))
+        assert step.reward[0] == 0.0
+        assert step.terminated.tolist() == [True, False]
+        assert step.truncated.tolist() == [False, True]
+        obs = env.observe()
+        assert obs.images[:, 0, 0, 0, 0].tolist() == [3, 4]  # each its own last state
+        assert bytes(obs.text[1]).rstrip(b"\0") == b"go down"
+
+
+def test_rows_stand_before_their_first_reset() -> None:
+    with pool(num_envs=2) as env:
+        env.reset([1], start=starts(3))
+        assert env.step(UP.expand(2, 2)).truncated.tolist() == [True, False]
+
+
+def test_chunk_is_its_steps() -> None:
+    action = torch.tensor([0.7, 0.0]).expand(3, 9, 2)
+    with pool(num_envs=3, max_steps=8, goal=4.0) as env:
+        env.reset(start=[StartState(task=i % 2, seed=i) for i in range(3)])
+        whole = env.advance(action, 0.9)
+        env.reset(start=[StartState(task=i % 2, seed=i) for i in range(3)])
+
+        class OnlySteps:  # hides ``advance``
+            spec, step = env.spec, staticmethod(env.step)
+
+        stepped = step_chunk(OnlySteps(), action, 0.9)  # type: ignore[arg-type]
+    for name in ("reward", "num_executed", "terminated", "truncated", "success", "valid"):
+        torch.testing.assert_close(getattr(whole, name), getattr(stepped, name))
+
+
+def test_partial_reset_leaves_the_others() -> None:
+    with pool(num_envs=3) as env:
+        env.reset(start=starts(1, 2, 3))
+        env.advance(UP.expand(3, 2, 2), 1.0)
+        env.reset([1], start=starts(9))
+        assert env.observe().state[:, 1].tolist() == [2, 0, 2]
+        assert env.observe([1]).state[0, 2] == 9
+
+
+def test_capture_and_return() -> None:
+    with pool(num_envs=2) as env:
+        env.reset(start=starts(1, 2))
+        env.advance(0.3 * UP.expand(2, 3, 2), 1.0)
+        captured = env.capture([1])
+        seen = env.observe([1])
+        after = env.advance(UP.expand(2, 2, 2), 0.5)
+        env.reset([0], start=captured)
+        assert torch.equal(env.observe([0]).state, seen.state)
+        env.reset([1], start=starts(5))
+        again = env.advance(UP.expand(2, 2, 2), 0.5)
+        assert again.reward[0] == after.reward[1]
+
+
+def test_expert_follows_each_row() -> None:
+    with pool(num_envs=2) as env:
+        env.reset(start=[StartState(task=0, seed=0), StartState(task=1, seed=0)])
+        assert env.expert(noise=0.0, seed=0).act()[:, 0].tolist() == [1.0, -1.0]
+        noisy = env.expert(noise=0.1, seed=3)
+        assert torch.equal(noisy.act(), env.expert(noise=0.1, seed=3).act())
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "words"),
+    [
+        ("raise", "exit code 1", "the gripper fell off"),
+        ("segfault", "SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("exit", "exit code 3", ""),
+        ("hang", "no sign of life", "_fail"),
+        ("stop", "stopped", ""),
+    ],
+)
+def test_failed_worker_is_replaced(fault: str, cause: str, words: str) -> None:
+    with pool(num_envs=2, fault=fault, workers=QUICK) as env:
+        env.reset(start=starts(1, FAULT_SEED + 1))
+        chunk = env.advance(UP.expand(2, 3, 2), 1.0)
+        assert chunk.valid.tolist() == [True, False]
+        assert chunk.truncated.tolist() == [False, True]
+        assert chunk.num_executed.tolist() == [3, 0]
+        assert chunk.reward[1] == 0
+        (failure,) = env.failures
+        assert (failure.row, failure.request) == (1, "advance")
+        assert cause in failure.cause
+        assert words in failure.stderr
+        env.reset([1], start=starts(4))
+        chunk = env.advance(UP.expand(2, 1, 2), 1.0)
+        assert chunk.valid.all()
+        assert env.observe().state[:, 1].tolist() == [4, 1]
+
+
+def test_failing_look_spoils_the_chunk() -> None:
+    with pool(num_envs=2, fault="look", workers=QUICK) as env:
+        env.reset(start=starts(1, FAULT_SEED + 2))
+        assert env.advance(UP.expand(2, 1, 2), 1.0).valid.all()
+        assert env.advance(UP.expand(2, 1, 2), 1.0).valid.tolist() == [True, False]
+        assert env.observe().images[1].max() == 0
+
+
+def test_failure_again_and_again_stops_the_run() -> None:
+    with pool(num_envs=1, fault="raise", workers=QUICK) as env:
+        env.reset(start=starts(FAULT_SEED))
+        assert not env.step(UP[None]).valid.any()
+        env.reset(start=starts(FAULT_SEED))
+        with pytest.raises(UserError, match=r"2 in a row[\s\S]*the gripper fell off"):
+            env.step(UP[None])
+
+
+def test_simulator_that_does_not_start() -> None:
+    with pytest.raises(UserError, match="no such robot: R2D2"), pool(fault="construct"):
+        pass
+
+
+def test_chunk_masks_a_failed_row_step_by_step() -> None:
+    with pool(num_envs=2, fault="raise", workers=QUICK) as env:
+        env.reset(start=starts(1, FAULT_SEED + 2))
+
+        class OnlySteps:
+            spec, step = env.spec, staticmethod(env.step)
+
+        chunk = step_chunk(OnlySteps(), UP.expand(2, 4, 2), 1.0)  # type: ignore[arg-type]
+        assert chunk.valid.tolist() == [True, False]
+        assert chunk.num_executed.tolist() == [4, 0]
+        assert chunk.reward[1] == 0
+
+
+def test_faults_at_random_moments() -> None:
+    """Two workers are killed, one is stopped, one raises: every valid transition happened exactly once and is whole."""
+    rng = np.random.default_rng(0)
+    num_envs, horizon = 8, 4
+    config = CountingConfig(
+        num_envs=num_envs,
+        max_steps=200,
+        goal=1e9,
+        image_side=64,
+        step_s=0.004,
+        fault="raise",
+        workers=replace(QUICK, max_failures_in_a_row=3),
+    )
+    env = ProcessPool(config, Counting)
+
+    def disturb() -> None:
+        pids = env.worker_pids
+        for row, what in ((1, signal.SIGKILL), (5, signal.SIGKILL), (6, signal.SIGSTOP)):
+            time.sleep(float(rng.uniform(0.05, 0.25)))
+            os.kill(pids[row], what)
+
+    try:
+        seeds = iter(range(100))
+        env.reset(start=starts(*[next(seeds) for _ in range(num_envs)]))
+        env.reset([3], start=starts(FAULT_SEED + 9))
+        trouble = threading.Thread(target=disturb)
+        trouble.start()
+        valid = invalid = 0
+        obs = env.observe()
+        for _ in range(40):
+            action = torch.from_numpy(rng.uniform(-1, 1, (num_envs, horizon, 2)).astype(np.float32))
+            chunk = env.advance(action, 1.0)
+            shown = env.observe()
+            ok = chunk.valid
+            assert torch.equal(shown.state[ok, 1], obs.state[ok, 1] + chunk.num_executed[ok])
+            assert torch.equal(shown.state[ok, 2], obs.state[ok, 2])  # of the same episode
+            path = obs.state[:, :1] + action[:, :, 0].cumsum(1)
+            torch.testing.assert_close(chunk.reward[ok], path.sum(1)[ok], rtol=1e-4, atol=1e-4)
+            flat = shown.images[ok].flatten(1)
+            assert (flat == shown.state[ok, 1:2].to(torch.uint8)).all()  # no picture mixes two moments
+            assert (chunk.num_executed[~ok] == 0).all()
+            valid, invalid = valid + int(ok.sum()), invalid + int((~ok).sum())
+            ended = chunk.done.nonzero().flatten().tolist()
+            if ended:
+                env.reset(ended, start=starts(*[next(seeds) for _ in ended]))
+            obs = env.observe()
+        trouble.join()
+        assert invalid == len(env.failures) == 4
+        assert valid == 40 * num_envs - 4
+        assert sorted(failure.row for failure in env.failures) == [1, 3, 5, 6]
+        causes = {failure.row: failure.cause for failure in env.failures}
+        assert "SIGKILL" in causes[1]
+        assert "SIGKILL" in causes[5]
+        assert "stopped" in causes[6]
+    finally:
+        env.close()
+
+
+def test_workers_leave_with_the_trainer() -> None:
+    env = ProcessPool(CountingConfig(num_envs=2), Counting)
+    pids = env.worker_pids
+    env.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_unknown_interpreter_is_named() -> None:
+    config = CountingConfig(workers=replace(QUICK, python="/nowhere/python"))
+    with pytest.raises(UserError, match="/nowhere/python"):
+        ProcessPool(config, Counting)

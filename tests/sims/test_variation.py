@@ -1,0 +1,82 @@
+"""Domain randomisation: within its bounds, decided by the seed alone, never adding up."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sims.latency import Latency
+from sims.mujoco_variation import MujocoVariation, VariedModel
+from sims.process_pool import ProcessPool
+from sims.vector_env import StartState
+from tests.sims.counting import Counting, CountingConfig
+
+MODEL = """<mujoco><asset><material name="m" rgba=".5 .5 .5 1"/></asset><worldbody>
+  <light pos="0 0 3" diffuse=".5 .5 .5"/><camera name="front" pos="1 0 1"/><geom type="plane" size="1 1 .1"/>
+  <body name="hand" pos="0 0 .5"><freejoint/><camera name="wrist"/><geom size=".1" mass="2" friction="1 .01 .001"/>
+  </body></worldbody></mujoco>"""
+WIDE = MujocoVariation(light=0.4, colour=0.3, camera_m=0.05, friction=0.5, mass=1.0)
+
+
+def numbers(model: mujoco.MjModel) -> dict[str, np.ndarray]:
+    return {name: getattr(model, name).copy() for name in (*VariedModel.FIELDS, "body_invweight0")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**60))
+def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
+    model = mujoco.MjModel.from_xml_string(MODEL)
+    own = numbers(model)
+    varied = VariedModel(model, WIDE)
+    varied.draw(seed)
+    first = numbers(model)
+    assert np.all(np.abs(first["light_diffuse"] / own["light_diffuse"] - 1) <= 0.4 + 1e-6)
+    assert np.all(np.abs(first["mat_rgba"][:, :3] / 0.5 - 1) <= 0.3 + 1e-6)
+    assert np.abs(first["cam_pos"][0] - own["cam_pos"][0]).max() <= 0.05
+    np.testing.assert_array_equal(first["cam_pos"][1], own["cam_pos"][1])  # mounted on the hand
+    assert 1 / 1.5 - 1e-6 <= first["geom_friction"][0, 0] / own["geom_friction"][0, 0] <= 1.5 + 1e-6
+    assert 0.5 - 1e-6 <= first["body_mass"][1] / 2.0 <= 2.0 + 1e-6
+    np.testing.assert_allclose(first["body_invweight0"][1, 0] * first["body_mass"][1], 1.0, rtol=1e-6)
+    varied.draw(seed + 1)
+    varied.draw(seed)
+    again = numbers(model)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+
+
+def test_nothing_varies_unless_asked() -> None:
+    model = mujoco.MjModel.from_xml_string(MODEL)
+    own = numbers(model)
+    assert MujocoVariation().is_none
+    VariedModel(model, MujocoVariation()).draw(3)
+    for name, value in own.items():
+        np.testing.assert_array_equal(value, getattr(model, name))
+
+
+def test_latency_delays_every_action() -> None:
+    env = ProcessPool(CountingConfig(num_envs=1, max_steps=20, goal=1e9, latency=Latency(least=3, most=3)), Counting)
+    try:
+        env.reset(start=[StartState(task=0, seed=1)])
+        at = float(env.observe().state[0, 0])
+        moves = []
+        for i in range(8):
+            env.step(torch.tensor([[float(i + 1), 0.0]]))
+            now = float(env.observe().state[0, 0])
+            moves.append(round(now - at))
+            at = now
+        assert moves == [0, 0, 0, 1, 2, 3, 4, 5]
+        (captured,) = env.capture()
+        env.reset(start=[captured])
+        env.step(torch.tensor([[0.0, 0.0]]))
+        assert float(env.observe().state[0, 0]) - at == pytest.approx(6.0, abs=1e-5)
+    finally:
+        env.close()
+
+
+def test_latency_covers_its_range() -> None:
+    drawn = {Latency(least=1, most=3).draw(seed) for seed in range(100)}
+    assert drawn == {1, 2, 3}

@@ -1,0 +1,111 @@
+"""Every world that this machine can run, small, for the tests that all of them must pass."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sims.gymnasium import Gymnasium, GymnasiumConfig
+from sims.install import interpreter
+from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
+from sims.libero import Libero, LiberoConfig
+from sims.maniskill import ManiSkill, ManiSkillConfig
+from sims.metaworld import Metaworld, MetaworldConfig
+from sims.process_pool import ProcessPool
+from sims.robosuite import Robosuite, RobosuiteConfig
+from sims.vector_env import VectorEnv
+from sims.worker_process import WorkerConfig
+from tests.sims import isaaclab_double
+from tests.sims.counting import Counting, CountingConfig
+from tests.sims.libero_stand_in import stand_ins
+from tests.worlds import ChainWorld
+
+NUM_ENVS = 3
+MAX_STEPS = 12
+SMALL = (32, 48)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """``make`` takes the time limit. ``needs``: an installed environment. ``solved_within``: what its expert takes."""
+
+    make: Callable[[int], VectorEnv]
+    needs: str | None = None
+    solved_within: int | None = None
+
+    @property
+    def available(self) -> bool:
+        return (
+            self.needs is None
+            or interpreter(self.needs) is not None
+            or importlib.util.find_spec(self.needs) is not None
+        )
+
+
+def _pusht(max_steps: int) -> VectorEnv:
+    config = GymnasiumConfig(
+        id="gym_pusht:gym_pusht/PushT-v0",
+        arguments={"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
+        images={"top": "render"}, num_envs=NUM_ENVS, max_steps=max_steps, workers=WorkerConfig(environment="pusht"),
+    )  # fmt: skip
+    return ProcessPool(config, Gymnasium)
+
+
+def _maze(max_steps: int) -> VectorEnv:
+    config = GymnasiumConfig(
+        id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), images={"top": "camera"},
+        num_envs=NUM_ENVS, max_steps=max_steps,
+    )  # fmt: skip
+    return ProcessPool(config, Gymnasium)
+
+
+def _metaworld(max_steps: int) -> VectorEnv:
+    config = MetaworldConfig(tasks=("reach", "drawer-open"), image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+    return ProcessPool(config, Metaworld)
+
+
+def _robosuite(max_steps: int) -> VectorEnv:
+    return ProcessPool(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
+
+
+def _maniskill(task: str) -> Callable[[int], VectorEnv]:
+    def make(max_steps: int) -> VectorEnv:
+        config = ManiSkillConfig(task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+        return ProcessPool(config, ManiSkill)
+
+    return make
+
+
+def _libero(max_steps: int) -> VectorEnv:
+    config = LiberoConfig(
+        suite="libero_object", tasks=(0, 1), assets=str(stand_ins()), image_size=SMALL, fast_rendering=True,
+        num_envs=NUM_ENVS, max_steps=max_steps,
+    )  # fmt: skip
+    return ProcessPool(config, Libero)
+
+
+def _isaaclab(max_steps: int) -> VectorEnv:
+    isaaclab_double.install()
+    config = IsaacLabConfig(
+        task=isaaclab_double.TASK, cameras=("table_cam",), state=("policy.eef_pos",), device="cpu", num_envs=NUM_ENVS
+    )
+    env = IsaacLabEnv(config)
+    assert env.spec.max_steps == max_steps
+    return env
+
+
+WORLDS = {
+    "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
+    "counting": World(
+        make=lambda steps: ProcessPool(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
+        solved_within=25,
+    ),
+    "gymnasium": World(make=_maze),
+    "pusht": World(make=_pusht, needs="pusht"),
+    "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "isaaclab double": World(make=_isaaclab),
+    "libero": World(make=_libero, needs="libero"),
+    "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),
+    "robosuite": World(make=_robosuite, needs="robosuite"),
+}
