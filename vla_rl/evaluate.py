@@ -88,7 +88,11 @@ def run_episodes(env: VectorEnv, act: Act, starts: Sequence[StartState]) -> Outc
         ids = episode[rows]
         success[ids] |= chunk.success[rows]
         steps[ids] += chunk.num_executed[rows]
-        begin(rows[chunk.done[rows]].tolist())
+        failed = rows[~chunk.valid[rows]].tolist()
+        if failed:  # the world broke: its episode starts again
+            steps[episode[failed]] = 0
+            env.reset(failed, start=[starts[i] for i in episode[failed].tolist()])
+        begin(rows[(chunk.done & chunk.valid)[rows]].tolist())
     return Outcome(success=success, task=torch.tensor([s.task for s in starts]), steps=steps)
 
 

@@ -1,6 +1,6 @@
 """Rollouts in a world where every value is known exactly."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,9 +8,10 @@ from torch import Tensor
 from policies.policy import ActionSample, DenoisingPath
 from sims.rows import Rows
 from sims.starts import start_state
-from sims.vector_env import Observation, StartState
+from sims.vector_env import Observation, StartState, Step
 from tests.worlds import ChainWorld
 from vla_rl.algorithms.ppo import ppo_batch
+from vla_rl.evaluate import run_episodes
 from vla_rl.metrics import Timer
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.starts import TrainingStarts
@@ -98,3 +99,44 @@ def test_streams_never_share_a_start() -> None:
     seeds = {start_state(k, seed=s, index=i, num_tasks=3).seed for k in kinds for s in (0, 1) for i in range(50)}
     assert len(seeds) == 4 * 2 * 50
     assert [start_state("train", seed=0, index=i, num_tasks=3).task for i in range(4)] == [0, 1, 2, 0]
+
+
+class FailingChain(ChainWorld):
+    """Row 1's world breaks once, at its third step: as a dead worker would be reported."""
+
+    broken = False
+
+    def step(self, action: Tensor) -> Step:
+        step = super().step(action)
+        if self.broken or self.elapsed[1] != 3:
+            return step
+        self.broken = True
+        valid = torch.ones_like(step.terminated)
+        valid[1] = False
+        self.standing[1] = True
+        return replace(step, valid=valid, truncated=step.truncated | ~valid, reward=step.reward * valid)
+
+
+def test_a_world_that_breaks_leaves_no_data_and_no_advantage() -> None:
+    env = FailingChain(num_envs=3, length=LENGTH, max_steps=7)
+    runner = collector(env)
+    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
+    runner.start([StartState(task=0, seed=0)] * 3)
+    rollout = runner.collect(6, starts)
+    assert rollout.valid.sum() == 17
+    assert not rollout.valid[0, 1]
+    assert rollout.num_executed[0, 1] == 0
+    batch = ppo_batch(rollout, gamma=GAMMA, gae_lambda=0.95)
+    assert len(batch) == 17
+    torch.testing.assert_close(batch.advantage, torch.zeros(17), atol=1e-6, rtol=0)
+
+
+def test_an_episode_whose_world_breaks_is_run_again() -> None:
+    starts = [StartState(task=0, seed=cell) for cell in (4, 2, 5)]
+    rollout = collector(FailingChain(num_envs=3, length=LENGTH, max_steps=100)).episodes(starts)
+    assert torch.where(rollout.valid, rollout.num_executed, 0).sum(0).tolist() == [5, 7, 4]
+    assert rollout.success.any(0).all()
+    act = lambda obs: torch.ones(len(obs.state), HORIZON, 1)  # noqa: E731
+    outcome = run_episodes(FailingChain(num_envs=3, length=LENGTH, max_steps=100), act, starts)
+    assert outcome.steps.tolist() == [5, 7, 4]
+    assert outcome.success.all()

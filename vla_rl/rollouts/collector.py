@@ -92,7 +92,10 @@ class Collector:
                 for chunk, final, following in zip(chunks, final_values, [*values[1:], last], strict=True)
             ]
         )
-        return self._rollout(looks, chunks, tasks, next_value, torch.ones(num_chunks, len(everything)).bool())
+        valid = torch.stack([chunk.valid for chunk in chunks])
+        # A chunk whose world failed has no advantage and passes none back: delta = 0, and the episode is cut there.
+        next_value = torch.where(valid, next_value, torch.stack(values))
+        return self._rollout(looks, chunks, tasks, next_value, valid)
 
     # -- whole episodes (GRPO, evaluation) ------------------------------------------------------------------------
 
@@ -110,8 +113,13 @@ class Collector:
             looks.append(look)
             chunks.append(chunk)
             tasks.append(self.task.clone())
-            valid.append(alive)
-            alive = alive & ~chunk.done
+            valid.append(alive & chunk.valid)
+            failed = alive & ~chunk.valid
+            alive = alive & (~chunk.done | failed)
+            if failed.any():  # the world broke: its episode starts again, what came of it so far is data of nothing
+                again = failed.nonzero().flatten().tolist()
+                valid = [row & ~failed for row in valid]
+                self._reset(again, [starts[row] for row in again])
         return self._rollout(looks, chunks, tasks, torch.zeros(len(looks), num_envs), torch.stack(valid))
 
     # -- pieces ---------------------------------------------------------------------------------------------------
@@ -146,7 +154,7 @@ class Collector:
     def _truncated_values(self, chunk: ChunkStep) -> Tensor:
         """V of the true successor where time ran out; those rows are looked at before they are reset."""
         values = torch.zeros_like(chunk.reward)
-        rows = (chunk.truncated & ~chunk.terminated).nonzero().flatten()
+        rows = (chunk.truncated & ~chunk.terminated & chunk.valid).nonzero().flatten()
         if len(rows):
             values[rows] = self._value_of(self._observe(rows))
         return values
@@ -166,7 +174,7 @@ class Collector:
             reward=torch.where(valid, chunk.reward, 0.0),
             num_executed=torch.where(valid, chunk.num_executed, 0),
             terminated=chunk.terminated & valid,
-            truncated=chunk.truncated & ~chunk.terminated & valid,
+            truncated=chunk.truncated & ~chunk.terminated,
             success=chunk.success & valid,
             valid=valid,
             value=look.value,
