@@ -119,7 +119,7 @@ def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
 
 def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colours: Mapping[str, int]) -> str:
     """Success rates with their intervals, one row per name, one dot per series."""
-    label = 8 + 7.2 * max(len(name) for name in rows)
+    label = 14 + 8 * max(len(name) for name in rows)
     row_height = 16 + 9 * max(len(rates) for rates in rows.values())
     bottom = TOP + row_height * len(rows)
     axes = Axes(x=(0.0, 1.0), y=(0.0, 1.0), height=bottom + 26, left=min(190.0, label), right=24)
