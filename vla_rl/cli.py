@@ -200,6 +200,38 @@ class Data:
             raise SystemExit(1)
 
 
+@dataclass(frozen=True)
+class Sims:
+    """Simulators that live in environments of their own: which there are, and how to get one."""
+
+    verb: Positional[Literal["list", "install"]]
+    simulator: Annotated[Positional[str | None], arg(metavar="NAME")] = None
+    """what to install"""
+    json: Json = False
+
+    def run(self) -> None:
+        from sims.install import RECIPES, install, list_simulators
+
+        if self.verb == "install":
+            if self.simulator not in RECIPES:
+                raise UserError(f"sims install needs one of {', '.join(RECIPES)}; got {self.simulator or 'none'}")
+            print(install(self.simulator, report=lambda line: print(line, file=sys.stderr)))
+            return
+        rows = [
+            {
+                "name": found.name,
+                "summary": found.summary,
+                "status": "missing" if found.python is None else "outdated" if found.outdated else "ok",
+                "fix": f"vla-rl sims install {found.name}",
+            }
+            for found in list_simulators()
+        ]
+        if self.json:
+            print(json.dumps({"simulators": rows}))
+        else:
+            print("\n".join(f"{row['status']:<9}{row['name']:<12}{row['summary']}" for row in rows))
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "eval": Eval,
@@ -209,8 +241,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "doctor": Doctor,
     "bench": Bench,
     "data": Data,
+    "sims": Sims,
 }
-Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data
+Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims
 
 
 def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:

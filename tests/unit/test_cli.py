@@ -27,7 +27,9 @@ def code(*words: str) -> int:
     return stopped.value.code
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "collect", "report", "compare", "doctor", "bench", "data"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "eval", "collect", "report", "compare", "doctor", "bench", "data", "sims"]
+)
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):
     assert code(*command.split(), "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: vla-rl {command}")
@@ -50,6 +52,7 @@ def test_help_imports_nothing_heavy():
         (("trian",), "Unrecognized options: trian"),
         (("train",), "CONFIG"),
         (("data", "look", "x"), "'info', 'verify'"),
+        (("sims", "install", "robosuit"), "needs one of"),
         (("eval", "runs/x", "--episodes", "many"), "episodes"),
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),

@@ -80,6 +80,12 @@ def test_bench() -> None:
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
 
 
+def test_sims_list() -> None:
+    found = {row["name"]: row["status"] for row in answer("sims", "list", "--json")["simulators"]}
+    assert {"robosuite", "metaworld", "maniskill", "libero"} <= set(found)
+    assert set(found.values()) <= {"ok", "missing", "outdated"}
+
+
 def test_collect_adds_to_a_store(tmp_path: Path) -> None:
     for total in (2, 4):
         assert vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store").returncode == 0
