@@ -297,3 +297,10 @@ def test_every_setting_of_an_experiment_is_read():
     root = Path(__file__).parents[2]
     folders = [root / name for name in ("vla_rl", "world_models", "real_robot", "policies", "episodes", "sims")]
     assert unread_fields(experiment.Experiment, folders) == []
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_configuration_loads(path: Path):
+    from vla_rl.experiment import Experiment
+
+    assert load_config(Experiment, path).sim.name == "tabletop"
