@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from vla_rl.algorithms.advantages import group_advantage
 from vla_rl.algorithms.update import Batch, Metrics, PolicyUpdate, UpdateConfig
@@ -53,17 +52,14 @@ def grpo_batch(rollout: Rollout, *, group_size: int, scale_by_std: bool, episode
     advantage = group_advantage(returns.reshape(-1, group_size), scale_by_std=scale_by_std).reshape(-1)
     length = valid.sum(0).clamp(min=1).float()
     weight = 1 / length if episode_weight else torch.ones_like(length)
-
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor[valid]
-
+    chunks = rollout[valid]
     return Batch(
-        inputs=rollout.inputs.map(flat),
-        path=rollout.path.map(flat),
-        log_prob=flat(rollout.log_prob),
-        num_executed=flat(rollout.num_executed),
-        advantage=flat(advantage.expand_as(rollout.reward)),
-        weight=flat(weight.expand_as(rollout.reward)),
+        inputs=chunks.inputs,
+        path=chunks.path,
+        log_prob=chunks.log_prob,
+        num_executed=chunks.num_executed,
+        advantage=advantage.expand_as(rollout.reward)[valid],
+        weight=weight.expand_as(rollout.reward)[valid],
     )
 
 

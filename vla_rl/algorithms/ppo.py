@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.surrogate import explained_variance
@@ -45,25 +44,21 @@ def ppo_batch(rollout: Rollout, *, gamma: float, gae_lambda: float) -> Batch:
         discount=discount,
         gae_lambda=gae_lambda,
     )
-    valid = rollout.valid
-
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor[valid]
-
+    chunks, advantage = rollout[rollout.valid], advantage[rollout.valid]
     return Batch(
-        inputs=rollout.inputs.map(flat),
-        path=rollout.path.map(flat),
-        log_prob=flat(rollout.log_prob),
-        num_executed=flat(rollout.num_executed),
-        advantage=flat(advantage),
-        weight=torch.ones_like(flat(advantage)),
-        value=flat(rollout.value),
-        value_target=flat(advantage + rollout.value),
+        inputs=chunks.inputs,
+        path=chunks.path,
+        log_prob=chunks.log_prob,
+        num_executed=chunks.num_executed,
+        advantage=advantage,
+        weight=torch.ones_like(advantage),
+        value=chunks.value,
+        value_target=advantage + chunks.value,
     )
 
 
 class PPO:
-    """One iteration's learning step; ``version`` counts the policy's updates."""
+    """One iteration's learning step."""
 
     def __init__(self, config: PPOConfig, update: PolicyUpdate) -> None:
         self.config, self._update = config, update
