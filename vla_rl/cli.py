@@ -66,8 +66,11 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: Literal["train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance"] | None = None
-    """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
+    split: str | None = None
+    """a split of the simulator, for example ood_phrasing of tabletop or benchmark of libero (default: the one trained
+    on); starts are always held out"""
+    suites: tuple[str, ...] = ()
+    """of LIBERO: evaluate in these, EPISODES in each; all: the four of the papers' table"""
     words: Literal["given", "blank", "shuffled"] = "given"
     """what the policy reads: its instruction, nothing, or another episode's instruction"""
     seed: int = 0
@@ -77,7 +80,14 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words)
+        result = evaluate_path(
+            self.path,
+            episodes=self.episodes,
+            split=self.split,
+            seed=self.seed,
+            words=self.words,
+            suites=self.suites,
+        )
         if self.json:
             print(json.dumps(result))
         else:

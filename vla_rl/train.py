@@ -11,9 +11,11 @@ from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
 from policies.audit import StepDifference, audit_log_prob
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from sims.catalog import evaluation_starts, make_env
+from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
-from vla_rl.build import make_env, make_policy
+from vla_rl.build import make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
 from vla_rl.evaluate import evaluate_policy, locate
@@ -150,12 +152,12 @@ def audit_run(run_dir: Path) -> list[StepDifference]:
 def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
     """The deployed policy on the validation stream, in the training environment; running episodes are put back."""
     held = learner.env.capture()
+    starts = StartSequence("validation", seed=experiment.evaluation.seed, num_tasks=len(learner.env.spec.tasks))
     summary = evaluate_policy(
         learner.deployed(),
         learner.env,
-        episodes=experiment.evaluation.validation_episodes,
+        starts.take(experiment.evaluation.validation_episodes),
         seed=experiment.evaluation.seed,
-        stream="validation",
         stochastic=False,
     )
     learner.collector.start(held)
@@ -172,14 +174,15 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
     """Deployed and exploring success on the held-out starts, and a video per task."""
     settings = run.experiment.evaluation
     policy = load_bundle(bundle)
+    starts = evaluation_starts(
+        run.experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
+    )
     with progress(f"evaluate {name}", 2) as advance:
         summaries = {}
         for kind, stochastic in (("deployed", False), ("stochastic", True)):
-            summaries[kind] = evaluate_policy(
-                policy, env, episodes=settings.episodes, seed=settings.seed, stream="evaluation", stochastic=stochastic
-            )
+            summaries[kind] = evaluate_policy(policy, env, starts, seed=settings.seed, stochastic=stochastic)
             advance(note=f"{kind} {summaries[kind]['success']:.3f}")
-    film_tasks(policy, run.experiment, run.videos, prefix={"before": "bc", "after": "rl"}[name])
+    film_tasks(policy, run.experiment, env, run.videos, prefix={"before": "bc", "after": "rl"}[name])
     return summaries
 
 
