@@ -20,6 +20,7 @@ from sims.maniskill_gpu import ManiSkillGPU
 from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
+from sims.single_env import SingleEnv
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState, VectorEnv
@@ -37,18 +38,25 @@ SimulatorConfig = (
 C = TypeVar("C", bound=SimulatorConfig)
 
 
-def _maniskill(config: ManiSkillConfig) -> VectorEnv:
-    return ManiSkillGPU(config) if config.backend == "physx_cuda" else ProcessPool(config, ManiSkill)
+POOLED: Mapping[type[Any], type[SingleEnv]] = {  # what runs in worker processes
+    RobosuiteConfig: Robosuite,
+    MetaworldConfig: Metaworld,
+    ManiSkillConfig: ManiSkill,
+    LiberoConfig: Libero,
+    GymnasiumConfig: Gymnasium,
+}
+
+
+def _pool(config: Any) -> VectorEnv:
+    if isinstance(config, ManiSkillConfig) and config.backend == "physx_cuda":
+        return ManiSkillGPU(config)
+    return ProcessPool(config, POOLED[type(config)])
 
 
 CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
     TabletopConfig: TabletopEnv,
-    RobosuiteConfig: lambda config: ProcessPool(config, Robosuite),
-    MetaworldConfig: lambda config: ProcessPool(config, Metaworld),
-    ManiSkillConfig: _maniskill,
-    LiberoConfig: lambda config: ProcessPool(config, Libero),
-    GymnasiumConfig: lambda config: ProcessPool(config, Gymnasium),
     IsaacLabConfig: IsaacLabEnv,
+    **dict.fromkeys(POOLED, _pool),
 }
 
 SMALLEST: Mapping[str, tuple[str, SimulatorConfig]] = {  # name -> the module it needs, and its smallest world
@@ -74,6 +82,26 @@ SMALLEST: Mapping[str, tuple[str, SimulatorConfig]] = {  # name -> the module it
     ),
     "isaaclab": ("isaaclab", IsaacLabConfig(num_envs=2)),
 }  # fmt: skip
+
+
+def pooled(name: str, *, num_envs: int, image_size: int) -> tuple[Any, type[SingleEnv]]:
+    """The smallest configuration of a simulator that runs in workers, with this many rows, and its class.
+
+    ``image_size`` 0: without cameras. Raises UserError if there is none of that name or it is not installed.
+    """
+    known = [name for name, (_, config) in SMALLEST.items() if type(config) in POOLED]
+    if name not in known:
+        raise UserError(f"no simulator {name!r} that runs in workers; there are {', '.join(known)}")
+    if not is_installed(name):
+        raise UserError(f"{name} is not installed. Run: vla-rl sims install {name}")
+    config: Any = dataclasses.replace(SMALLEST[name][1], num_envs=num_envs)  # type: ignore[type-var]
+    if isinstance(config, GymnasiumConfig):
+        if not image_size:
+            return dataclasses.replace(config, images={}), Gymnasium
+        size = {key: image_size for key in config.arguments if key.startswith("visualization_")}
+        return dataclasses.replace(config, arguments={**config.arguments, **size}), Gymnasium
+    seen = {"image_size": (image_size, image_size)} if image_size else {"cameras": ()}
+    return dataclasses.replace(config, **seen), POOLED[type(config)]
 
 
 def is_installed(name: str) -> bool:

@@ -17,6 +17,7 @@ from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 
 TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+STEADY = 2  # so many steps looked at one by one make the next look likely
 
 
 class ProcessPool:
@@ -25,6 +26,9 @@ class ProcessPool:
     A worker takes a whole chunk by itself and looks at its end, so a chunk costs one exchange and no row waits for
     another between steps. A worker that crashes, raises or exceeds its time-out is killed and started anew while the
     others go on; its chunk comes back invalid and truncated, ``failures`` tells what happened.
+
+    A caller that looks after every step would pay two exchanges for each. After two such steps the pool expects another
+    and lets the workers look along with the step; the first step that nobody looks at ends that.
     """
 
     def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
@@ -41,6 +45,8 @@ class ProcessPool:
         self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
         self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
         self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
+        self._unseen = 0  # steps since anybody looked
+        self._seen_in_a_row = 0  # steps that were looked at one by one
 
     @property
     def failures(self) -> Sequence[WorkerFailure]:
@@ -63,7 +69,10 @@ class ProcessPool:
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         blind = not self.spec.cameras  # then looking costs less than asking for it later
-        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind)
+        if self._unseen:
+            self._seen_in_a_row = 0
+        self._unseen += 1
+        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind or self._seen_in_a_row >= STEADY)
         terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
         return Step(
             reward=reward,
@@ -76,6 +85,7 @@ class ProcessPool:
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
         """A whole chunk (sims/chunk.py); ``observe`` then hands out what the workers saw at its end."""
+        self._unseen = self._seen_in_a_row = 0
         reward, num_executed = self._execute(actions, gamma=gamma, look=True)
         terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
         return ChunkStep(
@@ -91,10 +101,14 @@ class ProcessPool:
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
         rows = self._rows(env_ids)
+        self._seen_in_a_row += self._unseen == 1
+        self._unseen = 0
         stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
         if stale:
             self._fresh[self._ask(stale, {"do": "look"})] = True
-        images, state = self._memory.images[rows], self._memory.state[rows]
+        whole = env_ids is None
+        images = self._memory.images.copy() if whole else self._memory.images[rows]
+        state = self._memory.state.copy() if whole else self._memory.state[rows]
         blank = ~self._fresh[rows]
         images[blank], state[blank] = 0, 0
         text = self._text[[self._starts[row].task for row in rows]]

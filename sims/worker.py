@@ -46,8 +46,9 @@ def main(control_fd: int) -> None:
 
 def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
     introduction = json.loads(requests.readline())
-    env, config = _make(introduction["module"], introduction["simulator"], introduction["config"])
-    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": isinstance(env, DemonstratedSim)})
+    env, config = make_simulator(introduction["module"], introduction["simulator"], introduction["config"])
+    demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
+    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if not descriptors:  # the trainer is gone
         return
@@ -109,7 +110,7 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _make(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
+def make_simulator(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
     """The simulator and its configuration."""
     cls = getattr(importlib.import_module(module), simulator)
     config = restore(typing.get_type_hints(cls.__init__)["config"], settings)

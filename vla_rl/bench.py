@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,30 @@ def run(name: str) -> dict[str, Any]:
     if name not in BENCHES:
         raise UserError(f"no benchmark {name!r}; there are: {', '.join(BENCHES)}")
     return {"bench": name, "machine": machine(), "rows": BENCHES[name]()}
+
+
+def run_simulator(
+    name: str, *, against: Sequence[str], num_envs: int, image_size: int, seconds: float
+) -> dict[str, Any]:
+    """``vla-rl bench sim --sim NAME``: our workers beside the peers', ratio = ours over theirs in this run.
+
+    ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
+    """
+    from sims.bench import STEP_AND_LOOK, compare
+    from sims.catalog import pooled
+
+    config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
+    measured = {one.name: one for one in compare(config, simulator, against=against, seconds=seconds)}
+    ours = measured[STEP_AND_LOOK]
+    rows = []
+    for one in measured.values():
+        peer = one.name in against
+        versus = {"against": f"{STEP_AND_LOOK} / {one.name}"} if peer else {}
+        speed, memory = ours.steps_per_s / one.steps_per_s, ours.memory_mib / one.memory_mib
+        rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed if peer else None, **versus))
+        rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory if peer else None, **versus))
+    seen = f"{image_size} x {image_size} RGB" if image_size else "state"
+    return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}
 
 
 def machine() -> dict[str, Any]:

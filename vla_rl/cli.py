@@ -174,12 +174,33 @@ class Bench:
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""
+    sim: str | None = None
+    """with sim: the simulator whose workers are measured beside other libraries' (default: the built-in suite alone)"""
+    against: tuple[str, ...] = ("gymnasium",)
+    """with --sim: gymnasium, stable-baselines3, libero"""
+    num_envs: int = 4
+    """with --sim: rows, each a process"""
+    image_size: int = 128
+    """with --sim: pixels of a side; 0: state alone"""
+    seconds: float = 5.0
+    """with --sim: how long each is measured, twice"""
     json: Json = False
 
     def run(self) -> None:
         from vla_rl import bench
 
-        result = bench.run(self.name)
+        if self.sim is None:
+            result = bench.run(self.name)
+        elif self.name == "sim":
+            result = bench.run_simulator(
+                self.sim,
+                against=self.against,
+                num_envs=self.num_envs,
+                image_size=self.image_size,
+                seconds=self.seconds,
+            )
+        else:
+            raise UserError(f"--sim belongs to 'bench sim', not to 'bench {self.name}'")
         if self.json:
             print(json.dumps(result))
         else:
