@@ -20,6 +20,7 @@ from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
 from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
+from vla_rl.failures import FailureLog
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
@@ -32,12 +33,16 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
     run = open_run(experiment, run_dir, resume=resume, command=command)
     env = make_env(experiment.sim)
+    failures = FailureLog(run.dir, env)
     try:
         before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
+        failures.write("imitation")
         run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
-        run.stage("reinforce", lambda: reinforce(run, env, Path(before)))
+        failures.write("evaluation before")
+        run.stage("reinforce", lambda: reinforce(run, env, Path(before), failures))
         run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
     finally:
+        failures.write("at the end")
         env.close()
     result = finish(run)
     write_report(run.dir)
@@ -99,7 +104,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
 # -- reinforcement ------------------------------------------------------------------------------------------------
 
 
-def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
+def reinforce(run: Run, env: VectorEnv, start: Path, failures: FailureLog) -> dict[str, Any]:
     """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state."""
     experiment = run.experiment
     policy = load_bundle(start, action_dim=env.spec.action_dim, cameras=env.spec.cameras)
@@ -117,6 +122,8 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
             metrics = learner.iterate()
             if every and learner.iteration % every == 0:
                 metrics |= validate(learner, experiment)
+            if failed := failures.write(f"iteration {learner.iteration - 1}"):
+                metrics |= {"worker_failures": float(failed)}
             record.write(learner.iteration - 1, metrics)
             advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
             if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
