@@ -19,7 +19,7 @@ SLACK = 1e-3  # recordings overstep their own limits by rounding
 class Mapped:
     """How a recording becomes an episode of one of our worlds.
 
-    ``cameras``: the world's camera -> the recording's key. ``state``: keys whose numbers, in this order, make the state.
+    ``cameras``: the world's camera -> the recording's key. ``state``: keys whose numbers make the state, in order.
     ``task``, ``instruction``, ``control_hz``: where the recording does not say, or says something else.
     ``action_low``, ``action_high``: what the recording means by our -1 and 1, one number or one per dimension.
     ``flip``: turn pictures upside down (OpenGL's order, as robomimic's image files of robosuite have it).

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import subprocess
@@ -22,8 +23,6 @@ import numpy as np
 
 from episodes.foreign import Recording
 from episodes.schema import EpisodeError
-
-IMAGES = ("video", "image")
 
 
 def read_lerobot(root: Path) -> Iterator[Recording]:
@@ -40,7 +39,7 @@ def read_lerobot(root: Path) -> Iterator[Recording]:
 
 def _recording(
     root: Path, info: dict[str, Any], episode: dict[str, Any], tasks: dict[int, str], *, packed: bool
-) -> Any:
+) -> Recording:
     number = int(episode["episode_index"])
     places = {
         "episode_chunk": number // int(info.get("chunks_size", 1000)),
@@ -50,9 +49,8 @@ def _recording(
     }
     table = _parquet(root / info["data_path"].format(**places))
     rows = np.flatnonzero(np.asarray(table["episode_index"]) == number)
-    features = {
-        key: feature["dtype"] for key, feature in info["features"].items() if key in table or _is_video(feature)
-    }
+    kinds = {key: feature["dtype"] for key, feature in info["features"].items()}
+    features = {key: kind for key, kind in kinds.items() if key in table or kind == "video"}
 
     def read(key: str) -> np.ndarray:
         if features[key] == "video":
@@ -66,7 +64,7 @@ def _recording(
         values = [table[key][row] for row in rows]
         return np.stack([_picture(value, root) for value in values] if features[key] == "image" else values)
 
-    reward = np.array([table["next.reward"][row] for row in rows], dtype=np.float64) if "next.reward" in table else None
+    reward = None  # recorded rewards are not on one scale; success is
     if "next.success" in table:
         reward = np.array([float(np.any(table["next.success"][row])) for row in rows])
     named = episode.get("tasks")
@@ -76,7 +74,7 @@ def _recording(
         read=read,
         keys=tuple(features),
         action=np.stack([table["action"][row] for row in rows]).astype(np.float64),
-        reward=reward if "next.success" in table else None,  # rewards are not on one scale; success is
+        reward=reward,
         instruction=instruction,
         control_hz=float(info["fps"]),
     )
@@ -106,6 +104,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
+@functools.lru_cache(maxsize=1)  # in 3.0 the next episode mostly lies in the same file
 def _parquet(path: Path) -> dict[str, Any]:
     """Columns as lists of Python values."""
     try:
@@ -116,10 +115,6 @@ def _parquet(path: Path) -> dict[str, Any]:
         raise EpisodeError(f"{path} is missing, so this is not a whole LeRobot data set")
     columns: dict[str, Any] = parquet.read_table(path).to_pydict()
     return columns
-
-
-def _is_video(feature: dict[str, Any]) -> bool:
-    return bool(feature["dtype"] == "video")
 
 
 def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:

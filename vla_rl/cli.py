@@ -211,14 +211,35 @@ class Bench:
 
 @dataclass(frozen=True)
 class Data:
-    """Look into an episode store: what it holds, whether it is whole, and rebuild its catalog."""
+    """Look into an episode store: what it holds, whether it is whole, rebuild its catalog, import demonstrations."""
 
-    verb: Positional[Literal["info", "verify", "rebuild"]]
+    verb: Positional[Literal["info", "verify", "rebuild", "import"]]
     path: Annotated[Positional[Path], arg(metavar="STORE")]
     """an episode store"""
+    source: Path | None = None
+    """import: a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set"""
+    camera: tuple[str, ...] = ()
+    """import: NAME=KEY, the simulator's camera and the recording's key of its pictures"""
+    state: tuple[str, ...] = ()
+    """import: the recording's keys that make the state, in order"""
+    task: str | None = None
+    """import: the task's name (default: the instruction)"""
+    instruction: str | None = None
+    """import: instead of the recording's"""
+    control_hz: float | None = None
+    """import: instead of the recording's"""
+    action_low: tuple[float, ...] = (-1.0,)
+    """import: what the recording calls our -1, one number or one per dimension"""
+    action_high: tuple[float, ...] = (1.0,)
+    """import: what the recording calls our 1"""
+    flip: bool = False
+    """import: turn pictures upside down"""
     json: Json = False
 
     def run(self) -> None:
+        if self.verb == "import":
+            self._import()
+            return
         from episodes import maintenance
 
         do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
@@ -229,6 +250,26 @@ class Data:
             print("\n".join(f"{key}: {value}" for key, value in result.items()))
         if self.verb == "verify" and result["corrupt"]:
             raise SystemExit(1)
+
+    def _import(self) -> None:
+        from episodes.foreign import Mapped, import_episodes
+        from episodes.store import EpisodeStore
+
+        pairs = [pair.partition("=") for pair in self.camera]
+        if self.source is None or any(not key for _, _, key in pairs):
+            raise UserError("data import STORE needs --source FILE_OR_FOLDER, and every --camera as NAME=KEY")
+        mapped = Mapped(
+            cameras={name: key for name, _, key in pairs},
+            state=self.state,
+            task=self.task,
+            instruction=self.instruction,
+            control_hz=self.control_hz,
+            action_low=self.action_low,
+            action_high=self.action_high,
+            flip=self.flip,
+        )
+        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapped)
+        print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")
 
 
 @dataclass(frozen=True)
