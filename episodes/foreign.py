@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from episodes.schema import HUMAN, SOURCES, Episode, EpisodeError
 from episodes.store import EpisodeStore
 
+Orientation = Literal["as_recorded", "upside_down", "half_turn"]
 SLACK = 1e-3  # recordings overstep their own limits by rounding
 
 
@@ -22,7 +23,8 @@ class Mapped:
     ``cameras``: the world's camera -> the recording's key. ``state``: keys whose numbers make the state, in order.
     ``task``, ``instruction``, ``control_hz``: where the recording does not say, or says something else.
     ``action_low``, ``action_high``: what the recording means by our -1 and 1, one number or one per dimension.
-    ``flip``: turn pictures upside down (OpenGL's order, as robomimic's image files of robosuite have it).
+    ``orientation``: recordings of OpenGL cameras may be "upside_down" (row 0 is the bottom), "half_turn" turns them by
+    180 degrees, which is how LIBERO's benchmark shows its own.
     """
 
     cameras: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class Mapped:
     control_hz: float | None = None
     action_low: tuple[float, ...] = (-1.0,)
     action_high: tuple[float, ...] = (1.0,)
-    flip: bool = False
+    orientation: Orientation = "as_recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +104,7 @@ def to_episode(recording: Recording, mapped: Mapped, *, number: int) -> Episode:
     state = [_read(recording, key).reshape(steps, -1) for key in mapped.state]
     images = {camera: _read(recording, key) for camera, key in mapped.cameras.items()}
     return Episode(
-        images={
-            camera: np.ascontiguousarray(rows[:, ::-1] if mapped.flip else rows) for camera, rows in images.items()
-        },
+        images={camera: _turned(rows, mapped.orientation) for camera, rows in images.items()},
         look_steps=np.arange(steps, dtype=np.int32),
         state=np.concatenate(state, axis=1).astype(np.float32),
         action=_scaled(recording, mapped),
@@ -130,6 +130,12 @@ def _read(recording: Recording, key: str) -> np.ndarray:
     if len(rows) != len(recording.action):
         raise EpisodeError(f"{recording.where}: {key!r} has {len(rows)} rows for {len(recording.action)} actions")
     return rows
+
+
+def _turned(images: np.ndarray, orientation: Orientation) -> np.ndarray:
+    """[T, height, width, 3]"""
+    rows = images if orientation == "as_recorded" else images[:, ::-1]
+    return np.ascontiguousarray(rows[:, :, ::-1] if orientation == "half_turn" else rows)
 
 
 def _scaled(recording: Recording, mapped: Mapped) -> np.ndarray:

@@ -232,8 +232,8 @@ class Data:
     """import: what the recording calls our -1, one number or one per dimension"""
     action_high: tuple[float, ...] = (1.0,)
     """import: what the recording calls our 1"""
-    flip: bool = False
-    """import: turn pictures upside down"""
+    orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
+    """import: how the recording's pictures are turned to be the simulator's"""
     json: Json = False
 
     def run(self) -> None:
@@ -266,7 +266,7 @@ class Data:
             control_hz=self.control_hz,
             action_low=self.action_low,
             action_high=self.action_high,
-            flip=self.flip,
+            orientation=self.orientation,
         )
         result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapped)
         print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")

@@ -153,7 +153,12 @@ def test_robomimic(tmp_path: Path) -> None:
 def test_without_rewards_a_demonstration_counts_as_a_success_and_pictures_can_be_turned(tmp_path: Path) -> None:
     source = robomimic(tmp_path / "demo.hdf5", rewards=False)
     first, _ = imported(
-        source, tmp_path, cameras={"a": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift", flip=True
+        source,
+        tmp_path,
+        cameras={"a": "agentview_image"},
+        state=("robot0_eef_pos",),
+        instruction="lift",
+        orientation="upside_down",
     )
     assert first.success.tolist() == [False] * 4 + [True]
     np.testing.assert_array_equal(first.images["a"], frames(0)[:, ::-1])
