@@ -8,6 +8,7 @@ step as these interfaces do, and proportional memory (PSS) per row.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sims.errors import UserError
 from sims.single_env import SingleEnv
 from sims.worker import make_simulator
 
@@ -57,9 +59,16 @@ def _stable_baselines(make: Callable[[], SingleEnv], n: int, seconds: float) -> 
 
 
 def _libero(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
-    from libero.libero.envs.venv import SubprocVectorEnv
-
-    env = SubprocVectorEnv([lambda: as_gymnasium(make, autoreset=True, four=True)] * n)
+    package = importlib.util.find_spec("libero")
+    if package is None or not package.submodule_search_locations:
+        raise UserError("LIBERO is not in this interpreter, so its SubprocVectorEnv cannot be measured")
+    # by its file, since importing the package asks questions on the terminal
+    path = Path(next(iter(package.submodule_search_locations))) / "libero" / "envs" / "venv.py"
+    spec = importlib.util.spec_from_file_location("libero_venv", path)
+    assert spec is not None and spec.loader is not None
+    venv = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(venv)
+    env = venv.SubprocVectorEnv([lambda: as_gymnasium(make, autoreset=True)] * n)
     try:
         env.reset()
         action = np.random.default_rng(0).uniform(-1, 1, (n, *env.action_space[0].shape)).astype(np.float32)
@@ -76,11 +85,8 @@ PEERS: dict[str, Callable[[Callable[[], SingleEnv], int, float], Rate]] = {
 }
 
 
-def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False, four: bool = False) -> Any:
-    """A SingleEnv for the peers. ``autoreset``: for a peer that leaves it to the environment.
-
-    ``four``: answer steps with Gym's older (observation, reward, done, info), and resets with the observation alone.
-    """
+def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> Any:
+    """A SingleEnv for the peers. ``autoreset``: for a peer that leaves it to the environment."""
     import gymnasium
 
     class Env(gymnasium.Env):
@@ -98,7 +104,7 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False, four
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             self.sim.reset(task=0, seed=seed or 0)
             self.elapsed = 0
-            return self.look() if four else (self.look(), {})
+            return self.look(), {}
 
         def step(self, action: np.ndarray) -> Any:
             outcome = self.sim.step(action)
@@ -107,8 +113,6 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False, four
             seen = self.look()
             if autoreset and (ended or over):
                 self.reset()
-            if four:
-                return seen, outcome.reward, ended or over, {}
             return seen, outcome.reward, ended, over, {}
 
         def look(self) -> dict[str, np.ndarray]:
