@@ -27,7 +27,7 @@ SMALL = {"image_size": [48, 48], "num_envs": 2}
 PUSHT = {
     "name": "gymnasium", "id": "gym_pusht:gym_pusht/PushT-v0", "images": {"top": "render"}, "num_envs": 2,
     "max_steps": 24, "workers": {"environment": "pusht"}, "instruction": "push the T onto its outline",
-    "arguments": {"render_mode": "rgb_array", "visualization_width": 48, "visualization_height": 48},
+    "arguments": {"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
 }  # fmt: skip
 
 
