@@ -29,7 +29,7 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
     console = console or Console()
     console.print(table)
     if "suites" in result:
-        console.print("", score_table(result["suites"]), sep="\n", highlight=False)
+        console.print("", score_table(result["suites"]), sep="\n", highlight=False, markup=False)
 
 
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:
