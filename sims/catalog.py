@@ -128,7 +128,8 @@ def with_split(config: C, split: str) -> C:
     """UserError where the simulator has no such split."""
     if split not in splits(config):
         raise UserError(f"{config.name} has no split {split!r}; it has {', '.join(splits(config))}")
-    return dataclasses.replace(config, split=split) if split != split_of(config) else config
+    changed: Any = config
+    return dataclasses.replace(changed, split=split) if split != split_of(config) else config
 
 
 def evaluation_starts(config: SimulatorConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:

@@ -160,8 +160,9 @@ class WorkerGroup:
         return "spec" in answer
 
     def _hung(self, rows: Collection[int], clocks: dict[int, tuple[float, int]], timeout_s: float) -> list[int]:
-        """Rows without progress for ``timeout_s``; a clock starts when its row is first seen here."""
+        """Rows without an answer or progress for ``timeout_s``; a clock starts when its row is first seen here."""
         now = time.monotonic()
+        rows = [row for row in rows if not self.workers[row].has_answered(0.0)]
         for row in rows:
             if row not in clocks or clocks[row][1] != self._progress(row):
                 clocks[row] = (now, self._progress(row))

@@ -155,7 +155,8 @@ def evaluate_path(
     if not isinstance(sim, LiberoConfig):
         raise UserError(f"--suites: {run_dir} was trained in {sim.name}; only LIBERO comes in suites")
     results = []
-    for suite in PUBLISHED if suites == ("all",) else suites:
+    chosen: Sequence[Any] = PUBLISHED if tuple(suites) == ("all",) else suites
+    for suite in chosen:
         if suite not in HORIZON:
             raise UserError(f"--suites: LIBERO has no {suite!r}; it has {', '.join(HORIZON)}; 'all' is {PUBLISHED}")
         one = dataclasses.replace(sim, suite=suite, tasks=(), max_steps=None)

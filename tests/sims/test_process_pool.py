@@ -163,6 +163,15 @@ def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
         assert len(env.failures) == 1
 
 
+def test_a_row_that_is_done_may_wait_long_for_another() -> None:
+    """Its answer lies ready while the other steps on, which is no reason to think that it hangs."""
+    with pool(num_envs=2, goal=3.0, max_steps=250, step_s=0.02, workers=QUICK) as env:
+        env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=1)])
+        chunk = env.advance(UP.expand(2, 250, 2), 1.0)
+    assert chunk.num_executed.tolist() == [3, 250]
+    assert chunk.valid.all()
+
+
 def test_failure_again_and_again_stops_the_run() -> None:
     with pool(num_envs=1, fault="raise", workers=QUICK) as env:
         env.reset(start=starts(FAULT_SEED))
