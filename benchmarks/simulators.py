@@ -2,8 +2,8 @@
 
     python benchmarks/simulators.py metaworld robosuite pusht
 
-writes benchmarks/results/simulators_<name>.json: steps per second and memory per environment of each, and the ratio of ours
-(step, then look) to theirs.
+writes benchmarks/results/simulators_<name>.json: steps per second and memory per environment of each, and the ratio of
+ours (step, then look) to theirs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def main() -> None:
         result = {
             "command": shlex.join(["python", *sys.argv]),
             "date": datetime.date.today().isoformat(),
-            "git_revision": git_revision(),
+            "revision": git_revision(),
             "machine": measured[0]["machine"] | {"kind": "2-core x86 machine"},
+            "rows": [row for one in measured for row in one["rows"]],
             "runs": [{key: value for key, value in one.items() if key != "machine"} for one in measured],
         }
         path = RESULTS / f"simulators_{name}.json"
