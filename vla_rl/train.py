@@ -32,21 +32,22 @@ from vla_rl.run import Run, git_revision, load_experiment, open_run, write_json
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
     run = open_run(experiment, run_dir, resume=resume, command=command)
-    env = make_env(experiment.sim)
-    failures = FailureLog(run.dir, env)
-    try:
-        before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
-        failures.write("imitation")
-        run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
-        failures.write("evaluation before")
-        run.stage("reinforce", lambda: reinforce(run, env, Path(before), failures))
-        run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
-    finally:
-        failures.write("at the end")
-        env.close()
-    result = finish(run)
-    write_report(run.dir)
-    return result
+    with run.lock:
+        env = make_env(experiment.sim)
+        failures = FailureLog(run.dir, env)
+        try:
+            before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
+            failures.write("imitation")
+            run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
+            failures.write("evaluation before")
+            run.stage("reinforce", lambda: reinforce(run, env, Path(before), failures))
+            run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
+        finally:
+            failures.write("at the end")
+            env.close()
+        result = finish(run)
+        write_report(run.dir)
+        return result
 
 
 # -- imitation ----------------------------------------------------------------------------------------------------
