@@ -42,6 +42,7 @@ class ProcessPool:
         self.spec = _vector_spec(single, n)
         self._text = encode_text(single.tasks)
         self._starts = [StartState(task=0, seed=0)] * n
+        self._words = self._text[[0] * n]  # what each row is asked to do; replaced, never changed
         self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
         self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
         self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
@@ -66,6 +67,7 @@ class ProcessPool:
                 self._starts[row] = waiting.pop(row)
             self._lost[answered] = self._fresh[answered] = False
             self._flags[answered] = self._memory.flags[answered]
+        self._words = self._text[[start.task for start in self._starts]]
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         blind = not self.spec.cameras  # then looking costs less than asking for it later
@@ -100,18 +102,20 @@ class ProcessPool:
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
-        rows = self._rows(env_ids)
         self._seen_in_a_row += self._unseen == 1
         self._unseen = 0
-        stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
-        if stale:
-            self._fresh[self._ask(stale, {"do": "look"})] = True
-        whole = env_ids is None
-        images = self._memory.images.copy() if whole else self._memory.images[rows]
-        state = self._memory.state.copy() if whole else self._memory.state[rows]
-        blank = ~self._fresh[rows]
-        images[blank], state[blank] = 0, 0
-        text = self._text[[self._starts[row].task for row in rows]]
+        rows = self._rows(env_ids)
+        if not self._fresh.all():
+            stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
+            if stale:
+                self._fresh[self._ask(stale, {"do": "look"})] = True
+        if env_ids is None:
+            images, state, text = self._memory.images.copy(), self._memory.state.copy(), self._words
+        else:
+            images, state, text = self._memory.images[rows], self._memory.state[rows], self._words[rows]
+        if not self._fresh.all():
+            blank = ~self._fresh[rows]
+            images[blank], state[blank] = 0, 0
         return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), text=text)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -151,7 +155,7 @@ class ProcessPool:
         return list(range(self.spec.num_envs)) if env_ids is None else [int(row) for row in env_ids]
 
     def _moving(self) -> list[int]:
-        return np.flatnonzero(~self._flags[:, :SUCCESS].any(1)).tolist()
+        return np.flatnonzero(~(self._flags[:, TERMINATED] | self._flags[:, TRUNCATED])).tolist()
 
     def _reset_request(self, row: int, start: StartState) -> dict[str, Any]:
         if not 0 <= start.task < len(self.spec.tasks):
@@ -164,6 +168,8 @@ class ProcessPool:
     def _ask(self, rows: Sequence[int], request: dict[str, Any]) -> list[int]:
         """Rows that answered; the episodes of the others are lost."""
         answered = self._group.ask(dict.fromkeys(rows, request), timeout_s=self.workers.step_timeout_s)
+        if len(answered) == len(rows):
+            return answered
         lost = sorted(set(rows) - set(answered))
         running = [row for row in lost if not self._flags[row].any()]  # an episode that had ended keeps its outcome
         self._lost[running] = True
@@ -175,13 +181,14 @@ class ProcessPool:
         moving, memory = self._moving(), self._memory
         values = actions.detach().to("cpu", torch.float32).numpy()
         first = memory.elapsed.copy()
-        for row in moving:
-            room = memory.actions[row, first[row] : first[row] + values.shape[1]]
-            room[:] = values[row, : len(room)]
+        horizon, room = values.shape[1], memory.actions.shape[1]
+        for row, begin in zip(moving, first[moving].tolist(), strict=True):
+            fits = min(horizon, room - begin)
+            memory.actions[row, begin : begin + fits] = values[row, :fits]
         reward, executed = np.zeros_like(memory.reward), np.zeros_like(first)
         if moving:
             self._fresh[moving] = False
-            request = {"do": "advance", "count": values.shape[1], "gamma": gamma, "look": look}
+            request = {"do": "advance", "count": horizon, "gamma": gamma, "look": look}
             answered = self._ask(moving, request)
             reward[answered] = memory.reward[answered]
             executed[answered] = memory.elapsed[answered] - first[answered]

@@ -133,17 +133,17 @@ class WorkerGroup:
         clocks: dict[int, tuple[float, int]] = {}  # row -> since when it shows no progress
         while pending:
             row = pending[-1]
-            if not self.workers[row].has_answered(min(1.0, timeout_s / 4)):
+            try:
+                line = self.workers[row].receive(min(1.0, timeout_s / 4))
+            except WorkerLost as lost:
+                self._replace(row, doing[row], str(lost))
+                pending.pop()
+                continue
+            if line is None:
                 for hung in self._hung(pending, clocks, timeout_s):
                     pending.remove(hung)
                     state = self.workers[hung].process_state()
                     self._replace(hung, doing[hung], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
-                continue
-            try:
-                line = self.workers[row].receive()
-            except WorkerLost as lost:
-                self._replace(row, doing[row], str(lost))
-                pending.pop()
                 continue
             if line != done and not self._introduced(row, json.loads(line)):
                 continue  # to a request that was interrupted
@@ -162,7 +162,7 @@ class WorkerGroup:
     def _hung(self, rows: Collection[int], clocks: dict[int, tuple[float, int]], timeout_s: float) -> list[int]:
         """Rows without an answer or progress for ``timeout_s``; a clock starts when its row is first seen here."""
         now = time.monotonic()
-        rows = [row for row in rows if not self.workers[row].has_answered(0.0)]
+        rows = [row for row in rows if not self.workers[row].has_answered]
         for row in rows:
             if row not in clocks or clocks[row][1] != self._progress(row):
                 clocks[row] = (now, self._progress(row))

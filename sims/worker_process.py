@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -91,8 +92,7 @@ class WorkerProcess:
         self.control = mine
         self.pid = self._process.pid
         self._received = b""
-        self._poll = select.poll()
-        self._poll.register(mine, select.POLLIN)
+        self._patience_s = 0.0
         start = {"module": simulator.__module__, "simulator": simulator.__qualname__}
         self.send(encode({**start, "config": dataclasses.asdict(config)}))
 
@@ -101,20 +101,29 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(line)
 
-    def has_answered(self, timeout_s: float) -> bool:
-        """Wait until there is something to receive: an answer, or the end of the process."""
-        return b"\n" in self._received or bool(self._poll.poll(1000 * timeout_s))
+    @property
+    def has_answered(self) -> bool:
+        """Whether ``receive`` would return at once."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        return b"\n" in self._received or bool(poll.poll(0))
 
-    def receive(self) -> bytes:
-        """The next answer's line; call when it ``has_answered``. Raises WorkerLost."""
+    def receive(self, timeout_s: float) -> bytes | None:
+        """The next answer's line, or None if none came in ``timeout_s`` > 0. Raises WorkerLost at the process's end."""
+        if timeout_s != self._patience_s:  # the kernel's own time-out: one system call per answer, where poll needs two
+            whole, part = divmod(round(timeout_s * 1e6), 1_000_000)
+            self.control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, part))
+            self._patience_s = timeout_s
         while b"\n" not in self._received:
             try:
-                part = self.control.recv(1 << 16)
+                data = self.control.recv(1 << 16)
+            except BlockingIOError:
+                return None
             except ConnectionResetError:
-                part = b""
-            if not part:
+                data = b""
+            if not data:
                 raise WorkerLost(self._how_it_ended())
-            self._received += part
+            self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line
 
