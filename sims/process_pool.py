@@ -75,30 +75,13 @@ class ProcessPool:
             self._seen_in_a_row = 0
         self._unseen += 1
         reward, _ = self._execute(action[:, None], gamma=1.0, look=blind or self._seen_in_a_row >= STEADY)
-        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
-        return Step(
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            intervened=torch.zeros_like(success),
-            valid=torch.from_numpy(~self._lost),
-        )
+        return Step(reward=reward, **self._outcome())
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
         """A whole chunk (sims/chunk.py); ``observe`` then hands out what the workers saw at its end."""
         self._unseen = self._seen_in_a_row = 0
         reward, num_executed = self._execute(actions, gamma=gamma, look=True)
-        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
-        return ChunkStep(
-            reward=reward,
-            num_executed=num_executed,
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            intervened=torch.zeros_like(success),
-            valid=torch.from_numpy(~self._lost),
-        )
+        return ChunkStep(reward=reward, num_executed=num_executed, **self._outcome())
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
@@ -156,6 +139,17 @@ class ProcessPool:
 
     def _moving(self) -> list[int]:
         return np.flatnonzero(~(self._flags[:, TERMINATED] | self._flags[:, TRUNCATED])).tolist()
+
+    def _outcome(self) -> dict[str, Tensor]:
+        """The flags of Step and ChunkStep as they are now."""
+        flags = self._flags.T.copy()
+        return {
+            "terminated": torch.from_numpy(flags[TERMINATED]),
+            "truncated": torch.from_numpy(flags[TRUNCATED]),
+            "success": torch.from_numpy(flags[SUCCESS]),
+            "intervened": torch.from_numpy(np.zeros_like(self._lost)),
+            "valid": torch.from_numpy(~self._lost),
+        }
 
     def _reset_request(self, row: int, start: StartState) -> dict[str, Any]:
         if not 0 <= start.task < len(self.spec.tasks):
