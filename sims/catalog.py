@@ -94,7 +94,7 @@ def pooled(name: str, *, num_envs: int, image_size: int) -> tuple[Any, type[Sing
         raise UserError(f"no simulator {name!r} that runs in workers; there are {', '.join(known)}")
     if not is_installed(name):
         raise UserError(f"{name} is not installed. Run: vla-rl sims install {name}")
-    config: Any = dataclasses.replace(SMALLEST[name][1], num_envs=num_envs)  # type: ignore[type-var]
+    config: Any = dataclasses.replace(SMALLEST[name][1], num_envs=num_envs)
     if isinstance(config, GymnasiumConfig):
         if not image_size:
             return dataclasses.replace(config, images={}), Gymnasium

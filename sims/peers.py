@@ -41,7 +41,9 @@ def _gymnasium(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
     try:
         env.reset(seed=0)
         action = np.random.default_rng(0).uniform(-1, 1, env.action_space.shape).astype(np.float32)
-        return rate(lambda: env.step(action), n, seconds), memory_mib([process.pid for process in env.processes]) / n
+        return rate(lambda: env.step(action), n, seconds), memory_mib(
+            [process.pid for process in env.processes if process.pid]
+        ) / n
     finally:
         env.close()
 
@@ -53,7 +55,9 @@ def _stable_baselines(make: Callable[[], SingleEnv], n: int, seconds: float) -> 
     try:
         env.reset()
         action = np.stack([env.action_space.sample() for _ in range(n)])
-        return rate(lambda: env.step(action), n, seconds), memory_mib([process.pid for process in env.processes]) / n
+        return rate(lambda: env.step(action), n, seconds), memory_mib(
+            [process.pid for process in env.processes if process.pid]
+        ) / n
     finally:
         env.close()
 

@@ -179,15 +179,16 @@ class ProcessPool:
         for row, begin in zip(moving, first[moving].tolist(), strict=True):
             fits = min(horizon, room - begin)
             memory.actions[row, begin : begin + fits] = values[row, :fits]
-        reward, executed = np.zeros_like(memory.reward), np.zeros_like(first)
+        reward, executed = np.zeros(len(first), dtype=np.float32), np.zeros(len(first), dtype=np.int64)
         if moving:
             self._fresh[moving] = False
             request = {"do": "advance", "count": horizon, "gamma": gamma, "look": look}
             answered = self._ask(moving, request)
-            reward[answered] = memory.reward[answered]
-            executed[answered] = memory.elapsed[answered] - first[answered]
-            self._flags[answered] = memory.flags[answered]
-            self._fresh[answered] = look & ~self._flags[answered, TERMINATED]
+            rows = slice(None) if len(answered) == len(first) else answered  # a slice is much cheaper than indices
+            reward[rows] = memory.reward[rows]
+            executed[rows] = memory.elapsed[rows] - first[rows]
+            self._flags[rows] = memory.flags[rows]
+            self._fresh[rows] = ~self._flags[rows, TERMINATED] if look else False
         return torch.from_numpy(reward), torch.from_numpy(executed)
 
 

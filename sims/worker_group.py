@@ -126,7 +126,7 @@ class WorkerGroup:
     def _gather(self, doing: Mapping[int, str], timeout_s: float) -> set[int]:
         """The rows of ``doing`` (row -> what it was asked) that answered; the others failed and were replaced."""
         answered: set[int] = set()
-        done = encode({"id": self._request}).strip()
+        done = b'{"id": %d}' % self._request
         # The last first: it was asked last, so the others are mostly done when it answers, and this process wakes once
         # instead of once per row, each time taking a core from a worker.
         pending = list(doing)
