@@ -89,6 +89,10 @@ PEERS: dict[str, Callable[[Callable[[], SingleEnv], int, float], Rate]] = {
 }
 
 
+def _memory(processes: list[Any]) -> float:
+    return memory_mib([process.pid for process in processes])
+
+
 def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> Any:
     """A SingleEnv for the peers. ``autoreset``: for a peer that leaves it to the environment."""
     import gymnasium
