@@ -147,7 +147,7 @@ class ProcessPool:
             "terminated": torch.from_numpy(flags[TERMINATED]),
             "truncated": torch.from_numpy(flags[TRUNCATED]),
             "success": torch.from_numpy(flags[SUCCESS]),
-            "intervened": torch.from_numpy(np.zeros_like(self._lost)),
+            "intervened": torch.from_numpy(np.zeros(len(flags[0]), dtype=bool)),
             "valid": torch.from_numpy(~self._lost),
         }
 

@@ -97,9 +97,10 @@ class WorkerProcess:
         self.send(encode({**start, "config": dataclasses.asdict(config)}))
 
     def send(self, line: bytes) -> None:
-        """A process that is gone is noticed by ``receive``."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
             self.control.sendall(line)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # that the process is gone is noticed by ``receive``
 
     @property
     def has_answered(self) -> bool:
