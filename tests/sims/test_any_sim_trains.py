@@ -23,10 +23,11 @@ from vla_rl.experiment import Experiment
 from vla_rl.metrics import read_metrics
 
 BASE = Path(__file__).parents[1] / "data" / "any_sim.yaml"
-SMALL = {"image_size": [48, 48], "num_envs": 2}
+PATIENT = {"step_timeout_s": 300.0, "reset_timeout_s": 600.0}  # other work may have the cores
+SMALL = {"image_size": [48, 48], "num_envs": 2, "workers": PATIENT}
 PUSHT = {
     "name": "gymnasium", "id": "gym_pusht:gym_pusht/PushT-v0", "images": {"top": "render"}, "num_envs": 2,
-    "max_steps": 24, "workers": {"environment": "pusht"}, "instruction": "push the T onto its outline",
+    "max_steps": 24, "workers": {"environment": "pusht", **PATIENT}, "instruction": "push the T onto its outline",
     "arguments": {"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
 }  # fmt: skip
 
