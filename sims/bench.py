@@ -42,6 +42,10 @@ class Measured:
     steps_per_s: float
     memory_mib: float
 
+    @property
+    def ours(self) -> bool:
+        return self.name not in PEERS
+
 
 def compare(
     config: PoolConfig, simulator: type[SingleEnv], *, against: Sequence[str], seconds: float, chunk: int = 8

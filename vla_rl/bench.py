@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.bench import Measured
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_text
 
@@ -31,21 +32,26 @@ def run_simulator(
 
     ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
     """
-    from sims.bench import STEP_AND_LOOK, compare
+    from sims.bench import compare
     from sims.catalog import pooled
 
     config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
-    measured = {one.name: one for one in compare(config, simulator, against=against, seconds=seconds)}
-    ours = measured[STEP_AND_LOOK]
-    rows = []
-    for one in measured.values():
-        peer = one.name in against
-        versus = {"against": f"{STEP_AND_LOOK} / {one.name}"} if peer else {}
-        speed, memory = ours.steps_per_s / one.steps_per_s, ours.memory_mib / one.memory_mib
-        rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed if peer else None, **versus))
-        rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory if peer else None, **versus))
+    rows = compared(compare(config, simulator, against=against, seconds=seconds))
     seen = f"{image_size} x {image_size} RGB" if image_size else "state"
     return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}
+
+
+def compared(measured: Sequence[Measured]) -> list[Row]:
+    """Speed and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
+    ours, rows = measured[0], []
+    for one in measured:
+        against = None if one.ours else f"{ours.name} / {one.name}"
+        speed, memory = (
+            (ours.steps_per_s / one.steps_per_s, ours.memory_mib / one.memory_mib) if against else (None, None)
+        )
+        rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed, against=against))
+        rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory, against=against))
+    return rows
 
 
 def machine() -> dict[str, Any]:
