@@ -1,43 +1,66 @@
-"""Configuration class to constructor, for every simulator beside the built-in one; and a first step in each."""
+"""Every simulator: configuration class to constructor, its splits, and a first step in each."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
 
+from sims.errors import UserError
 from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
 from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
-from sims.libero import Libero, LiberoConfig
+from sims.libero import Libero, LiberoConfig, fixed_starts
 from sims.maniskill import ManiSkill, ManiSkillConfig
 from sims.maniskill_gpu import ManiSkillGPU
 from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
+from sims.single_env import SingleEnv
+from sims.starts import StartSequence
+from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState, VectorEnv
 from sims.worker_process import WorkerConfig
 
-SimulatorConfig = RobosuiteConfig | MetaworldConfig | ManiSkillConfig | LiberoConfig | GymnasiumConfig | IsaacLabConfig
+SimulatorConfig = (
+    TabletopConfig
+    | RobosuiteConfig
+    | MetaworldConfig
+    | ManiSkillConfig
+    | LiberoConfig
+    | GymnasiumConfig
+    | IsaacLabConfig
+)
+C = TypeVar("C", bound=SimulatorConfig)
 
 
-def _maniskill(config: ManiSkillConfig) -> VectorEnv:
-    return ManiSkillGPU(config) if config.backend == "physx_cuda" else ProcessPool(config, ManiSkill)
+POOLED: Mapping[type[Any], type[SingleEnv]] = {  # what runs in worker processes
+    RobosuiteConfig: Robosuite,
+    MetaworldConfig: Metaworld,
+    ManiSkillConfig: ManiSkill,
+    LiberoConfig: Libero,
+    GymnasiumConfig: Gymnasium,
+}
+
+
+def _pool(config: Any) -> VectorEnv:
+    if isinstance(config, ManiSkillConfig) and config.backend == "physx_cuda":
+        return ManiSkillGPU(config)
+    return ProcessPool(config, POOLED[type(config)])
 
 
 CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
-    RobosuiteConfig: lambda config: ProcessPool(config, Robosuite),
-    MetaworldConfig: lambda config: ProcessPool(config, Metaworld),
-    ManiSkillConfig: _maniskill,
-    LiberoConfig: lambda config: ProcessPool(config, Libero),
-    GymnasiumConfig: lambda config: ProcessPool(config, Gymnasium),
+    TabletopConfig: TabletopEnv,
     IsaacLabConfig: IsaacLabEnv,
+    **dict.fromkeys(POOLED, _pool),
 }
 
 SMALLEST: Mapping[str, tuple[str, SimulatorConfig]] = {  # name -> the module it needs, and its smallest world
+    "tabletop": ("mujoco", TabletopConfig(num_envs=1)),
     "robosuite": ("robosuite", RobosuiteConfig(num_envs=1, image_size=(64, 64))),
     "metaworld": ("metaworld", MetaworldConfig(num_envs=1, image_size=(64, 64))),
     "maniskill": ("mani_skill", ManiSkillConfig(num_envs=1, image_size=(64, 64))),
@@ -61,9 +84,69 @@ SMALLEST: Mapping[str, tuple[str, SimulatorConfig]] = {  # name -> the module it
 }  # fmt: skip
 
 
+def pooled(name: str, *, num_envs: int, image_size: int) -> tuple[Any, type[SingleEnv]]:
+    """The smallest configuration of a simulator that runs in workers, with this many rows, and its class.
+
+    ``image_size`` 0: without cameras. Raises UserError if there is none of that name or it is not installed.
+    """
+    known = [name for name, (_, config) in SMALLEST.items() if type(config) in POOLED]
+    if name not in known:
+        raise UserError(f"no simulator {name!r} that runs in workers; there are {', '.join(known)}")
+    if not is_installed(name):
+        raise UserError(f"{name} is not installed. Run: vla-rl sims install {name}")
+    config: Any = dataclasses.replace(SMALLEST[name][1], num_envs=num_envs)
+    if isinstance(config, GymnasiumConfig):
+        if not image_size:
+            return dataclasses.replace(config, images={}), Gymnasium
+        size = {key: image_size for key in config.arguments if key.startswith("visualization_")}
+        return dataclasses.replace(config, arguments={**config.arguments, **size}), Gymnasium
+    seen = {"image_size": (image_size, image_size)} if image_size else {"cameras": ()}
+    return dataclasses.replace(config, **seen), POOLED[type(config)]
+
+
 def is_installed(name: str) -> bool:
     """In an interpreter of its own, or in this one."""
     return interpreter(name) is not None or importlib.util.find_spec(SMALLEST[name][0]) is not None
+
+
+def make_env(config: SimulatorConfig) -> VectorEnv:
+    """Raises UserError where the simulator is not installed or its settings are wrong."""
+    return CONSTRUCTORS[type(config)](config)
+
+
+def splits(config: SimulatorConfig) -> tuple[str, ...]:
+    """What ``sim.split`` may be; simulators without that setting have one split, "train"."""
+    hints = get_type_hints(type(config))
+    return get_args(hints["split"]) if "split" in hints else ("train",)
+
+
+def split_of(config: SimulatorConfig) -> str:
+    return str(getattr(config, "split", "train"))
+
+
+def with_split(config: C, split: str) -> C:
+    """UserError where the simulator has no such split."""
+    if split not in splits(config):
+        raise UserError(f"{config.name} has no split {split!r}; it has {', '.join(splits(config))}")
+    changed: Any = config
+    return dataclasses.replace(changed, split=split) if split != split_of(config) else config
+
+
+def evaluation_starts(config: SimulatorConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:
+    """Held-out starts, tasks in turns: the simulator's published ones where ``split`` asks for them."""
+    if isinstance(config, LiberoConfig) and config.split == "benchmark":
+        fixed = sorted(fixed_starts(num_tasks), key=lambda start: start[1])
+        if episodes > len(fixed):
+            raise UserError(f"the benchmark has {len(fixed)} starts of these tasks; {episodes} were asked for")
+        return [StartState(task=task, seed=number) for task, number in fixed[:episodes]]
+    return StartSequence("evaluation", seed=seed, num_tasks=num_tasks).take(episodes)
+
+
+def larger(config: SimulatorConfig, size: int, *, num_envs: int) -> SimulatorConfig | None:
+    """A second world of the same kind, to film in; None where that is more than a few megabytes of this process."""
+    if isinstance(config, TabletopConfig):
+        return dataclasses.replace(config, num_envs=num_envs, image_size=(size, size))
+    return None
 
 
 def first_steps(name: str) -> str:
@@ -72,7 +155,7 @@ def first_steps(name: str) -> str:
     Raises UserError when it does not start, RuntimeError when a step fails or a picture is blank.
     """
     _, config = SMALLEST[name]
-    env = CONSTRUCTORS[type(config)](config)
+    env = make_env(config)
     try:
         spec = env.spec
         env.reset(start=[StartState(task=0, seed=row) for row in range(spec.num_envs)])

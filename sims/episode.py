@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from sims.latency import Latency
+from sims.latency import Latency, draw_latency
 from sims.single_env import SingleEnv
 
 NO_LATENCY = Latency()
@@ -32,7 +32,7 @@ class Episode:
     def begin(self, *, task: int, seed: int, replay: np.ndarray) -> None:
         """Start over and take the actions ``replay``, float32 [k, A], which may end the episode."""
         self.env.reset(task=task, seed=seed)
-        self._waiting = deque(np.zeros((self.latency.draw(seed), self.env.spec.action_dim), dtype=np.float32))
+        self._waiting = deque(np.zeros((draw_latency(self.latency, seed), self.env.spec.action_dim), dtype=np.float32))
         self.elapsed = 0
         self.terminated = self.truncated = self.success = False
         for action in replay:

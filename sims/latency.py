@@ -14,5 +14,7 @@ class Latency:
     least: int = 0
     most: int = 0
 
-    def draw(self, seed: int) -> int:
-        return int(np.random.default_rng([seed, 2]).integers(self.least, self.most + 1))
+
+def draw_latency(latency: Latency, seed: int) -> int:
+    """Of the episode that ``seed`` begins, control steps."""
+    return int(np.random.default_rng([seed, 2]).integers(latency.least, latency.most + 1))

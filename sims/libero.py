@@ -22,6 +22,7 @@ from sims.single_env import Outcome, SingleSpec, seed32
 from sims.worker_process import WorkerConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+PUBLISHED: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # the papers' table
 HORIZON = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 FIXED_STARTS = 50  # per task; StartState.seed below it names one of them
 SETTLE_STEPS = 10
@@ -32,7 +33,8 @@ STAND_IN = "STAND_IN"  # a file of this name marks an asset folder that is not L
 
 @dataclass(frozen=True, kw_only=True)
 class LiberoConfig:
-    """``tasks``: numbers within the suite, none means all; each starts in turn.
+    """``tasks``: numbers within the suite, none means all; each starts in turn. ``split`` "benchmark": evaluations run
+    the fixed initial states, fifty per task.
 
     A start's seed below 50 names one of the benchmark's fixed initial states, in evaluation order; any larger seed
     draws the objects' places anew from the task's own regions, so training never sees an evaluation start.
@@ -45,6 +47,7 @@ class LiberoConfig:
     name: Literal["libero"] = "libero"
     suite: Suite = "libero_spatial"
     tasks: tuple[int, ...] = ()
+    split: Literal["train", "benchmark"] = "train"
     assets: str | None = None
     cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
     image_size: tuple[int, int] = (224, 224)
@@ -58,10 +61,10 @@ class LiberoConfig:
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
-def evaluation_starts(num_tasks: int) -> list[tuple[int, int]]:
+def fixed_starts(num_tasks: int) -> list[tuple[int, int]]:
     """(task, seed) of the benchmark's episodes in its order: fifty of the first task, then of the next.
 
-    Pairs, not StartStates, since those need torch: [StartState(task=t, seed=s) for t, s in evaluation_starts(n)].
+    Pairs, not StartStates, since those need torch: [StartState(task=t, seed=s) for t, s in fixed_starts(n)].
     """
     return [(task, seed) for task in range(num_tasks) for seed in range(FIXED_STARTS)]
 

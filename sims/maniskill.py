@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.grasping import grasp_and_carry
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_process import WorkerConfig
@@ -27,6 +28,8 @@ INSTRUCTIONS = {
     "PushT-v1": "push the T onto its outline",
     "PokeCube-v1": "poke the cube with the peg",
 }
+
+ACTION_M = 0.1  # how far a full action of pd_ee_delta_pose moves the hand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,17 @@ class ManiSkill:
         state[:] = flat_state(self._observation)[0].numpy()
         if self.config.cameras:
             images[:] = render(self._env, self.config.cameras)[0].numpy()
+
+    @property
+    def demonstrates(self) -> bool:
+        return self.config.task == "PickCube-v1" and self.config.control_mode == "pd_ee_delta_pose"
+
+    def demonstrate(self) -> np.ndarray:
+        """PickCube: 7 numbers of pd_ee_delta_pose."""
+        env = self._env
+        tool, cube, goal = (pose.p[0].cpu().numpy() for pose in (env.agent.tcp.pose, env.cube.pose, env.goal_site.pose))
+        move, close = grasp_and_carry(tool=tool, thing=cube, goal=goal, holding=bool(env.agent.is_grasping(env.cube)))
+        return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [-1.0 if close else 1.0]])
 
     def close(self) -> None:
         self._env.close()

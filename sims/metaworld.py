@@ -92,6 +92,8 @@ class Metaworld:
             if self._env.data.camera(camera).xmat[7] < 0:  # its up axis points down: Meta-World hangs some this way
                 image[:] = image[::-1, ::-1].copy()
 
+    demonstrates = True  # for all fifty
+
     def demonstrate(self) -> np.ndarray:
         return np.clip(self._policies[self._task].get_action(self._observation), -1.0, 1.0)
 

@@ -17,6 +17,7 @@ from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 
 TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+STEADY = 2  # so many steps looked at one by one make the next look likely
 
 
 class ProcessPool:
@@ -25,6 +26,9 @@ class ProcessPool:
     A worker takes a whole chunk by itself and looks at its end, so a chunk costs one exchange and no row waits for
     another between steps. A worker that crashes, raises or exceeds its time-out is killed and started anew while the
     others go on; its chunk comes back invalid and truncated, ``failures`` tells what happened.
+
+    A caller that looks after every step would pay two exchanges for each. After two such steps the pool expects another
+    and lets the workers look along with the step; the first step that nobody looks at ends that.
     """
 
     def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
@@ -38,9 +42,12 @@ class ProcessPool:
         self.spec = _vector_spec(single, n)
         self._text = encode_text(single.tasks)
         self._starts = [StartState(task=0, seed=0)] * n
+        self._words = self._text[[0] * n]  # what each row is asked to do; replaced, never changed
         self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
         self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
         self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
+        self._unseen = 0  # steps since anybody looked
+        self._seen_in_a_row = 0  # steps that were looked at one by one
 
     @property
     def failures(self) -> Sequence[WorkerFailure]:
@@ -60,44 +67,38 @@ class ProcessPool:
                 self._starts[row] = waiting.pop(row)
             self._lost[answered] = self._fresh[answered] = False
             self._flags[answered] = self._memory.flags[answered]
+        self._words = self._text[[start.task for start in self._starts]]
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         blind = not self.spec.cameras  # then looking costs less than asking for it later
-        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind)
-        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
-        return Step(
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            intervened=torch.zeros_like(success),
-            valid=torch.from_numpy(~self._lost),
-        )
+        if self._unseen:
+            self._seen_in_a_row = 0
+        self._unseen += 1
+        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind or self._seen_in_a_row >= STEADY)
+        return Step(reward=reward, **self._outcome())
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
         """A whole chunk (sims/chunk.py); ``observe`` then hands out what the workers saw at its end."""
+        self._unseen = self._seen_in_a_row = 0
         reward, num_executed = self._execute(actions, gamma=gamma, look=True)
-        terminated, truncated, success = torch.from_numpy(self._flags.T.copy())
-        return ChunkStep(
-            reward=reward,
-            num_executed=num_executed,
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            intervened=torch.zeros_like(success),
-            valid=torch.from_numpy(~self._lost),
-        )
+        return ChunkStep(reward=reward, num_executed=num_executed, **self._outcome())
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
+        self._seen_in_a_row += self._unseen == 1
+        self._unseen = 0
         rows = self._rows(env_ids)
-        stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
-        if stale:
-            self._fresh[self._ask(stale, {"do": "look"})] = True
-        images, state = self._memory.images[rows], self._memory.state[rows]
-        blank = ~self._fresh[rows]
-        images[blank], state[blank] = 0, 0
-        text = self._text[[self._starts[row].task for row in rows]]
+        if not self._fresh.all():
+            stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
+            if stale:
+                self._fresh[self._ask(stale, {"do": "look"})] = True
+        if env_ids is None:
+            images, state, text = self._memory.images.copy(), self._memory.state.copy(), self._words
+        else:
+            images, state, text = self._memory.images[rows], self._memory.state[rows], self._words[rows]
+        if not self._fresh.all():
+            blank = ~self._fresh[rows]
+            images[blank], state[blank] = 0, 0
         return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), text=text)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -137,7 +138,18 @@ class ProcessPool:
         return list(range(self.spec.num_envs)) if env_ids is None else [int(row) for row in env_ids]
 
     def _moving(self) -> list[int]:
-        return np.flatnonzero(~self._flags[:, :SUCCESS].any(1)).tolist()
+        return np.flatnonzero(~(self._flags[:, TERMINATED] | self._flags[:, TRUNCATED])).tolist()
+
+    def _outcome(self) -> dict[str, Tensor]:
+        """The flags of Step and ChunkStep as they are now."""
+        flags = self._flags.T.copy()
+        return {
+            "terminated": torch.from_numpy(flags[TERMINATED]),
+            "truncated": torch.from_numpy(flags[TRUNCATED]),
+            "success": torch.from_numpy(flags[SUCCESS]),
+            "intervened": torch.from_numpy(np.zeros(len(flags[0]), dtype=bool)),
+            "valid": torch.from_numpy(~self._lost),
+        }
 
     def _reset_request(self, row: int, start: StartState) -> dict[str, Any]:
         if not 0 <= start.task < len(self.spec.tasks):
@@ -150,6 +162,8 @@ class ProcessPool:
     def _ask(self, rows: Sequence[int], request: dict[str, Any]) -> list[int]:
         """Rows that answered; the episodes of the others are lost."""
         answered = self._group.ask(dict.fromkeys(rows, request), timeout_s=self.workers.step_timeout_s)
+        if len(answered) == len(rows):
+            return answered
         lost = sorted(set(rows) - set(answered))
         running = [row for row in lost if not self._flags[row].any()]  # an episode that had ended keeps its outcome
         self._lost[running] = True
@@ -161,18 +175,20 @@ class ProcessPool:
         moving, memory = self._moving(), self._memory
         values = actions.detach().to("cpu", torch.float32).numpy()
         first = memory.elapsed.copy()
-        for row in moving:
-            room = memory.actions[row, first[row] : first[row] + values.shape[1]]
-            room[:] = values[row, : len(room)]
-        reward, executed = np.zeros_like(memory.reward), np.zeros_like(first)
+        horizon, room = values.shape[1], memory.actions.shape[1]
+        for row, begin in zip(moving, first[moving].tolist(), strict=True):
+            fits = min(horizon, room - begin)
+            memory.actions[row, begin : begin + fits] = values[row, :fits]
+        reward, executed = np.zeros(len(first), dtype=np.float32), np.zeros(len(first), dtype=np.int64)
         if moving:
             self._fresh[moving] = False
-            request = {"do": "advance", "count": values.shape[1], "gamma": gamma, "look": look}
+            request = {"do": "advance", "count": horizon, "gamma": gamma, "look": look}
             answered = self._ask(moving, request)
-            reward[answered] = memory.reward[answered]
-            executed[answered] = memory.elapsed[answered] - first[answered]
-            self._flags[answered] = memory.flags[answered]
-            self._fresh[answered] = look & ~self._flags[answered, TERMINATED]
+            rows = slice(None) if len(answered) == len(first) else answered  # a slice is much cheaper than indices
+            reward[rows] = memory.reward[rows]
+            executed[rows] = memory.elapsed[rows] - first[rows]
+            self._flags[rows] = memory.flags[rows]
+            self._fresh[rows] = ~self._flags[rows, TERMINATED] if look else False
         return torch.from_numpy(reward), torch.from_numpy(executed)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.grasping import grasp_and_carry
 from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco_variation import MujocoVariation, VariedModel
@@ -28,6 +29,8 @@ INSTRUCTIONS = {
     "TwoArmLift": "lift the pot with both arms",
     "TwoArmHandover": "hand the hammer from one arm to the other",
 }
+ACTION_M = 0.05  # how far a full action of the BASIC controller moves the hand
+LIFT = np.array([0.0, 0.0, 0.05])
 PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 
@@ -81,6 +84,7 @@ class Robosuite:
             fingerprint={name: importlib.metadata.version(name) for name in ("robosuite", "mujoco")},
         )
         self._low, self._high = self._env.action_spec
+        self.step(np.zeros(self.spec.action_dim, dtype=np.float32))  # compiles, for half a minute on a first start
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
@@ -103,6 +107,21 @@ class Robosuite:
         state[:] = self._state()
         if self.config.cameras:
             self._camera_of_now().render(self._env.sim.data._data, images)
+
+    @property
+    def demonstrates(self) -> bool:
+        single_arm_pose = len(self.config.robots) == 1 and self.spec.action_dim == 7
+        return self.config.task == "Lift" and self.config.controller == "BASIC" and single_arm_pose
+
+    def demonstrate(self) -> np.ndarray:
+        """Lift: 7 numbers of the BASIC controller (OSC pose and gripper)."""
+        env = self._env
+        cube = np.array(env.sim.data.body_xpos[env.cube_body_id])
+        holding = env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.cube)
+        move, close = grasp_and_carry(
+            tool=self._observation["robot0_eef_pos"], thing=cube, goal=cube + LIFT, holding=holding
+        )
+        return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [1.0 if close else -1.0]])
 
     def close(self) -> None:
         self._env.close()

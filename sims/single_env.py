@@ -66,7 +66,12 @@ class SingleEnv(Protocol):
 
 @runtime_checkable
 class DemonstratedSim(Protocol):
-    """A simulator that comes with a scripted demonstrator."""
+    """A simulator that comes with a scripted demonstrator, at least for some of its tasks."""
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there is one for what is configured."""
+        ...
 
     def demonstrate(self) -> np.ndarray:
         """The demonstrator's next action, float [A]; read only, the episode does not advance."""

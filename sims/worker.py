@@ -46,8 +46,9 @@ def main(control_fd: int) -> None:
 
 def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
     introduction = json.loads(requests.readline())
-    env, config = _make(introduction["module"], introduction["simulator"], introduction["config"])
-    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": isinstance(env, DemonstratedSim)})
+    env, config = make_simulator(introduction["module"], introduction["simulator"], introduction["config"])
+    demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
+    _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if not descriptors:  # the trainer is gone
         return
@@ -56,7 +57,7 @@ def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
     while line := requests.readline():
         request = json.loads(line)
         row.do(request)
-        _answer(control, {"id": request["id"]})
+        control.sendall(b'{"id": %d}\n' % request["id"])
     env.close()
 
 
@@ -64,12 +65,16 @@ class _Row:
     """Requests carried out on one simulator and its row of the shared memory."""
 
     def __init__(self, episode: Episode, memory: SharedRows, row: int) -> None:
-        self.env, self.episode, self.memory, self.row = episode.env, episode, memory, row
+        self.env, self.episode = episode.env, episode
+        self._actions, self._suggestion = memory.actions[row], memory.suggestion[row]
+        self._images, self._state = memory.images[row], memory.state[row]
+        self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[row]
+        self._row = row
 
     def do(self, request: dict[str, Any]) -> None:
         action = request["do"]
         if action == "reset":
-            replay = self.memory.actions[self.row, : request["replay"]].copy()
+            replay = self._actions[: request["replay"]].copy()
             self.episode.begin(task=request["task"], seed=request["seed"], replay=replay)
             self._publish(0.0)
         elif action == "advance":
@@ -78,17 +83,17 @@ class _Row:
             self._look()
         elif action == "demonstrate":
             assert isinstance(self.env, DemonstratedSim)
-            self.memory.suggestion[self.row] = self.env.demonstrate()
+            self._suggestion[:] = self.env.demonstrate()
         else:
             raise ValueError(f"unknown request {action!r}")
 
     def _advance(self, count: int, gamma: float, *, look: bool) -> None:
         first = self.episode.elapsed
         total, weight = 0.0, 1.0
-        for action in self.memory.actions[self.row, first : first + count]:
+        for action in self._actions[first : first + count]:
             total += weight * self.episode.step(action)
             weight *= gamma
-            self.memory.elapsed[self.row] = self.episode.elapsed
+            self._elapsed[self._row] = self.episode.elapsed
             if self.episode.standing:
                 break
         if look and not self.episode.terminated:
@@ -96,20 +101,20 @@ class _Row:
         self._publish(total)
 
     def _look(self) -> None:
-        self.env.observe(images=self.memory.images[self.row], state=self.memory.state[self.row])
+        self.env.observe(images=self._images, state=self._state)
 
     def _publish(self, reward: float) -> None:
         episode = self.episode
-        self.memory.reward[self.row] = reward
-        self.memory.elapsed[self.row] = episode.elapsed
-        self.memory.flags[self.row] = episode.terminated, episode.truncated, episode.success
+        self._reward[self._row] = reward
+        self._elapsed[self._row] = episode.elapsed
+        self._flags[:] = episode.terminated, episode.truncated, episode.success
 
 
 def _answer(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _make(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
+def make_simulator(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
     """The simulator and its configuration."""
     cls = getattr(importlib.import_module(module), simulator)
     config = restore(typing.get_type_hints(cls.__init__)["config"], settings)

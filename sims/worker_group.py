@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ from sims.errors import UserError
 from sims.latency import Latency
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
-from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, environment_of, interpreter_of
+from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, encode, environment_of, interpreter_of
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,12 @@ class WorkerGroup:
         """
         self._request += 1
         sent = [row for row in requests if self._ready[row]]  # the others are still starting after a failure
+        lines: dict[int, bytes] = {}  # rows mostly share one request, which is written once
         for row in sent:
-            self.workers[row].send({**requests[row], "id": self._request})
+            request = requests[row]
+            if id(request) not in lines:
+                lines[id(request)] = encode({**request, "id": self._request})
+            self.workers[row].send(lines[id(request)])
         answered = self._gather({row: requests[row]["do"] for row in sent}, timeout_s)
         for row in answered:
             if requests[row]["do"] == "advance":
@@ -121,35 +126,47 @@ class WorkerGroup:
     def _gather(self, doing: Mapping[int, str], timeout_s: float) -> set[int]:
         """The rows of ``doing`` (row -> what it was asked) that answered; the others failed and were replaced."""
         answered: set[int] = set()
-        pending = {row: (time.monotonic(), self._progress(row)) for row in doing}
+        done = b'{"id": %d}' % self._request
+        # The last first: it was asked last, so the others are mostly done when it answers, and this process wakes once
+        # instead of once per row, each time taking a core from a worker.
+        pending = list(doing)
+        clocks: dict[int, tuple[float, int]] = {}  # row -> since when it shows no progress
         while pending:
-            row = next(iter(pending))  # in order: waking for each answer would cost a switch per row
-            if not self.workers[row].has_answered(min(1.0, timeout_s / 4)):
-                self._check_clocks(pending, doing, timeout_s)
-                continue
+            row = pending[-1]
             try:
-                answer = self.workers[row].receive()
+                line = self.workers[row].receive(min(1.0, timeout_s / 4))
             except WorkerLost as lost:
                 self._replace(row, doing[row], str(lost))
-                del pending[row]
+                pending.pop()
                 continue
-            if "spec" in answer:
-                self._attach(row, answer)
-            elif answer["id"] != self._request:
+            if line is None:
+                for hung in self._hung(pending, clocks, timeout_s):
+                    pending.remove(hung)
+                    state = self.workers[hung].process_state()
+                    self._replace(hung, doing[hung], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
+                continue
+            if line != done and not self._introduced(row, json.loads(line)):
                 continue  # to a request that was interrupted
             answered.add(row)
-            del pending[row]
+            pending.pop()
         return answered
 
-    def _check_clocks(self, pending: dict[int, tuple[float, int]], doing: Mapping[int, str], timeout_s: float) -> None:
+    def _introduced(self, row: int, answer: dict[str, Any]) -> bool:
+        """Whether this answer is a new worker's first. Raises UserError with the text of one that gives up."""
+        if "error" in answer:
+            raise UserError(answer["error"])
+        if "spec" in answer:
+            self._attach(row, answer)
+        return "spec" in answer
+
+    def _hung(self, rows: Collection[int], clocks: dict[int, tuple[float, int]], timeout_s: float) -> list[int]:
+        """Rows without an answer or progress for ``timeout_s``; a clock starts when its row is first seen here."""
         now = time.monotonic()
-        for row, (since, progress) in list(pending.items()):
-            if self._progress(row) != progress:
-                pending[row] = (now, self._progress(row))
-            elif now - since > timeout_s:
-                state = self.workers[row].process_state()
-                self._replace(row, doing[row], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
-                del pending[row]
+        rows = [row for row in rows if not self.workers[row].has_answered]
+        for row in rows:
+            if row not in clocks or clocks[row][1] != self._progress(row):
+                clocks[row] = (now, self._progress(row))
+        return [row for row in rows if now - clocks[row][0] > timeout_s]
 
     def _progress(self, row: int) -> int:
         return 0 if self.memory is None else int(self.memory.elapsed[row])

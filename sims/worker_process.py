@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ for name, folder in json.loads(sys.argv[2]).items():
     spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
+"""
+WORK = """
 from sims.worker import main
 main(int(sys.argv[1]))
 """
@@ -55,7 +58,7 @@ class WorkerConfig:
     environment: str | None = None
     gl: Literal["egl", "osmesa", "glfw"] = "egl"
     devices: tuple[int, ...] = ()
-    start_timeout_s: float = 180.0
+    start_timeout_s: float = 600.0
     reset_timeout_s: float = 120.0
     step_timeout_s: float = 30.0
     max_failures_in_a_row: int = 3
@@ -75,10 +78,10 @@ class WorkerProcess:
         self._stderr = anonymous_file("stderr")
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         mine, theirs = socket.socketpair()
-        packages = {name: _folder(name) for name in {"sims", simulator.__module__.split(".")[0]}}
+        code, packages = bootstrap(simulator, WORK)
         with theirs:
             self._process = subprocess.Popen(
-                [interpreter, "-c", BOOTSTRAP, str(theirs.fileno()), json.dumps(packages)],
+                [interpreter, "-c", code, str(theirs.fileno()), packages],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
@@ -88,34 +91,42 @@ class WorkerProcess:
             )
         self.control = mine
         self.pid = self._process.pid
-        self._answers = mine.makefile("rb")
-        self._poll = select.poll()
-        self._poll.register(mine, select.POLLIN)
-        self.send(
-            {"module": simulator.__module__, "simulator": simulator.__qualname__, "config": dataclasses.asdict(config)}
-        )
+        self._received = b""
+        self._patience_s = 0.0
+        start = {"module": simulator.__module__, "simulator": simulator.__qualname__}
+        self.send(encode({**start, "config": dataclasses.asdict(config)}))
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """A process that is gone is noticed by ``receive``."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.control.sendall(json.dumps(message).encode() + b"\n")
-
-    def has_answered(self, timeout_s: float) -> bool:
-        """Wait until there is something to receive: an answer, or the end of the process."""
-        return bool(self._poll.poll(1000 * timeout_s))
-
-    def receive(self) -> dict[str, Any]:
-        """The next answer; call when it ``has_answered``. Raises WorkerLost, or UserError with the worker's text."""
+    def send(self, line: bytes) -> None:
         try:
-            line = self._answers.readline()
-        except ConnectionResetError:
-            line = b""
-        if not line.endswith(b"\n"):
-            raise WorkerLost(self._how_it_ended())
-        answer = json.loads(line)
-        if "error" in answer:
-            raise UserError(answer["error"])
-        return answer
+            self.control.sendall(line)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # that the process is gone is noticed by ``receive``
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether ``receive`` would return at once."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        return b"\n" in self._received or bool(poll.poll(0))
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """The next answer's line, or None if none came in ``timeout_s`` > 0. Raises WorkerLost at the process's end."""
+        if timeout_s != self._patience_s:  # the kernel's own time-out: one system call per answer, where poll needs two
+            whole, part = divmod(round(timeout_s * 1e6), 1_000_000)
+            self.control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, part))
+            self._patience_s = timeout_s
+        while b"\n" not in self._received:
+            try:
+                data = self.control.recv(1 << 16)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise WorkerLost(self._how_it_ended())
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
 
     def introduce(self, introduction: dict[str, Any]) -> SingleSpec:
         """What the worker said when it had made its simulator."""
@@ -138,7 +149,6 @@ class WorkerProcess:
             time.sleep(0.1)
         self._process.kill()
         self._process.wait()
-        self._answers.close()
         self.control.close()
         text = self.stderr_tail()
         os.close(self._stderr)
@@ -183,6 +193,16 @@ class WorkerProcess:
             return f"ended with exit code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+def bootstrap(simulator: type[SingleEnv], program: str) -> tuple[str, str]:
+    """The code for ``python -c`` that runs ``program`` with our packages, and its second argument."""
+    packages = {name: _folder(name) for name in ("sims", simulator.__module__.split(".")[0])}
+    return BOOTSTRAP + program, json.dumps(packages)
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _folder(package: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.bench import Measured
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_text
 
@@ -22,6 +23,35 @@ def run(name: str) -> dict[str, Any]:
     if name not in BENCHES:
         raise UserError(f"no benchmark {name!r}; there are: {', '.join(BENCHES)}")
     return {"bench": name, "machine": machine(), "rows": BENCHES[name]()}
+
+
+def run_simulator(
+    name: str, *, against: Sequence[str], num_envs: int, image_size: int, seconds: float
+) -> dict[str, Any]:
+    """``vla-rl bench sim --sim NAME``: our workers beside the peers', ratio = ours over theirs in this run.
+
+    ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
+    """
+    from sims.bench import compare
+    from sims.catalog import pooled
+
+    config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
+    rows = compared(compare(config, simulator, against=against, seconds=seconds))
+    seen = f"{image_size} x {image_size} RGB" if image_size else "state"
+    return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}
+
+
+def compared(measured: Sequence[Measured]) -> list[Row]:
+    """Speed and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
+    ours, rows = measured[0], []
+    for one in measured:
+        against = None if one.ours else f"{ours.name} / {one.name}"
+        speed, memory = (
+            (ours.steps_per_s / one.steps_per_s, ours.memory_mib / one.memory_mib) if against else (None, None)
+        )
+        rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed, against=against))
+        rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory, against=against))
+    return rows
 
 
 def machine() -> dict[str, Any]:

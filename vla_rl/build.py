@@ -1,18 +1,11 @@
-"""Configuration to objects: the only place that dispatches on a configuration's class."""
+"""Configuration to policy; sims/catalog.py does the same for simulators."""
 
 from __future__ import annotations
 
 import torch
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.vector_env import EnvSpec, VectorEnv
-
-SIMULATORS = {TabletopConfig: TabletopEnv}
-
-
-def make_env(config: TabletopConfig) -> VectorEnv:
-    return SIMULATORS[type(config)](config)
+from sims.vector_env import EnvSpec
 
 
 def make_policy(config: DenoisingPolicyConfig, spec: EnvSpec, *, seed: int) -> DenoisingPolicy:

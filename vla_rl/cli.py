@@ -66,8 +66,11 @@ class Eval:
     """a run folder or a bundle"""
     episodes: int = 200
     """episodes in total, spread evenly over the tasks"""
-    split: Literal["train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance"] | None = None
-    """a split of the simulator, for example ood_phrasing (default: the one trained on); starts are always held out"""
+    split: str | None = None
+    """a split of the simulator, for example ood_phrasing of tabletop or benchmark of libero (default: the one trained
+    on); starts are always held out"""
+    suites: tuple[str, ...] = ()
+    """of LIBERO: evaluate in these, EPISODES in each; all: the four of the papers' table"""
     words: Literal["given", "blank", "shuffled"] = "given"
     """what the policy reads: its instruction, nothing, or another episode's instruction"""
     seed: int = 0
@@ -77,7 +80,14 @@ class Eval:
     def run(self) -> None:
         from vla_rl.evaluate import evaluate_path
 
-        result = evaluate_path(self.path, episodes=self.episodes, split=self.split, seed=self.seed, words=self.words)
+        result = evaluate_path(
+            self.path,
+            episodes=self.episodes,
+            split=self.split,
+            seed=self.seed,
+            words=self.words,
+            suites=self.suites,
+        )
         if self.json:
             print(json.dumps(result))
         else:
@@ -164,12 +174,33 @@ class Bench:
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""
+    sim: str | None = None
+    """with sim: the simulator whose workers are measured beside other libraries' (default: the built-in suite alone)"""
+    against: tuple[str, ...] = ("gymnasium",)
+    """with --sim: gymnasium, stable-baselines3, libero"""
+    num_envs: int = 4
+    """with --sim: rows, each a process"""
+    image_size: int = 128
+    """with --sim: pixels of a side; 0: state alone"""
+    seconds: float = 5.0
+    """with --sim: how long each is measured, twice"""
     json: Json = False
 
     def run(self) -> None:
         from vla_rl import bench
 
-        result = bench.run(self.name)
+        if self.sim is None:
+            result = bench.run(self.name)
+        elif self.name == "sim":
+            result = bench.run_simulator(
+                self.sim,
+                against=self.against,
+                num_envs=self.num_envs,
+                image_size=self.image_size,
+                seconds=self.seconds,
+            )
+        else:
+            raise UserError(f"--sim belongs to 'bench sim', not to 'bench {self.name}'")
         if self.json:
             print(json.dumps(result))
         else:
@@ -180,14 +211,35 @@ class Bench:
 
 @dataclass(frozen=True)
 class Data:
-    """Look into an episode store: what it holds, whether it is whole, and rebuild its catalog."""
+    """Look into an episode store: what it holds, whether it is whole, rebuild its catalog, import demonstrations."""
 
-    verb: Positional[Literal["info", "verify", "rebuild"]]
+    verb: Positional[Literal["info", "verify", "rebuild", "import"]]
     path: Annotated[Positional[Path], arg(metavar="STORE")]
     """an episode store"""
+    source: Path | None = None
+    """import: a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set"""
+    camera: tuple[str, ...] = ()
+    """import: NAME=KEY, the simulator's camera and the recording's key of its pictures"""
+    state: tuple[str, ...] = ()
+    """import: the recording's keys that make the state, in order"""
+    task: str | None = None
+    """import: the task's name (default: the instruction)"""
+    instruction: str | None = None
+    """import: instead of the recording's"""
+    control_hz: float | None = None
+    """import: instead of the recording's"""
+    action_low: tuple[float, ...] = (-1.0,)
+    """import: what the recording calls our -1, one number or one per dimension"""
+    action_high: tuple[float, ...] = (1.0,)
+    """import: what the recording calls our 1"""
+    orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
+    """import: how the recording's pictures are turned to be the simulator's"""
     json: Json = False
 
     def run(self) -> None:
+        if self.verb == "import":
+            self._import()
+            return
         from episodes import maintenance
 
         do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
@@ -198,6 +250,26 @@ class Data:
             print("\n".join(f"{key}: {value}" for key, value in result.items()))
         if self.verb == "verify" and result["corrupt"]:
             raise SystemExit(1)
+
+    def _import(self) -> None:
+        from episodes.foreign import Mapped, import_episodes
+        from episodes.store import EpisodeStore
+
+        pairs = [pair.partition("=") for pair in self.camera]
+        if self.source is None or any(not key for _, _, key in pairs):
+            raise UserError("data import STORE needs --source FILE_OR_FOLDER, and every --camera as NAME=KEY")
+        mapped = Mapped(
+            cameras={name: key for name, _, key in pairs},
+            state=self.state,
+            task=self.task,
+            instruction=self.instruction,
+            control_hz=self.control_hz,
+            action_low=self.action_low,
+            action_high=self.action_high,
+            orientation=self.orientation,
+        )
+        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapped)
+        print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")
 
 
 @dataclass(frozen=True)

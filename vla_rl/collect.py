@@ -11,10 +11,10 @@ import torch
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
+from sims.catalog import make_env, split_of
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, VectorEnv
-from vla_rl.build import make_env
 from vla_rl.experiment import Experiment, Imitation
 from vla_rl.progress import progress
 
@@ -51,7 +51,7 @@ def demonstrate(
     noise = experiment.start.noise if isinstance(experiment.start, Imitation) else 0.0
     expert = env.expert(noise=noise, seed=experiment.seed)
     starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
-    recorder = RecordedEnv(env, store, source="expert", split=experiment.sim.split, keep=keep_successes)
+    recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
     with progress("demonstrate", episodes) as advance:
         run_expert(recorder, expert, starts, episodes=episodes, on_recorded=advance)
     return {"episodes": recorder.recorded, "attempts": recorder.ended}

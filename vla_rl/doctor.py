@@ -64,17 +64,10 @@ assert image.std() > 1, "the picture is blank"
 print(f"64 x 64 pixels in {{milliseconds:.1f}} ms")
 """
 PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
-OPTIONAL = {  # name -> module, and how to get it
-    "mujoco-warp": ("mujoco_warp", "pip install 'vla-rl[warp]'"),
-    "maniskill": ("mani_skill", "pip install mani_skill"),
-    "libero": (
-        "libero",
-        "pip install robosuite==1.4.0 bddl==1.0.1 easydict future cloudpickle termcolor"
-        " && pip install --no-deps hf-libero==0.1.4",
-    ),
-    "robosuite": ("robosuite", "pip install robosuite, in an environment without LIBERO: they need different versions"),
-    "metaworld": ("metaworld", "pip install metaworld"),
-    "isaaclab": ("isaaclab", "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU"),
+SIMULATOR_FIXES = {  # where the next step is another than installing it anew
+    "maniskill": "without an NVIDIA GPU it needs Mesa 25 or newer for Vulkan: see docs/simulators/maniskill.md",
+    "libero": "its objects and scenes are a separate download: see docs/simulators/libero.md",
+    "isaaclab": "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU",
 }
 
 
@@ -201,10 +194,9 @@ def check_renderers() -> list[Check]:
 
 
 def _warp() -> Check:
-    check = _importable("mujoco-warp")
-    if check["status"] != "ok":
-        return check
     fix = "pip install 'vla-rl[warp]'; the first step compiles its kernels, which can take minutes"
+    if importlib.util.find_spec("mujoco_warp") is None:
+        return {"name": "mujoco-warp", "status": "missing", "detail": "optional, not installed", "fix": fix}
     return _attempt("mujoco-warp", lambda: _in_process(STEP_WARP, timeout_s=600), fix=fix)
 
 
@@ -222,15 +214,32 @@ def _video() -> Check:
 
 
 def _simulators() -> list[Check]:
-    return [_importable(name) for name in OPTIONAL if name != "mujoco-warp"]
+    """Each installed one is started, stepped and looked at."""
+    from sims.catalog import SMALLEST
+
+    return [*(_simulator(name) for name in SMALLEST), *_physx_gpu()]
 
 
-def _importable(name: str) -> Check:
-    """Found, not imported: importing a simulator may start one."""
-    module, fix = OPTIONAL[name]
-    if importlib.util.find_spec(module) is None:
-        return {"name": name, "status": "missing", "detail": "optional, not installed", "fix": fix}
-    return {"name": name, "status": "ok", "detail": "installed", "fix": ""}
+def _simulator(name: str) -> Check:
+    from sims.catalog import first_steps, is_installed
+
+    fix = SIMULATOR_FIXES.get(name, f"vla-rl sims install {name}")
+    if not is_installed(name):
+        install = fix if name == "isaaclab" else f"vla-rl sims install {name}"
+        return {"name": name, "status": "missing", "detail": "optional, not installed", "fix": install}
+    return _attempt(name, lambda: first_steps(name), fix=fix)
+
+
+def _physx_gpu() -> list[Check]:
+    """Of interest where ManiSkill could use a GPU: SAPIEN fetches this library at its first use, if it can."""
+    import torch
+
+    if not torch.cuda.is_available() or importlib.util.find_spec("sapien") is None:
+        return []
+    found = sorted((Path.home() / ".sapien" / "physx").glob("*/libPhysXGpu_64.so"))
+    fix = "on a machine without a network, copy ~/.sapien/physx from one where backend: physx_cuda has run"
+    detail = str(found[-1]) if found else "SAPIEN will download it at its first use"
+    return [{"name": "physx-gpu", "status": "ok" if found else "missing", "detail": detail, "fix": fix}]
 
 
 def _disk() -> Check:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from policies.bundle import load_bundle
 from policies.policy import Policy
+from sims.catalog import SimulatorConfig, evaluation_starts, make_env, split_of, with_split
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.starts import StartSequence, Stream
-from sims.tabletop.tasks import Split
+from sims.libero import HORIZON, PUBLISHED, LiberoConfig
 from sims.vector_env import Observation, StartState, VectorEnv
-from vla_rl.build import make_env
 from vla_rl.progress import progress
 from vla_rl.run import load_experiment
 
@@ -121,36 +120,57 @@ def change_words(obs: Observation, words: Words, generator: torch.Generator) -> 
 def evaluate_policy(
     policy: Policy,
     env: VectorEnv,
+    starts: Sequence[StartState],
     *,
-    episodes: int,
     seed: int,
-    stream: Stream,
     stochastic: bool,
     words: Words = "given",
 ) -> dict[str, Any]:
-    """Summary of ``episodes`` starts of ``stream``; the same call gives the same numbers."""
-    starts = StartSequence(stream, seed=seed, num_tasks=len(env.spec.tasks)).take(episodes)
+    """Summary of ``starts``; the same call gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     outcome = run_episodes(env, actor(policy, generator, stochastic=stochastic, words=words), starts)
     return outcome.summary(env.spec.tasks)
 
 
 def evaluate_path(
-    path: Path, *, episodes: int, split: Split | None, seed: int, words: Words = "given"
+    path: Path,
+    *,
+    episodes: int,
+    split: str | None,
+    seed: int,
+    words: Words = "given",
+    suites: Sequence[str] = (),
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
 
-    A bundle alone is evaluated in the simulator of the run that it lies in.
+    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of LIBERO are evaluated one
+    after the other, ``episodes`` of each.
     """
     run_dir, bundle = locate(path)
     sim = load_experiment(run_dir).sim
-    env = make_env(sim if split is None else dataclasses.replace(sim, split=split))
+    sim = sim if split is None else with_split(sim, split)
     policy = load_bundle(bundle)
+    if not suites:
+        return evaluate_in(sim, policy, episodes=episodes, seed=seed, words=words)
+    if not isinstance(sim, LiberoConfig):
+        raise UserError(f"--suites: {run_dir} was trained in {sim.name}; only LIBERO comes in suites")
+    results = []
+    chosen: Sequence[Any] = PUBLISHED if tuple(suites) == ("all",) else suites
+    for suite in chosen:
+        if suite not in HORIZON:
+            raise UserError(f"--suites: LIBERO has no {suite!r}; it has {', '.join(HORIZON)}; 'all' is {PUBLISHED}")
+        one = dataclasses.replace(sim, suite=suite, tasks=(), max_steps=None)
+        results.append(evaluate_in(one, policy, episodes=episodes, seed=seed, words=words))
+    return join_suites(results)
+
+
+def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, words: Words) -> dict[str, Any]:
+    """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}."""
+    env = make_env(sim)
 
     def summary(*, stochastic: bool) -> dict[str, Any]:
-        return evaluate_policy(
-            policy, env, episodes=episodes, seed=seed, stream="evaluation", stochastic=stochastic, words=words
-        )
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+        return evaluate_policy(policy, env, starts, seed=seed, stochastic=stochastic, words=words)
 
     try:
         with progress("evaluate", 2) as advance:
@@ -162,10 +182,33 @@ def evaluate_path(
         env.close()
     return deployed | {
         "stochastic": {key: exploring[key] for key in ("success", "interval")},
+        "simulator": env.spec.name,
         "seed": seed,
-        "split": sim.split if split is None else split,
+        "split": split_of(sim),
         "words": words,
         "fingerprint": dict(env.spec.fingerprint),
+        **({"suites": {env.spec.name: deployed["success"]}} if isinstance(sim, LiberoConfig) else {}),
+    }
+
+
+def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Results of several suites as one, in which every episode counts alike."""
+    episodes = sum(result["episodes"] for result in results)
+
+    def pooled(part: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+        wins = sum(round(part(result)["success"] * result["episodes"]) for result in results)
+        return {"success": wins / episodes, "interval": list(wilson_interval(wins, episodes))}
+
+    return results[0] | {
+        **pooled(lambda result: result),
+        "episodes": episodes,
+        "per_task": {
+            f"{result['simulator']}: {task}": row for result in results for task, row in result["per_task"].items()
+        },
+        "mean_steps": sum(result["mean_steps"] * result["episodes"] for result in results) / episodes,
+        "stochastic": pooled(lambda result: result["stochastic"]),
+        "simulator": ", ".join(result["simulator"] for result in results),
+        "suites": {name: success for result in results for name, success in result["suites"].items()},
     }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from policies.denoising_policy import DenoisingPolicyConfig
+from sims.catalog import SimulatorConfig
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.grpo import GRPOConfig
@@ -54,7 +55,7 @@ class Experiment:
     """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops."""
 
     seed: int = 0
-    sim: TabletopConfig = field(default_factory=TabletopConfig)
+    sim: Annotated[SimulatorConfig, Field(discriminator="name")] = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
     algorithm: Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")] = field(default_factory=PPOConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

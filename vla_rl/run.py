@@ -81,6 +81,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        lock.close()
         raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
     if not config.exists():
         (directory / "command.txt").write_text(command + "\n")

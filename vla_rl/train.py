@@ -11,13 +11,16 @@ from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
 from policies.audit import StepDifference, audit_log_prob
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from sims.catalog import evaluation_starts, make_env
+from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BC
-from vla_rl.build import make_env, make_policy
+from vla_rl.build import make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
 from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
+from vla_rl.failures import FailureLog
 from vla_rl.film import film_tasks
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
@@ -29,17 +32,22 @@ from vla_rl.run import Run, git_revision, load_experiment, open_run, write_json
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
     run = open_run(experiment, run_dir, resume=resume, command=command)
-    env = make_env(experiment.sim)
-    try:
-        before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
-        run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
-        run.stage("reinforce", lambda: reinforce(run, env, Path(before)))
-        run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
-    finally:
-        env.close()
-    result = finish(run)
-    write_report(run.dir)
-    return result
+    with run.lock:
+        env = make_env(experiment.sim)
+        failures = FailureLog(run.dir, env)
+        try:
+            before = run.stage("imitate", lambda: imitate(run, env))["bundle"]
+            failures.write("imitation")
+            run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
+            failures.write("evaluation before")
+            run.stage("reinforce", lambda: reinforce(run, env, Path(before), failures))
+            run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
+        finally:
+            failures.write("at the end")
+            env.close()
+        result = finish(run)
+        write_report(run.dir)
+        return result
 
 
 # -- imitation ----------------------------------------------------------------------------------------------------
@@ -97,7 +105,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
 # -- reinforcement ------------------------------------------------------------------------------------------------
 
 
-def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
+def reinforce(run: Run, env: VectorEnv, start: Path, failures: FailureLog) -> dict[str, Any]:
     """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state."""
     experiment = run.experiment
     policy = load_bundle(start, action_dim=env.spec.action_dim, cameras=env.spec.cameras)
@@ -115,6 +123,8 @@ def reinforce(run: Run, env: VectorEnv, start: Path) -> dict[str, Any]:
             metrics = learner.iterate()
             if every and learner.iteration % every == 0:
                 metrics |= validate(learner, experiment)
+            if failed := failures.write(f"iteration {learner.iteration - 1}"):
+                metrics |= {"worker_failures": float(failed)}
             record.write(learner.iteration - 1, metrics)
             advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
             if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
@@ -150,12 +160,12 @@ def audit_run(run_dir: Path) -> list[StepDifference]:
 def validate(learner: Learner, experiment: Experiment) -> dict[str, float]:
     """The deployed policy on the validation stream, in the training environment; running episodes are put back."""
     held = learner.env.capture()
+    starts = StartSequence("validation", seed=experiment.evaluation.seed, num_tasks=len(learner.env.spec.tasks))
     summary = evaluate_policy(
         learner.deployed(),
         learner.env,
-        episodes=experiment.evaluation.validation_episodes,
+        starts.take(experiment.evaluation.validation_episodes),
         seed=experiment.evaluation.seed,
-        stream="validation",
         stochastic=False,
     )
     learner.collector.start(held)
@@ -172,14 +182,15 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
     """Deployed and exploring success on the held-out starts, and a video per task."""
     settings = run.experiment.evaluation
     policy = load_bundle(bundle)
+    starts = evaluation_starts(
+        run.experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
+    )
     with progress(f"evaluate {name}", 2) as advance:
         summaries = {}
         for kind, stochastic in (("deployed", False), ("stochastic", True)):
-            summaries[kind] = evaluate_policy(
-                policy, env, episodes=settings.episodes, seed=settings.seed, stream="evaluation", stochastic=stochastic
-            )
+            summaries[kind] = evaluate_policy(policy, env, starts, seed=settings.seed, stochastic=stochastic)
             advance(note=f"{kind} {summaries[kind]['success']:.3f}")
-    film_tasks(policy, run.experiment, run.videos, prefix={"before": "bc", "after": "rl"}[name])
+    film_tasks(policy, run.experiment, env, run.videos, prefix={"before": "bc", "after": "rl"}[name])
     return summaries
 
 

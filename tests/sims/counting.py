@@ -65,6 +65,8 @@ class Counting:
         images[:] = self.elapsed
         state[:] = self.position, self.elapsed, self.seed % 1009
 
+    demonstrates = True
+
     def demonstrate(self) -> np.ndarray:
         return np.array([self.sign, 0.0])
 

@@ -12,7 +12,7 @@ import torch
 
 from sims.errors import UserError
 from sims.install import interpreter
-from sims.libero import HORIZON, Libero, LiberoConfig, axis_angle, evaluation_starts, score_table
+from sims.libero import HORIZON, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
 from sims.process_pool import ProcessPool
 from sims.vector_env import StartState
 from tests.sims.libero_stand_in import package, stand_ins
@@ -35,7 +35,7 @@ def test_rotation_vectors() -> None:
 
 
 def test_evaluation_order() -> None:
-    starts = evaluation_starts(10)
+    starts = fixed_starts(10)
     assert len(starts) == 500
     assert starts[:2] == [(0, 0), (0, 1)]
     assert starts[50] == (1, 0)

@@ -148,6 +148,30 @@ def test_failing_look_spoils_the_chunk() -> None:
         assert env.observe().images[1].max() == 0
 
 
+def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
+    """A look that fails shows when it happens: with the step while every step is looked at, else not at all."""
+    with pool(num_envs=1, fault="look", goal=1e9, workers=QUICK) as env:
+        env.reset(start=starts(FAULT_SEED + 3))
+        for elapsed in (1, 2):
+            assert env.step(UP[None]).valid.all()
+            assert env.observe().state[0, 1] == elapsed
+        assert not env.step(UP[None]).valid.any()
+        env.observe()
+        env.reset(start=starts(FAULT_SEED + 4))
+        for _ in range(4):  # the first is still looked at, and nobody wants to see it
+            assert env.step(UP[None]).valid.all()
+        assert len(env.failures) == 1
+
+
+def test_a_row_that_is_done_may_wait_long_for_another() -> None:
+    """Its answer lies ready while the other steps on, which is no reason to think that it hangs."""
+    with pool(num_envs=2, goal=3.0, max_steps=250, step_s=0.02, workers=QUICK) as env:
+        env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=1)])
+        chunk = env.advance(UP.expand(2, 250, 2), 1.0)
+    assert chunk.num_executed.tolist() == [3, 250]
+    assert chunk.valid.all()
+
+
 def test_failure_again_and_again_stops_the_run() -> None:
     with pool(num_envs=1, fault="raise", workers=QUICK) as env:
         env.reset(start=starts(FAULT_SEED))

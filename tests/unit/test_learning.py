@@ -44,9 +44,8 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
 
 def success(policy: DenoisingPolicy, words: Words = "given") -> float:
     world = PointWorld(num_envs=50)
-    return evaluate_policy(policy, world, episodes=150, seed=0, stream="evaluation", stochastic=False, words=words)[
-        "success"
-    ]
+    starts = StartSequence("evaluation", seed=0, num_tasks=3).take(150)
+    return evaluate_policy(policy, world, starts, seed=0, stochastic=False, words=words)["success"]
 
 
 def test_without_its_words_the_policy_falls_to_chance(imitator: DenoisingPolicy) -> None:

@@ -36,6 +36,7 @@ def run_page(run: RunData) -> str:
         _learning(run),
         _films(run),
         _time(run),
+        _failures(run),
         _all_figures(run),
         _reproduce(run),
     ]
@@ -97,6 +98,28 @@ def _tasks(run: RunData) -> str:
         extra = f'<p class="note">{said}</p>'
     shown = figure("Success rate and 95 % interval", chart, colours)
     return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
+
+
+def _failures(run: RunData) -> str:
+    """Simulator processes that were replaced; their chunks were left out."""
+    if not run.failures:
+        return ""
+    head = '<tr><th>when</th><th class="n">row</th><th>doing</th><th>what happened</th></tr>'
+    rows = "".join(
+        f'<tr><td>{escape(str(one["stage"]))}</td><td class="n">{one["row"]}</td><td>{escape(one["request"])}</td>'
+        f"<td>{escape(one['cause'])}{_last_words(one['stderr'])}</td></tr>"
+        for one in run.failures
+    )
+    count = len(run.failures)
+    said = f"{count} simulator process{'es' * (count != 1)} failed and {'were' if count != 1 else 'was'} replaced; no "
+    note = f'<p class="note">{said}loss saw the chunks under way in them.</p>'
+    return section(
+        "Worker failures", [f'<div class="card"><div class="wide"><table>{head}{rows}</table></div>{note}</div>']
+    )
+
+
+def _last_words(stderr: str) -> str:
+    return f"<details><summary>its last words</summary><pre>{escape(stderr)}</pre></details>" if stderr else ""
 
 
 def per_task(run: RunData, key: str) -> dict[str, Rate]:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from sims.errors import UserError
+from vla_rl.failures import read_failures
 from vla_rl.metrics import read_metrics
 
 Points = list[tuple[float, float]]
@@ -34,7 +35,10 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """``metrics``: one record per iteration. ``result``: result.json, empty while the run goes on."""
+    """``metrics``: one record per iteration. ``failures``: simulators that were replaced.
+
+    ``result``: result.json, empty while the run goes on.
+    """
 
     name: str
     path: Path
@@ -44,6 +48,7 @@ class RunData:
     result: Mapping[str, Any]
     command: str
     videos: Mapping[str, Path]
+    failures: Sequence[Mapping[str, Any]] = ()
 
     @property
     def before(self) -> Rate | None:
@@ -92,6 +97,7 @@ def read_run(path: Path) -> RunData:
         result=result,
         command=_text(path / "command.txt").strip(),
         videos={video.stem: video for video in sorted((path / "videos").glob("*.mp4"))},
+        failures=read_failures(path),
     )
 
 

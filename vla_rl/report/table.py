@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sims.libero import score_table
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.page import duration
 from vla_rl.report.run_data import Rate, difference, read_run
@@ -25,7 +26,10 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
         rate = Rate.of(row)
         episodes = "" if rate.episodes is None else str(rate.episodes)
         table.add_row(escape(name), _percent(rate.success), _interval(rate), episodes)
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    if "suites" in result:
+        console.print("", score_table(result["suites"]), sep="\n", highlight=False, markup=False)
 
 
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:

@@ -1,0 +1,53 @@
+"""A worker that fails in a run is written down and shown in its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from sims.process_pool import ProcessPool
+from sims.vector_env import StartState
+from sims.worker_process import WorkerConfig
+from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
+from tests.worlds import ChainWorld
+from vla_rl.failures import FailureLog, read_failures
+from vla_rl.report import write_report
+
+
+def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    env = ProcessPool(CountingConfig(num_envs=2, fault="raise", workers=WorkerConfig()), Counting)
+    log = FailureLog(tmp_path, env)
+    try:
+        assert log.write("imitation") == 0
+        env.reset(start=[StartState(task=0, seed=1), StartState(task=0, seed=FAULT_SEED)])
+        env.step(torch.ones(2, 2))
+        assert [log.write("iteration 3"), log.write("at the end")] == [1, 0]
+    finally:
+        env.close()
+    (found,) = read_failures(tmp_path)
+    assert (found["stage"], found["row"], found["request"]) == ("iteration 3", 1, "advance")
+    assert "the gripper fell off" in found["stderr"]
+
+    page = write_report(tmp_path).read_text()
+    for words in (
+        "Worker failures",
+        "iteration 3",
+        "exit code 1",
+        "the gripper fell off",
+        "1 simulator process failed",
+    ):
+        assert words in page
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    record = {"stage": "x", "row": 0, "pid": 1, "request": "look", "cause": "y", "stderr": ""}
+    (tmp_path / "failures.jsonl").write_text(json.dumps(record) + '\n{"stage": "it')
+    assert read_failures(tmp_path) == [record]
+
+
+def test_worlds_that_cannot_fail_have_no_log(tmp_path: Path) -> None:
+    assert FailureLog(tmp_path, ChainWorld(num_envs=1)).write("imitation") == 0
+    assert not (tmp_path / "failures.jsonl").exists()

@@ -1,0 +1,56 @@
+"""`vla-rl eval --suites all` ends with the table that LIBERO's papers print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sims.errors import UserError
+from vla_rl.evaluate import evaluate_path, join_suites, wilson_interval
+from vla_rl.report.table import print_evaluation
+
+SCORES = {"libero_spatial": 8, "libero_object": 9, "libero_goal": 7, "libero_10": 4}
+
+
+def result(suite: str, wins: int) -> dict[str, Any]:
+    """Ten episodes of one task."""
+    rate = {"success": wins / 10, "interval": list(wilson_interval(wins, 10))}
+    return {
+        **rate, "episodes": 10, "per_task": {"pick it up": {**rate, "episodes": 10}}, "mean_steps": 100.0,
+        "stochastic": {**rate, "success": wins / 20}, "simulator": suite, "seed": 0, "split": "benchmark",
+        "words": "given", "fingerprint": {}, "suites": {suite: wins / 10},
+    }  # fmt: skip
+
+
+def test_four_suites_in_the_papers_layout() -> None:
+    joined = join_suites([result(suite, wins) for suite, wins in SCORES.items()])
+    assert joined["success"] == 0.7
+    assert joined["interval"] == list(wilson_interval(28, 40))
+    assert joined["episodes"] == 40
+    assert joined["stochastic"]["success"] == 0.35
+    assert joined["per_task"]["libero_goal: pick it up"]["success"] == 0.7
+    console = Console(record=True, width=120)
+    print_evaluation(joined, console)
+    header, _, values = console.export_text().splitlines()[-3:]
+    assert [cell.strip() for cell in header.split("|")] == ["Spatial", "Object", "Goal", "Long", "Average"]
+    assert [cell.strip() for cell in values.split("|")] == ["80.0", "90.0", "70.0", "40.0", "70.0"]
+
+
+def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
+    joined = join_suites([result(f"{suite} with stand-in assets", wins) for suite, wins in SCORES.items()])
+    console = Console(record=True, width=160)
+    print_evaluation(joined, console)
+    header = console.export_text().splitlines()[-3]
+    assert header.count("stand-in assets") == 4
+    assert "Average" not in header
+
+
+def test_suites_belong_to_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text("sim: {name: tabletop}\n")
+    (tmp_path / "bundle").mkdir()
+    monkeypatch.setattr("vla_rl.evaluate.load_bundle", lambda path: None)
+    with pytest.raises(UserError, match="only LIBERO comes in suites"):
+        evaluate_path(tmp_path, episodes=1, split=None, seed=0, suites=("all",))
