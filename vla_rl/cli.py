@@ -22,6 +22,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from sims.errors import UserError
+from vla_rl.commands.robot import Deploy, Export, FakeArm, Serve
 
 if TYPE_CHECKING:
     from vla_rl.experiment import Experiment
@@ -160,16 +161,18 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed, as ratios to a ceiling of the same run: sim, policy."""
+    """Measure speed, as ratios to a ceiling of the same run: sim, policy, latency, robot."""
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""
+    bundle: Annotated[Positional[Path | None], arg(metavar="BUNDLE")] = None
+    """what robot measures, and latency may (default: the default network)"""
     json: Json = False
 
     def run(self) -> None:
         from vla_rl import bench
 
-        result = bench.run(self.name)
+        result = bench.run(self.name, self.bundle)
         if self.json:
             print(json.dumps(result))
         else:
@@ -242,8 +245,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": Bench,
     "data": Data,
     "sims": Sims,
+    "serve": Serve,
+    "deploy": Deploy,
+    "fake-arm": FakeArm,
+    "export": Export,
 }
-Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims
+Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims | Serve | Deploy | FakeArm | Export
 
 
 def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:
