@@ -160,7 +160,7 @@ def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(server
 
 
 def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
-    """Same noise, same look: the tied actions come closer to the plan, by the true Jacobian another way than without."""
+    """Same noise, same look: the tied actions come closer to the plan, with the true Jacobian and without it."""
     chunks = {}
     for method in ("replace", "guided", "jacobian_free"):
         fresh = PolicyBackend(untrained(), fingerprint="untrained", seed=5)
