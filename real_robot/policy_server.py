@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -227,8 +228,13 @@ def act_of_openpi(fields: Mapping[str, Any], hello: Hello) -> Act:
 
 
 async def run_server(backend: Backend, config: ServerConfig, ready: Path | None = None) -> None:
-    """Serve until cancelled. ``ready``: a file that gets the port number once connections are accepted."""
+    """Serve until cancelled; the address goes to standard error.
+
+    ``ready``: a file that gets the port number once connections are accepted.
+    """
     async with PolicyServer(backend, config) as server:
+        scheme = "wss" if config.tls else "ws"
+        print(f"serving on {scheme}://{config.host}:{server.port}", file=sys.stderr, flush=True)
         if ready:
             ready.write_text(f"{server.port}\n")
         await asyncio.get_running_loop().create_future()

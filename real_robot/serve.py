@@ -60,8 +60,7 @@ def serve(
     except (OSError, ValueError) as error:
         raise RobotError(f"cannot serve: {error}") from error
     backend = load_backend(bundle, runtime)
-    scheme = "wss" if tls else "ws"
-    print(f"serving {bundle} on {scheme}://{host}:{port}, {runtime}; token in {token_file}", file=sys.stderr)
+    print(f"{bundle}, {runtime}; token in {token_file}", file=sys.stderr, flush=True)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_server(backend, config, ready))
 
