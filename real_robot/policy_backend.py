@@ -85,9 +85,12 @@ class ChunkBackend(ABC):
             )
 
     def _observation(self, question: Act) -> Observation:
-        images = [fit_image(question.images[camera], self.hello.image_size) for camera in self.hello.cameras]
+        hello = self.hello
+        images = torch.zeros(1, len(hello.cameras), *hello.image_size, 3, dtype=torch.uint8)
+        for place, camera in zip(images[0], hello.cameras, strict=True):
+            place.copy_(fit_image(question.images[camera], hello.image_size))
         return Observation(
-            images=torch.stack(images)[None],
+            images=images,
             state=torch.from_numpy(question.state.copy())[None],
             text=encode_text([question.instruction]),
         ).to(self.device)  # fmt: skip
