@@ -49,6 +49,7 @@ METHODS = ("prefix", "guided", "jacobian_free", "replace", "ensemble", "synchron
 DELAYS = (0, 1, 2, 4, 8)
 HORIZON, EXECUTE, MAX_DELAY = 16, 8, 8
 HZ, TICKS, HOLD = 20, 80, 10
+BATCH = 128
 
 START, POST, TARGET_X = np.array([0.42, 0.0]), np.array([0.5, 0.0]), 0.6  # [m]
 POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the tool's point may not enter, and what counts as on the target
@@ -109,16 +110,16 @@ def clone(seed: int, steps: int) -> DenoisingPolicy:
     """A small flow policy that may be given up to MAX_DELAY committed actions."""
     torch.manual_seed(seed)
     vla = VLAConfig(width=64, depth=2, action_horizon=HORIZON, action_patch=2, text_width=16, text_depth=1)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=MAX_DELAY), ROBOT)
+    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=MAX_DELAY, loss_draws=2), ROBOT)
     states, actions = demonstrations(1000, seed)
     policy.normalizer.fit(states.flatten(0, 1), actions.flatten(0, 1), quantiles=(0.0, 1.0))
     generator = torch.Generator().manual_seed(seed)
-    bc = BC(policy, BCConfig(steps=steps, batch_size=256), generator)
+    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), generator)
     for step in range(steps):
-        t = torch.randint(TICKS - HORIZON, (256,), generator=generator)
-        row = torch.randint(states.shape[1], (256,), generator=generator)
+        t = torch.randint(TICKS - HORIZON, (BATCH,), generator=generator)
+        row = torch.randint(states.shape[1], (BATCH,), generator=generator)
         window = actions[t[:, None] + torch.arange(HORIZON), row[:, None]]
-        metrics = bc.update(Batch(obs=observe(states[t, row]), action=window, mask=torch.ones(256, HORIZON)))
+        metrics = bc.update(Batch(obs=observe(states[t, row]), action=window, mask=torch.ones(BATCH, HORIZON)))
         if step % 200 == 0:
             print(f"step {step}: {metrics}", file=sys.stderr)
     return policy.eval()

@@ -51,8 +51,10 @@ def serve(
 
     ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS.
     """
+    from policies.bundle import read_bundle_info
     from real_robot.policy_server import ServerConfig, run_server
 
+    read_bundle_info(bundle)
     token_file = token_file or default_token_file()
     try:
         tls = _tls(certificate, key)
@@ -85,10 +87,10 @@ def default_token_file() -> Path:
     """~/.config/vla-rl/token, readable by its owner alone; made with a new token if it is not there."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "vla-rl"
     path = folder / "token"
-    with contextlib.suppress(FileExistsError):
+    if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(secrets.token_hex(16) + "\n")
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16) + "\n")
     return path
 
 
