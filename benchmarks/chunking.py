@@ -235,10 +235,9 @@ class Outcome:
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
-def episode(policy: DenoisingPolicy, method: str, delay: int, seed: int) -> Outcome:
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
     rng = np.random.default_rng([seed, 1])
     limits = load_limits(ROOT / "configs/robots/fake_arm.yaml")
-    backend = PolicyBackend(policy, fingerprint="", seed=seed)
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
     arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
@@ -274,7 +273,8 @@ def measure(policies: int, episodes: int, steps: int) -> list[Row]:
     for seed in range(policies):
         policy = clone(seed, steps)
         for (method, delay), cell in outcomes.items():
-            cell += [episode(policy, method, delay, 1000 * seed + i) for i in range(episodes)]
+            backend = PolicyBackend(policy, fingerprint="", seed=seed)
+            cell += [episode(backend, method, delay, 1000 * seed + i) for i in range(episodes)]
             print(f"{method} {delay}: {np.mean([o.success for o in cell]):.2f}", file=sys.stderr)
     rows: list[Row] = []
     for (method, delay), cell in outcomes.items():
