@@ -60,6 +60,17 @@ def denoise(
     return path, log_prob
 
 
+@torch.no_grad()
+def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+    """Where a deterministic kernel takes the noise ``x_1``: the end of the path alone. No graph."""
+    grid = kernel.grid(x_1.device)
+    x_t = x_1.unsqueeze(1)
+    for i in range(kernel.steps):
+        t, dt = grid[i].view(1, 1), (grid[i] - grid[i + 1]).view(1, 1)
+        x_t = kernel.transition(x_t, predict(x_t, t), t[..., None, None], dt[..., None, None]).mean
+    return x_t.squeeze(1)
+
+
 def path_transition(predict: Predict, kernel: Kernel, path: DenoisingPath) -> tuple[Transition, Tensor]:
     """The trained transitions of ``path`` ([B, S, H, A]) in one network call, and the states they led to."""
     x_t, x_next = _take(path.states, path.steps), _take(path.states, path.steps + 1)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from policies.denoise import Predict, denoise, path_transition
+from policies.denoise import Predict, denoise, integrate, path_transition
 from policies.kernels import (
     DDIMConfig,
     DDPMConfig,
@@ -149,7 +150,7 @@ class DenoisingPolicy(nn.Module):
         path, log_prob = denoise(
             self._predict(context),
             self.explore_kernel,
-            self._draw_noise(context, generator),
+            torch.randn(self._chunk_shape(context), generator=generator, device=context.tokens.device),
             generator,
             frozen_predict=self._predict(context, self.frozen_expert) if self.frozen_expert is not None else None,
         )
@@ -194,19 +195,47 @@ class DenoisingPolicy(nn.Module):
 
     @torch.no_grad()
     def act(
-        self, context: Context, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
+        self,
+        context: Context,
+        generator: torch.Generator,
+        prefix: Float[Tensor, "B P A"] | None = None,
+        *,
+        steer: Callable[[Predict], Predict] | None = None,
     ) -> Float[Tensor, "B H A"]:
         """Deployment: noise drawn once, then the deterministic flow. ``prefix``: actions already committed.
 
-        The prefix is held clean at t = 0 through every step and returned unchanged. Raises ValueError if it is longer
-        than the chunk, or than the prefixes this policy was trained with (``max_prefix``).
+        The prefix is held clean at t = 0 through every step and returned unchanged. ``steer`` wraps the network's
+        prediction, in normalised action space. Raises ValueError if the prefix is longer than the chunk, or than the
+        prefixes this policy was trained with (``max_prefix``).
         """
+        noise = torch.randn(self._chunk_shape(context), generator=generator, device=context.tokens.device)
+        if prefix is None:
+            return self.flow(context, noise, steer=steer)
+        length = prefix.shape[1]
+        if length > self.config.max_prefix:
+            raise ValueError(
+                f"prefix of {length} actions, but this policy was trained with at most max_prefix "
+                f"{self.config.max_prefix}; train with a larger max_prefix or commit fewer actions"
+            )
+        committed = nn.functional.pad(prefix, (0, 0, 0, self.action_horizon - length))
+        known = torch.arange(self.action_horizon, device=prefix.device) < length
+        return self.flow(context, noise, committed, known, steer=steer)
+
+    def flow(
+        self,
+        context: Context,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+        *,
+        steer: Callable[[Predict], Predict] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        """``act`` without chance: from given noise, and with ``committed`` actions where they are ``known``."""
         predict = self._predict(context)
-        if prefix is not None:
-            predict = self._with_prefix(predict, prefix)
-        path, _ = denoise(predict, self.act_kernel, self._draw_noise(context, generator), generator)
-        action = self._to_action(path.states[:, -1])
-        return action if prefix is None else torch.cat([prefix, action[:, prefix.shape[1] :]], dim=1)
+        if committed is not None and known is not None:
+            predict = _pin(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
+        action = self._to_action(integrate(steer(predict) if steer else predict, self.act_kernel, noise))
+        return action if committed is None or known is None else torch.where(known[:, None], committed, action)
 
     def _predict(self, context: Context, expert: ActionExpert | None = None) -> Predict:
         """The expert (default: the trained one) with this context bound."""
@@ -228,26 +257,8 @@ class DenoisingPolicy(nn.Module):
 
         return predict
 
-    def _with_prefix(self, predict: Predict, prefix: Float[Tensor, "B P A"]) -> Predict:
-        length = prefix.shape[1]
-        if length > self.config.max_prefix:
-            raise ValueError(
-                f"prefix of {length} actions, but this policy was trained with at most max_prefix "
-                f"{self.config.max_prefix}; train with a larger max_prefix or commit fewer actions"
-            )
-        clean = self.normalizer.normalize_action(prefix).unsqueeze(1)
-
-        def predict_postfix(x_t: Tensor, t: Tensor) -> Prediction:
-            pinned = torch.cat([clean, x_t[:, :, length:]], dim=2)
-            times = t.unsqueeze(-1).expand(len(x_t), -1, x_t.shape[2]).clone()
-            times[..., :length] = 0
-            return predict(pinned, times)
-
-        return predict_postfix
-
-    def _draw_noise(self, context: Context, generator: torch.Generator) -> Float[Tensor, "B H A"]:
-        shape = (len(context.tokens), self.action_horizon, self.action_dim)
-        return torch.randn(shape, generator=generator, device=context.tokens.device)
+    def _chunk_shape(self, context: Context) -> tuple[int, int, int]:
+        return len(context.tokens), self.action_horizon, self.action_dim
 
     def _to_action(self, x_0: Tensor) -> Tensor:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
@@ -262,6 +273,16 @@ class DenoisingPolicy(nn.Module):
             for module in (*self.vla.cameras, self.vla.expert):
                 module.compile()
             self._compiled = True
+
+
+def _pin(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[Tensor, " H"]) -> Predict:
+    """``predict`` with the ``known`` actions held clean, at t = 0."""
+
+    def predict_rest(x_t: Tensor, t: Tensor) -> Prediction:
+        times = torch.where(known, 0.0, t.unsqueeze(-1)).expand(len(x_t), -1, -1)
+        return predict(torch.where(known[:, None], clean, x_t), times)
+
+    return predict_rest
 
 
 def _no_prediction(x_t: Tensor, t: Tensor) -> Prediction:

@@ -106,7 +106,8 @@ class TextEncoder(nn.Module):
         code = text.long()
         letter = (code != 0) & (code != ord(" "))
         index = torch.arange(code.shape[1], device=code.device)
-        starts = torch.cummax(torch.where(letter, 0, index + 1), dim=1).values
+        # Where each byte's word starts: a running maximum, spelled so that ONNX has it too.
+        starts = (torch.where(letter, 0, index + 1)[:, None] * (index <= index[:, None])).amax(dim=2)
         place = (index - starts).clamp(0, self.max_letters - 1)
         first = letter & (torch.cat([torch.ones_like(letter[:, :1]), ~letter[:, :-1]], dim=1))
         word = (first.long().cumsum(1) - 1).clamp(0, self.max_words - 1)
@@ -257,11 +258,16 @@ class VLA(nn.Module):
 
         A batch repeats few instructions, so each is read once. An empty one gives zeros.
         """
-        unique, index = torch.unique(text, dim=0, return_inverse=True)
-        tokens, exists = self.text(unique)
+        if len(text) > 1:
+            unique, index = torch.unique(text, dim=0, return_inverse=True)
+            return self._read(unique)[index]
+        return self._read(text)
+
+    def _read(self, text: UInt8[Tensor, "B text_bytes"]) -> Float[Tensor, "B text_width"]:
+        tokens, exists = self.text(text)
         pooled = tokens.masked_fill(~exists.unsqueeze(-1), float("-inf")).amax(dim=1)
         pooled = torch.where(exists.any(dim=1, keepdim=True), pooled, 0.0)
-        return F.layer_norm(pooled, pooled.shape[-1:])[index]
+        return F.layer_norm(pooled, pooled.shape[-1:])
 
 
 class _ConvBlock(nn.Module):

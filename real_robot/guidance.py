@@ -7,7 +7,6 @@ is dx/dt, so the clean chunk predicted from x_t is x_t - t v, and the paper's co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import e, exp
 from typing import Literal
 
@@ -15,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Velocity = Callable[[Tensor, float], Tensor]  # x_t [B, H, A], t -> dx/dt [B, H, A]
+from policies.denoise import Predict
+from policies.kernels import Prediction
 
 
 def guidance_weights(horizon: int, *, delay: int, execute_steps: int, leftover: int) -> Float[Tensor, " H"]:
@@ -40,32 +40,34 @@ def guidance_weights(horizon: int, *, delay: int, execute_steps: int, leftover: 
 
 
 def guided(
-    velocity: Velocity,
+    predict: Predict,
     *,
-    previous: Float[Tensor, "B H A"],
+    previous: Float[Tensor, "B 1 H A"],
     weights: Float[Tensor, " H"],
     max_guidance: float = 5.0,
     jacobian: Literal["true", "identity"] = "true",
-) -> Velocity:
-    """``velocity`` steered towards ``previous`` where ``weights`` ask for it (the paper's guided inference).
+) -> Predict:
+    """``predict``, which gives velocities, steered towards ``previous`` where ``weights`` ask for it.
 
-    With the clean prediction c(x_t) = x_t - t v(x_t, t), the correction is a vector-Jacobian product,
-    (dc/dx_t)^T (weights * (previous - c)); ``jacobian="identity"`` drops dc/dx_t, which costs no backward pass and is
-    another method. ``previous`` must be in the space the policy denoises in; its values where weights are 0 are unused.
+    The paper's guided inference. With the clean prediction c(x_t) = x_t - t v(x_t, t), the correction is a
+    vector-Jacobian product, (dc/dx_t)^T (weights * (previous - c)); ``jacobian="identity"`` drops dc/dx_t, which
+    costs no backward pass and is another method. ``previous`` is in the space the policy denoises in; its values
+    where weights are 0 are unused.
     """
 
-    def steered(x_t: Tensor, t: float) -> Tensor:
+    def steered(x_t: Tensor, t: Tensor) -> Prediction:
+        time = float(t)
         if jacobian == "identity":
-            v = velocity(x_t, t)
-            correction = weights[:, None] * (previous - (x_t - t * v))
+            v = predict(x_t, t).target
+            correction = weights[:, None] * (previous - (x_t - time * v))
         else:
             with torch.enable_grad():
                 x = x_t.detach().requires_grad_(True)
-                v = velocity(x, t)
-                clean = x - t * v
+                v = predict(x, t).target
+                clean = x - time * v
                 error = weights[:, None] * (previous - clean.detach())
                 (correction,) = torch.autograd.grad(clean, x, error)
-        return v.detach() - guidance_strength(t, max_guidance) * correction
+        return Prediction(target=v.detach() - guidance_strength(time, max_guidance) * correction)
 
     return steered
 
@@ -74,11 +76,3 @@ def guidance_strength(t: float, max_guidance: float) -> float:
     """min(beta, (1 - tau) / (tau r^2)) with r^2 = (1 - tau)^2 / (tau^2 + (1 - tau)^2) tau = 1 - t; beta at the ends."""
     tau = 1.0 - t
     return max_guidance if tau * t <= 0.0 else min(max_guidance, (tau * tau + t * t) / (tau * t))
-
-
-def integrate(velocity: Velocity, noise: Float[Tensor, "B H A"], *, steps: int) -> Float[Tensor, "B H A"]:
-    """Euler from t = 1 to t = 0 in ``steps`` equal steps."""
-    x = noise
-    for k in range(steps):
-        x = x - velocity(x, 1.0 - k / steps) / steps
-    return x

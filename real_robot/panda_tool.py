@@ -1,7 +1,6 @@
 """The tabletop suite's Panda: tool motions in, tool pose out, on a real arm as in simulation.
 
-The same numbers as in ``sims.tabletop``: what one unit of action is, how far a target may lead the tool, and the same
-damped-least-squares step, so that a policy trained there finds its own arm here.
+The suite's own control law (``sims.tabletop.tool_control``), so that a policy trained there finds its own arm here.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.stopping import AxisLimits
-from sims.tabletop.env import LEASH, POSITION_SCALE, ROTATION_SCALE, WORKSPACE
 from sims.tabletop.episode import START_JOINTS
-from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
-from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN
+from sims.tabletop.kinematics import tool_orientation
+from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
 
 
 class PandaTool:
@@ -33,48 +31,25 @@ class PandaTool:
                 "embodiment panda_tool needs limits.joints in the order joint 1 to 7 (revolute), finger (prismatic); "
                 f"got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
             )
-        self._panda = Panda()
-        self._rest = torch.tensor(START_JOINTS, dtype=torch.float64)
-        self._workspace = torch.tensor(WORKSPACE, dtype=torch.float64)
-        self._position, self._rotation = torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
-        self._reference = self._rest
+        self._control = ToolControl()
+        self.begin([*START_JOINTS, 0.0])
 
     def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
-        position, rotation, _ = self._forward(joints)
+        tool = self._look(joints)
         finger = joints[7]
-        parts = [position, tool_orientation(rotation[None])[0], torch.tensor([finger, -finger], dtype=torch.float64)]
+        parts = [tool.position[0], tool_orientation(tool.rotation)[0], torch.tensor([finger, -finger]).double()]
         return np.asarray(torch.cat(parts).float().numpy())
 
     def begin(self, joints: Sequence[float]) -> None:
-        self._position, self._rotation, _ = self._forward(joints)
-        self._reference = torch.tensor(joints[:7], dtype=torch.float64)
+        tool = self._look(joints)
+        self._target = ToolTarget(position=tool.position, rotation=tool.rotation, joints=tool.joints)
 
     def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
-        tool, rotation, jacobian = self._forward(joints)
-        move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)
-        wanted = (self._position + POSITION_SCALE * move[:3]).clamp(self._workspace[0], self._workspace[1])
-        lead = _shorten(wanted - tool, LEASH[0])
-        turned = rotation_matrix(ROTATION_SCALE * move[None, 3:6])[0] @ self._rotation
-        turn = rotation_vector((turned @ rotation.T)[None])[0]
-        self._position = tool + lead
-        if turn.norm() < LEASH[1]:  # a turn beyond the leash is not taken; the rest of the action is
-            self._rotation = turned
-        error = torch.cat([lead, _shorten(turn, LEASH[1])])
-        self._reference = self._next_reference(torch.tensor(joints[:7], dtype=torch.float64), jacobian, error)
-        return [*self._reference.tolist(), FINGER_OPEN / 2 * (1.0 - float(move[6]))]
+        move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
+        self._target = self._control.next_target(self._target, move, self._look(joints))
+        return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
 
-    def _next_reference(self, arm: torch.Tensor, jacobian: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """As the suite's: the last reference is kept where the tool does not feel it."""
-        last = self._reference
-        posture = last - arm + 0.05 * (self._rest - last)
-        motion = arm + self._panda.solve(jacobian[None], error[None], posture[None])[0] - last
-        motion = motion / (motion.abs() / (self._panda.speed / CONTROL_HZ)).max().clamp(min=1.0)
-        return (last + motion).clamp(self._panda.low, self._panda.high)
-
-    def _forward(self, joints: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        position, rotation, jacobian = self._panda.forward(torch.tensor([joints[:7]], dtype=torch.float64))
-        return position[0], rotation[0], jacobian[0]
-
-
-def _shorten(vector: torch.Tensor, length: float) -> torch.Tensor:
-    return vector * (length / vector.norm().clamp(min=length))
+    def _look(self, joints: Sequence[float]) -> ToolState:
+        arm = torch.tensor([joints[:7]], dtype=torch.float64)
+        position, rotation, jacobian = self._control.panda.forward(arm)
+        return ToolState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)

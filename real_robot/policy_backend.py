@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from policies.denoising_policy import DenoisingPolicy
+from policies.denoise import Predict
+from policies.denoising_policy import DenoisingPolicy, RobotSpec
+from policies.objectives import FlowMatchingConfig
+from real_robot.chunk_scheduler import ChunkingMethod
+from real_robot.guidance import guidance_weights, guided
 from real_robot.wire import PROTOCOL, Act, Hello
 from sims.vector_env import Observation, encode_text
 
 
-class PolicyBackend:
-    """``fingerprint`` names the weights, for logs and for refusing an unexpected policy. Deterministic in ``seed``."""
+class ChunkBackend(ABC):
+    """What answers questions. Deterministic in ``seed``; ``methods`` are the ways of chunking it offers."""
 
-    def __init__(self, policy: DenoisingPolicy, *, fingerprint: str, seed: int = 0) -> None:
-        self._policy = policy.eval()
-        self._device = next(policy.parameters()).device
-        self._generator = torch.Generator(self._device).manual_seed(seed)
-        robot = policy.robot
-        self.hello = Hello(
-            protocol=PROTOCOL,
-            fingerprint=fingerprint,
-            action_horizon=policy.action_horizon,
-            action_dim=policy.action_dim,
-            state_dim=robot.state_dim,
-            cameras=list(robot.cameras),
-            image_size=list(robot.image_size),
-            control_hz=robot.control_hz,
-            max_prefix=policy.config.max_prefix,
-        )
-        self._warm_up()
+    methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble")
 
-    @torch.no_grad()
+    def __init__(self, hello: Hello, *, seed: int, device: torch.device | str = "cpu") -> None:
+        self.hello = hello
+        self.device = torch.device(device)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+
+    @abstractmethod
+    def chunk(
+        self, obs: Observation, noise: Float[Tensor, "1 H A"], planned: Float[Tensor, "1 H A"], question: Act
+    ) -> NDArray[np.float32]:
+        """[H, A] from ``noise``. ``planned``: the question's leftover actions, with zeros where there are none."""
+
     def act(self, question: Act) -> NDArray[np.float32]:
         """[H, A] in [-1, 1]. ValueError names what does not fit this policy."""
         self._check(question)
-        context = self._policy.encode(self._observation(question))
-        prefix = None
-        if question.method == "prefix" and question.delay:
-            prefix = torch.from_numpy(question.leftover[: question.delay].copy())[None].to(self._device)
-        actions = self._policy.act(context, self._generator, prefix)
-        return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32)
+        horizon, action_dim = self.hello.action_horizon, self.hello.action_dim
+        noise = torch.randn((1, horizon, action_dim), generator=self._generator, device=self.device)
+        planned = torch.zeros(1, horizon, action_dim)
+        planned[0, : len(question.leftover)] = torch.from_numpy(question.leftover.copy())
+        return self.chunk(self._observation(question), noise, planned.to(self.device), question)
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """Compile and allocate now, not while an arm waits: one chunk without and one with the longest prefix."""
         hello = self.hello
         height, width = hello.image_size
@@ -68,23 +70,95 @@ class PolicyBackend:
             raise ValueError(f"cameras {sorted(question.images)} were sent, this policy sees {sorted(hello.cameras)}")
         if len(question.state) != hello.state_dim:
             raise ValueError(f"a state of {len(question.state)} was sent, this policy has {hello.state_dim}")
-        if question.leftover.shape[1] != hello.action_dim:
-            raise ValueError(f"actions of {question.leftover.shape[1]} were sent, this policy has {hello.action_dim}")
+        leftover = question.leftover
+        if leftover.shape[1] != hello.action_dim or len(leftover) > hello.action_horizon:
+            raise ValueError(
+                f"leftover actions of shape {list(leftover.shape)} were sent, this policy has at most "
+                f"[{hello.action_horizon}, {hello.action_dim}]"
+            )
+        if question.method not in self.methods:
+            raise ValueError(f"this policy does not offer {question.method!r}; use one of {', '.join(self.methods)}")
         if question.method == "prefix" and question.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {question.delay} actions was sent, this policy was trained with at most "
                 f"{hello.max_prefix}; lower chunking.max_delay or use chunking.method: replace"
             )
-        if question.method in ("guided", "jacobian_free"):
-            raise ValueError(f"this policy does not offer {question.method!r}; use prefix, replace or ensemble")
 
     def _observation(self, question: Act) -> Observation:
-        images = [fit_image(question.images[camera], self.hello.image_size) for camera in self.hello.cameras]
+        hello = self.hello
+        images = torch.zeros(1, len(hello.cameras), *hello.image_size, 3, dtype=torch.uint8)
+        for place, camera in zip(images[0], hello.cameras, strict=True):
+            place.copy_(fit_image(question.images[camera], hello.image_size))
         return Observation(
-            images=torch.stack(images)[None],
+            images=images,
             state=torch.from_numpy(question.state.copy())[None],
             text=encode_text([question.instruction]),
-        ).to(self._device)  # fmt: skip
+        ).to(self.device)  # fmt: skip
+
+
+class PolicyBackend(ChunkBackend):
+    """The policy as torch runs it; ``compiled``: through torch.compile, which needs a C++ compiler or a CUDA GPU.
+
+    ``fingerprint`` names the weights, for logs and for refusing an unexpected policy.
+    """
+
+    def __init__(self, policy: DenoisingPolicy, *, fingerprint: str, seed: int = 0, compiled: bool = False) -> None:
+        hello = describe(
+            policy.robot,
+            fingerprint=fingerprint,
+            action_horizon=policy.action_horizon,
+            max_prefix=policy.config.max_prefix,
+        )
+        super().__init__(hello, seed=seed, device=next(policy.parameters()).device)
+        self._policy = policy.eval()
+        if isinstance(policy.config.objective, FlowMatchingConfig):  # guidance steers velocities
+            self.methods = (*self.methods, "guided", "jacobian_free")
+        if compiled:
+            for module in (*policy.vla.cameras, policy.vla.expert):
+                module.compile()
+        self.warm_up()
+
+    @torch.no_grad()
+    def chunk(self, obs: Observation, noise: Tensor, planned: Tensor, question: Act) -> NDArray[np.float32]:
+        policy = self._policy
+        context = policy.encode(obs)
+        if question.method == "prefix" and question.delay:
+            known = torch.arange(policy.action_horizon, device=self.device) < question.delay
+            actions = policy.flow(context, noise, planned, known)
+        else:
+            actions = policy.flow(context, noise, steer=self._steering(planned, question))
+        return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32)
+
+    def _steering(self, planned: Tensor, question: Act) -> Callable[[Predict], Predict] | None:
+        if question.method not in ("guided", "jacobian_free") or not len(question.leftover):
+            return None
+        weights = guidance_weights(
+            self.hello.action_horizon,
+            delay=question.delay,
+            execute_steps=question.execute_steps,
+            leftover=len(question.leftover),
+        )
+        return partial(
+            guided,
+            previous=self._policy.normalizer.normalize_action(planned).unsqueeze(1),
+            weights=weights.to(self.device),
+            jacobian="true" if question.method == "guided" else "identity",
+        )
+
+
+def describe(robot: RobotSpec, *, fingerprint: str, action_horizon: int, max_prefix: int) -> Hello:
+    """What a server says of its policy."""
+    return Hello(
+        protocol=PROTOCOL,
+        fingerprint=fingerprint,
+        action_horizon=action_horizon,
+        action_dim=robot.action_dim,
+        state_dim=robot.state_dim,
+        cameras=list(robot.cameras),
+        image_size=list(robot.image_size),
+        control_hz=robot.control_hz,
+        max_prefix=max_prefix,
+    )
 
 
 def fit_image(image: NDArray[np.uint8], size: list[int]) -> Tensor:

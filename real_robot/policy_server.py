@@ -2,7 +2,7 @@
 
 Inference is one thread, so two questions never slow each other down; of every client only the newest waiting question
 is kept, an older one is refused as superseded. Clients that speak openpi's websocket protocol are served too: an
-observation map without ``type``, answered by ``{"actions": [H, A]}``.
+observation map without ``type``, answered by ``{"actions": [H, A]}``, or by text that says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -195,11 +196,14 @@ class PolicyServer:
             await connection.send(pack(Chunk(id=question.id, actions=actions, inference_s=inference_s)))
 
     async def _refuse(self, connection: ServerConnection, data: bytes, reason: str) -> None:
+        """openpi's clients take text for an error, ours take ``Refused``."""
         self.metrics.refused += 1
-        identity: object = None
+        fields: dict[str, Any] = {"type": "unreadable"}
         with contextlib.suppress(WireError):
-            identity = unpack_map(data).get("id")
-        await connection.send(pack(Refused(id=identity if isinstance(identity, int) else -1, reason=reason)))
+            fields = unpack_map(data)
+        identity = fields.get("id")
+        refused = Refused(id=identity if isinstance(identity, int) else -1, reason=reason)
+        await connection.send(pack(refused) if "type" in fields else reason)
 
 
 def act_of_openpi(fields: Mapping[str, Any], hello: Hello) -> Act:
@@ -224,8 +228,13 @@ def act_of_openpi(fields: Mapping[str, Any], hello: Hello) -> Act:
 
 
 async def run_server(backend: Backend, config: ServerConfig, ready: Path | None = None) -> None:
-    """Serve until cancelled. ``ready``: a file that gets the port number once connections are accepted."""
+    """Serve until cancelled; the address goes to standard error.
+
+    ``ready``: a file that gets the port number once connections are accepted.
+    """
     async with PolicyServer(backend, config) as server:
+        scheme = "wss" if config.tls else "ws"
+        print(f"serving on {scheme}://{config.host}:{server.port}", file=sys.stderr, flush=True)
         if ready:
             ready.write_text(f"{server.port}\n")
         await asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
 from real_robot.kinematics import JointFrame, ToolPoint, Vector
-from real_robot.stopping import STILL, Axis, AxisLimits
+from real_robot.stopping import STILL, Axis, AxisLimits, Stop, stop_length
 
 Rejection = Literal[  # the whole command is dropped and every joint brakes
     "stopped",
@@ -105,6 +105,8 @@ class SafetyFilter:
         self.limits = limits
         self.dt = 1.0 / limits.command_hz
         self._axes = [Axis(axis, self.dt) for axis in limits.axes]
+        self._steps = [axis.step_from_measured for axis in limits.axes]
+        self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
         box = limits.workspace
         self._tool = ToolPoint(box.frames, box.tool, limits.axes) if box else None
         self._stop_reason: str | None = None
@@ -171,8 +173,8 @@ class SafetyFilter:
         rejection = self._rejection(command, measured, now_s)
         if rejection is None:
             assert command is not None
-            state = self._follow(command.positions, events)
-            rejection = self._leaves_workspace(state) if self._tool else None
+            state, stops = self._follow(command.positions, events)
+            rejection = self._leaves_workspace(state, stops) if self._tool else None
         accepted = rejection is None
         if rejection is not None:
             events.append(rejection)
@@ -242,65 +244,65 @@ class SafetyFilter:
             return SafetyEvent("measurement_stale", None, age, limits.max_measurement_age_s)
         if not len(command.positions) == len(measured.positions) == len(limits.axes):
             return SafetyEvent("joint_count", None, len(command.positions), len(limits.axes))
-        for i, (axis, q, m) in enumerate(zip(limits.axes, command.positions, measured.positions, strict=True)):
-            if not abs(q - m) <= axis.step_from_measured:
+        for i, (step, q, m) in enumerate(zip(self._steps, command.positions, measured.positions, strict=True)):
+            if not -step <= q - m <= step:
                 finite = isfinite(q) and isfinite(m)
-                return SafetyEvent("step_from_measured" if finite else "not_finite", i, q - m, axis.step_from_measured)
+                return SafetyEvent("step_from_measured" if finite else "not_finite", i, q - m, step)
         return self._contact(measured.residuals)
 
     def _contact(self, residuals: Sequence[float] | None) -> SafetyEvent | None:
         """A residual above its limit, or one that has a limit and was not measured."""
-        for i, axis in enumerate(self.limits.axes):
-            if axis.contact_residual is not None:
-                residual = residuals[i] if residuals is not None and i < len(residuals) else nan
-                if not abs(residual) <= axis.contact_residual:
-                    return SafetyEvent("contact", i, residual, axis.contact_residual)
+        for i, limit in self._residuals:
+            residual = residuals[i] if residuals is not None and i < len(residuals) else nan
+            if not -limit <= residual <= limit:
+                return SafetyEvent("contact", i, residual, limit)
         return None
 
-    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> State:
-        """Each joint to its wanted position if the limits allow, else as close as they do."""
+    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> tuple[State, list[Stop]]:
+        """Each joint to its wanted position if the limits allow, else as close as they do; and its stop from there."""
         dt = self.dt
-        positions, speeds, accels = [], [], []
-        old_positions, old_speeds, old_accels = self._state
-        for i, axis in enumerate(self._axes):
-            target = wanted[i]
+        positions, speeds, accels, stops = [], [], [], []
+        joints = zip(self._axes, wanted, *self._state, self._catching_up, strict=True)
+        for i, (axis, target, old_position, old_speed, old_accel, catching_up) in enumerate(joints):
             if not axis.low - _SLACK <= target <= axis.high + _SLACK:
                 bound = axis.low if target < axis.low else axis.high
                 events.append(SafetyEvent("position", i, target, bound))
                 target = bound
-            speed = (target - old_positions[i]) / dt
-            accel = (speed - old_speeds[i]) / dt
+            speed = (target - old_position) / dt
+            accel = (speed - old_speed) / dt
             if (
-                self._catching_up[i]
+                catching_up
                 or not -axis.max_accel <= accel <= axis.max_accel
-                or not -axis.max_accel_step <= accel - old_accels[i] <= axis.max_accel_step
-                or not axis.viable(target, speed, accel, _SLACK)
+                or not -axis.max_accel_step <= accel - old_accel <= axis.max_accel_step
+                or not axis.viable(target, stop := axis.stop(speed, accel), _SLACK)
             ):
-                target, speed, accel = self._catch_up(i, target, speed, accel, events)
+                target, speed, accel, stop = self._catch_up(i, target, speed, accel, events)
             positions.append(target)
             speeds.append(speed)
             accels.append(accel)
-        return positions, speeds, accels
+            stops.append(stop)
+        return (positions, speeds, accels), stops
 
     def _catch_up(
         self, i: int, target: float, speed: float, accel: float, events: list[SafetyEvent]
-    ) -> tuple[float, float, float]:
+    ) -> tuple[float, float, float, Stop]:
         """Joint ``i`` towards a target it cannot, or should not yet, reach in this tick.
 
         Reaching it is put off until the next tick can also take on the target's own speed: jumping onto it any
         sooner would throw the joint past it.
         """
         axis, dt = self._axes[i], self.dt
-        q, v, a = (values[i] for values in self._state)
-        previous = max(axis.low, min(axis.high, self._targets[i]))
-        target_speed = max(-axis.max_speed, min(axis.max_speed, (target - previous) / dt))
+        positions, speeds, accels = self._state
+        q, v, a = positions[i], speeds[i], accels[i]
+        target_speed = (target - min(max(self._targets[i], axis.low), axis.high)) / dt
+        target_speed = min(max(target_speed, -axis.max_speed), axis.max_speed)
         reason, value, limit = _first_broken(axis, target, speed, accel, a)
         if reason is None:
             settling = (target_speed - speed) / dt
             room = min(axis.max_accel, axis.max_accel_step)
             if abs(settling) <= room and abs(settling - accel) <= axis.max_accel_step:
                 self._catching_up[i] = False
-                return target, speed, accel
+                return target, speed, accel, axis.stop(speed, accel)
             reason, value, limit = "catching_up", target - q, 0.0
         self._catching_up[i] = True
         events.append(SafetyEvent(reason, i, value, limit))
@@ -308,27 +310,35 @@ class SafetyFilter:
         position = q + (v + closer * dt) * dt
         speed = (position - q) / dt
         accel = (speed - v) / dt
-        if axis.viable(position, speed, accel, 0.0):
-            return position, speed, accel
-        return _brake_joint(axis, q, v, a)
+        if axis.viable(position, stop := axis.stop(speed, accel), 0.0):
+            return position, speed, accel, stop
+        position, speed, accel = _brake_joint(axis, q, v, a)
+        return position, speed, accel, axis.stop(speed, accel)
 
-    def _leaves_workspace(self, state: State) -> SafetyEvent | None:
+    def _leaves_workspace(self, state: State, stops: Sequence[Stop]) -> SafetyEvent | None:
         """Whether the tool would be outside the box at this tick or at any tick of the stop that follows it.
 
-        A tool ``depth`` inside the box stays there until the joints can have thrown it that far, so the stop path is
-        followed only where the joints' longest levers leave a doubt, and the tool is located only now and then.
+        A joint that moves by x moves the tool by at most its lever times x. So a tool that is deeper inside the box
+        than the whole stop can throw it stays there, and so does one on its way between two points that are, together,
+        deeper than the way is long. The stop is followed, tick by tick, only where both leave a doubt.
         """
         assert self._tool is not None
         reach = self._tool.reach
-        throw = thrown = located_at = 0.0
-        for axis, lever, speed, accel in zip(self._axes, reach, *state[1:], strict=True):
-            throw += lever * (axis.travel_bound(speed, accel) + axis.travel_bound(-speed, -accel))
         depth = self._depth(state[0])
-        while depth >= 0.0 and located_at + depth < throw and (any(state[1]) or any(state[2])):
-            state = self._braked(state)
-            thrown += self.dt * sum([lever * abs(speed) for lever, speed in zip(reach, state[1], strict=True)])
-            if thrown - located_at > 0.5 * depth:
-                depth, located_at = self._depth(state[0]), thrown
+        throw = 0.0
+        for lever, (lowest, highest, _, _) in zip(reach, stops, strict=True):
+            throw += lever * (highest - lowest)
+        if 0.0 <= depth < throw:
+            depth_at_end = self._depth([q + end for q, (_, _, end, _) in zip(state[0], stops, strict=True)])
+            if depth_at_end < 0.0:
+                depth = depth_at_end
+            way = sum([lever * stop_length(stop) for lever, stop in zip(reach, stops, strict=True)])
+            thrown = 0.0  # since the tool was last located
+            while depth >= 0.0 and depth + depth_at_end < way and (any(state[1]) or any(state[2])):
+                state = self._braked(state)
+                thrown += self.dt * sum([lever * abs(speed) for lever, speed in zip(reach, state[1], strict=True)])
+                if thrown > 0.5 * depth:
+                    depth, way, thrown = self._depth(state[0]), way - thrown, 0.0
         return SafetyEvent("workspace", None, depth, 0.0) if depth < 0.0 else None
 
     def _depth(self, positions: Sequence[float]) -> float:
@@ -341,9 +351,13 @@ class SafetyFilter:
 
     def _braked(self, state: State) -> State:
         """The next state of the stop law, every joint."""
-        joints = [_brake_joint(axis, *joint) for axis, *joint in zip(self._axes, *state, strict=True)]
-        positions, speeds, accels = zip(*joints, strict=True)
-        return list(positions), list(speeds), list(accels)
+        positions, speeds, accels = [], [], []
+        for axis, q, v, a in zip(self._axes, *state, strict=True):
+            position, speed, accel = _brake_joint(axis, q, v, a)
+            positions.append(position)
+            speeds.append(speed)
+            accels.append(accel)
+        return positions, speeds, accels
 
     def _commit(self, state: State, targets: Sequence[float], *, accepted: bool) -> None:
         self._state = state
@@ -354,10 +368,11 @@ class SafetyFilter:
 
 def _brake_joint(axis: Axis, q: float, v: float, a: float) -> tuple[float, float, float]:
     """Position, speed and acceleration after one tick of the stop law; exactly still at its end."""
-    step = (v + axis.stop(v, a) * axis.dt) * axis.dt
+    dt = axis.dt
+    step = (v + axis.accelerate(-v, a) * dt) * dt
     position = q + step if abs(step) > STILL else q
-    speed = (position - q) / axis.dt
-    return position, speed, (speed - v) / axis.dt
+    speed = (position - q) / dt
+    return position, speed, (speed - v) / dt
 
 
 def _first_broken(
@@ -370,6 +385,6 @@ def _first_broken(
         return "acceleration", accel, axis.max_accel
     if not -axis.max_accel_step <= accel - old_accel <= axis.max_accel_step:
         return "jerk", (accel - old_accel) / axis.dt, axis.max_accel_step / axis.dt
-    if not axis.viable(target, speed, accel, _SLACK):
+    if not axis.viable(target, axis.stop(speed, accel), _SLACK):
         return "braking_distance", target, axis.high if speed > 0.0 else axis.low
     return None, 0.0, 0.0

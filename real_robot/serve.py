@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -18,11 +19,17 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
+from typing import TYPE_CHECKING, Literal, get_args
 
 from real_robot.robot_file import load_robot
 from sims.errors import UserError
 
+if TYPE_CHECKING:
+    from real_robot.policy_backend import ChunkBackend
+
 START_S = 120.0
+Runtime = Literal["eager", "compiled", "onnx"]
 
 
 class RobotError(UserError):
@@ -30,32 +37,85 @@ class RobotError(UserError):
 
 
 def serve(
-    bundle: Path, *, host: str = "127.0.0.1", port: int = 8720, token_file: Path, ready: Path | None = None
+    bundle: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8720,
+    token_file: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    runtime: Runtime = "eager",
+    ready: Path | None = None,
 ) -> None:
-    """Serve ``bundle`` until interrupted. ``ready``: a file that gets the port once connections are accepted."""
-    import torch
+    """Serve ``bundle`` until interrupted. ``ready``: a file that gets the port once connections are accepted.
 
-    from policies.bundle import load_bundle, read_bundle_info
-    from real_robot.policy_backend import PolicyBackend
+    ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS.
+    """
+    from policies.bundle import read_bundle_info
     from real_robot.policy_server import ServerConfig, run_server
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    read_bundle_info(bundle)
+    token_file = token_file or default_token_file()
     try:
-        config = ServerConfig(host=host, port=port, token=token_file.read_text().strip())
+        tls = _tls(certificate, key)
+        config = ServerConfig(host=host, port=port, token=token_file.read_text().strip(), tls=tls)
     except (OSError, ValueError) as error:
         raise RobotError(f"cannot serve: {error}") from error
-    backend = PolicyBackend(load_bundle(bundle, device=device), fingerprint=read_bundle_info(bundle).sha256)
-    print(f"serving {bundle} on ws://{host}:{port}, {device}", file=sys.stderr)
+    backend = load_backend(bundle, runtime)
+    print(f"{bundle}, {runtime}; token in {token_file}", file=sys.stderr, flush=True)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_server(backend, config, ready))
 
 
+def load_backend(bundle: Path, runtime: Runtime) -> ChunkBackend:
+    """What answers with ``bundle``'s actions: torch as it is, through torch.compile, or ONNX Runtime."""
+    import torch
+
+    from policies.bundle import load_bundle, read_bundle_info
+    from real_robot.policy_backend import PolicyBackend
+
+    if runtime == "onnx":
+        from real_robot.onnx_backend import OnnxBackend
+
+        return OnnxBackend(bundle)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = load_bundle(bundle, device=device)
+    return PolicyBackend(policy, fingerprint=read_bundle_info(bundle).sha256, compiled=runtime == "compiled")
+
+
+def default_token_file() -> Path:
+    """~/.config/vla-rl/token, readable by its owner alone; made with a new token if it is not there."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "vla-rl"
+    path = folder / "token"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16) + "\n")
+    return path
+
+
+def _tls(certificate: Path | None, key: Path | None) -> SSLContext | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ValueError("TLS needs both a certificate and its key")
+    context = SSLContext(PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 def deploy(
-    bundle: Path, *, robot: Path, instruction: str, url: str | None = None, token_file: Path | None = None
+    bundle: Path,
+    *,
+    robot: Path,
+    instruction: str,
+    url: str | None = None,
+    token_file: Path | None = None,
+    runtime: Runtime = "eager",
 ) -> int:
     """Drive the robot of the file ``robot`` with ``bundle``, until SIGINT or SIGTERM; brakes and holds, returns 0.
 
-    ``url`` and ``token_file``: a server that runs already; without them one is started here, on loopback.
+    ``url`` and ``token_file``: a server that runs already; without a url one is started here, on loopback.
     """
     require_ros()
     _check(bundle, robot)
@@ -64,10 +124,10 @@ def deploy(
     with contextlib.ExitStack() as stack:
         if url is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            url, token_file = stack.enter_context(_server(bundle, folder))
-        elif token_file is None:
-            raise RobotError("deploy: a policy server's url needs its token_file too")
-        values = {"robot_file": robot, "policy_url": url, "token_file": token_file, "instruction": instruction}
+            url, token_file = stack.enter_context(_server(bundle, folder, runtime))
+        values = {"robot_file": robot, "policy_url": url, "token_file": token_file or default_token_file()}
+        if instruction:
+            values["instruction"] = json.dumps(instruction)  # a parameter's value is YAML: quoted, it stays a text
         arguments = ["--ros-args", *(flag for key, value in values.items() for flag in ("-p", f"{key}:={value}"))]
         return node.main(arguments, autostart_s=START_S)
 
@@ -113,12 +173,13 @@ def _check(bundle: Path, robot: Path) -> None:
 
 
 @contextlib.contextmanager
-def _server(bundle: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str, Path]]:
     """(url, token file) of a server process of our own, ended with the block."""
     token_file, ready = folder / "token", folder / "ready"
     token_file.touch(mode=0o600)
     token_file.write_text(secrets.token_hex(16))
-    process = subprocess.Popen([sys.executable, "-m", "real_robot.serve", str(bundle), str(token_file), str(ready)])
+    words = [str(bundle), str(token_file), str(ready), runtime]
+    process = subprocess.Popen([sys.executable, "-m", "real_robot.serve", *words])
     try:
         deadline = time.monotonic() + START_S
         while not (ready.exists() and ready.read_text().endswith("\n")):
@@ -133,4 +194,8 @@ def _server(bundle: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 if __name__ == "__main__":
     os.setpgrp()  # Ctrl-C is for the node, which brakes first and then ends this process
-    serve(Path(sys.argv[1]), port=0, token_file=Path(sys.argv[2]), ready=Path(sys.argv[3]))
+    chosen: Runtime = next((name for name in get_args(Runtime) if name in sys.argv[4:]), "eager")
+    try:
+        serve(Path(sys.argv[1]), port=0, token_file=Path(sys.argv[2]), ready=Path(sys.argv[3]), runtime=chosen)
+    except UserError as error:
+        sys.exit(f"vla-rl: {error}")

@@ -43,12 +43,22 @@ class AxisLimits:
     contact_residual: float | None = None
 
 
+# A whole stop, relative to where it begins: lowest and highest position, where it ends, its highest speed.
+Stop = tuple[float, float, float, float]
+
+
+def stop_length(stop: Stop) -> float:
+    """Of the whole way; a stop turns round once at most."""
+    lowest, highest, end, _ = stop
+    return 2.0 * (highest - lowest) - abs(end)
+
+
 class Axis:
     """The stop law and the viability of one joint at a fixed command period ``dt`` [s]."""
 
     __slots__ = (
         *("dt", "high", "low", "max_accel", "max_accel_step", "max_speed"),
-        *("_accel", "_brake", "_jerk_10", "_ramp", "_speed"),
+        *("_accel", "_full_rate", "_jerk_10", "_ramp", "_speed"),
     )
 
     def __init__(self, limits: AxisLimits, dt: float) -> None:
@@ -60,78 +70,88 @@ class Axis:
         self._speed = limits.velocity * _PLANNING
         self._accel = limits.acceleration * _PLANNING
         self._ramp = limits.jerk * dt * _PLANNING
-        self._brake = limits.acceleration / limits.jerk
         self._jerk_10 = 0.1 * limits.jerk
+        # s / dt from which on the stop law brakes with all of the acceleration
+        whole = floor(self._accel / self._ramp)
+        self._full_rate = (whole + 1) * (self._accel - 0.5 * self._ramp * whole)
 
     def accelerate(self, speed_gap: float, accel: float) -> float:
         """Next acceleration that closes ``speed_gap`` soonest without overshooting it, from acceleration ``accel``."""
-        ramp, rate = self._ramp, abs(speed_gap) / self.dt
-        n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
-        peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
-        if peak > self._accel:
+        ramp = self._ramp
+        rate = (speed_gap if speed_gap >= 0.0 else -speed_gap) / self.dt
+        if rate >= self._full_rate:
             peak = self._accel
+        elif rate < ramp:
+            peak = rate
+        else:
+            n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
+            peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
         if speed_gap < 0.0:
             peak = -peak
         if peak > accel + ramp:
             return accel + ramp
         return accel - ramp if peak < accel - ramp else peak
 
-    def stop(self, speed: float, accel: float) -> float:
+    def brake(self, speed: float, accel: float) -> float:
         """Next acceleration of the stop law."""
         return self.accelerate(-speed, accel)
 
-    def speed_gain(self, accel: float) -> float:
-        """Speed still gained while ``accel`` >= 0 is ramped out, after the current step."""
-        n = floor(accel / self._ramp)
-        return self.dt * n * (accel - self._ramp * (n + 1) * 0.5)
+    def stop(self, speed: float, accel: float) -> Stop:
+        """The whole stop from (speed, accel): step by step until it is on its own curve, the rest in closed form.
 
-    def travel_bound(self, speed: float, accel: float) -> float:
-        """Upper bound of how far the stop law still moves in the positive direction; cheap, at most a little long.
-
-        Peak speed for as long as the acceleration is being ramped out, then the continuous trapezoid's distance
-        s^2 / 2A + s A / 2J, and one period for the sampling.
+        On the curve it brakes m times with the full acceleration A, while s / dt is at least what A can ramp out, and
+        then with p, p - r, ... p - n r. Summing the speeds gives, with R = s / dt, for the first part
+        m R - A m (m + 1) / 2 and for the second p n (n + 1) / 2 - r n (n + 1) (2 n + 1) / 6, each times dt^2.
         """
-        delay = self.dt
-        if accel > 0.0:
-            speed += self.speed_gain(accel)
-            delay += accel / self._ramp * self.dt
-        if speed <= 0.0:
-            return 0.0
-        return speed * (delay + 0.5 * (speed / self._accel + self._brake))
-
-    def travel(self, speed: float, accel: float) -> tuple[float, float]:
-        """Lowest and highest displacement along the stop from (speed, accel), by following it. O(steps)."""
+        dt, ramp, most, full = self.dt, self._ramp, self._accel, self._full_rate
         position = lowest = highest = 0.0
-        for step in self.stop_steps(speed, accel):
-            position += step
+        size = fastest = speed if speed >= 0.0 else -speed
+        while True:
+            rate = size / dt
+            n, peak = 0, rate
+            if rate >= full:
+                peak = most
+            elif rate >= ramp:
+                n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
+                peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
+            gap = (-peak if speed > 0.0 else peak) - accel
+            if -ramp <= gap <= ramp:
+                break
+            accel += ramp if gap > 0.0 else -ramp
+            speed += accel * dt
+            size = speed if speed >= 0.0 else -speed
+            position += speed * dt
             if position > highest:
                 highest = position
             elif position < lowest:
                 lowest = position
-        return lowest, highest
+            if size > fastest:
+                fastest = size
+        way = 0.0
+        if rate >= full:
+            m = int((rate - full) / most) + 1
+            way = m * (rate - 0.5 * most * (m + 1))
+            rate -= m * most
+            if rate >= ramp:
+                n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
+                peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
+        if n:
+            way += n * (n + 1) * (0.5 * peak - ramp * (2 * n + 1) / 6.0)
+        end = position + (way if speed > 0.0 else -way) * dt * dt
+        if end > highest:
+            highest = end
+        elif end < lowest:
+            lowest = end
+        return lowest, highest, end, fastest
 
-    def stop_steps(self, speed: float, accel: float) -> list[float]:
-        """Displacement of every period until rest."""
-        steps = []
-        while abs(speed) * self.dt > STILL or abs(accel) > self._ramp:
-            accel = self.stop(speed, accel)
-            speed += accel * self.dt
-            steps.append(speed * self.dt)
-        return steps
-
-    def viable(self, position: float, speed: float, accel: float, slack: float) -> bool:
-        """Whether the stop from this state keeps velocity and position inside the limits, to within ``slack``."""
-        peak = speed + self.speed_gain(accel) if accel > 0.0 else speed - self.speed_gain(-accel)
-        fastest = self.max_speed + slack
-        if not (-fastest <= peak <= fastest and -fastest <= speed <= fastest):
-            return False
-        room_up, room_down = self.high - position + slack, position - self.low + slack
-        if room_up < 0.0 or room_down < 0.0:
-            return False
-        if self.travel_bound(speed, accel) <= room_up and self.travel_bound(-speed, -accel) <= room_down:
-            return True
-        lowest, highest = self.travel(speed, accel)
-        return highest <= room_up and -lowest <= room_down
+    def viable(self, position: float, stop: Stop, slack: float) -> bool:
+        """Whether ``stop``, begun at ``position``, keeps velocity and position inside the limits, within ``slack``."""
+        lowest, highest, _, fastest = stop
+        return (
+            fastest <= self.max_speed + slack
+            and position + highest <= self.high + slack
+            and position + lowest >= self.low - slack
+        )
 
     def toward(self, target: float, target_speed: float, position: float, speed: float, accel: float) -> float:
         """Next acceleration that approaches a moving ``target`` and lands on it without passing it.
@@ -141,10 +161,13 @@ class Axis:
         the way per period. The margins are for the lag of the acceleration behind the speed wanted here.
         """
         gap = target - position
-        reach = abs(gap)
-        closing = min(
-            reach / (3.0 * self.dt), sqrt(self._accel * reach), (self._jerk_10 * reach * reach) ** (1.0 / 3.0)
-        )
+        reach = gap if gap > 0.0 else -gap
+        closing = min(reach / (3.0 * self.dt), sqrt(self._accel * reach))
+        cube = self._jerk_10 * reach * reach
+        if cube < closing * closing * closing:
+            closing = cube ** (1.0 / 3.0)
         wanted = target_speed + (closing if gap > 0.0 else -closing)
-        wanted = max(-self._speed, min(self._speed, wanted))
+        fastest = self._speed
+        if not -fastest <= wanted <= fastest:
+            wanted = fastest if wanted > 0.0 else -fastest
         return self.accelerate(wanted - speed, accel)

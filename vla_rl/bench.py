@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
 import torch
 
+from policies.bundle import read_bundle_info, save_bundle
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.export import export_onnx
+from real_robot.policy_backend import ChunkBackend
+from real_robot.serve import Runtime, load_backend
+from real_robot.wire import Act
 from sims.bench import Measured
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_text
 
 Row = dict[str, Any]
+TABLETOP = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str, bundle: Path | None = None) -> dict[str, Any]:
     """{bench, machine, rows [{name, value, unit, ratio, against}]}. UserError for a name that is not one."""
-    if name not in BENCHES:
-        raise UserError(f"no benchmark {name!r}; there are: {', '.join(BENCHES)}")
-    return {"bench": name, "machine": machine(), "rows": BENCHES[name]()}
+    if name not in BENCHES | BUNDLE_BENCHES:
+        raise UserError(f"no benchmark {name!r}; there are: {', '.join(BENCHES | BUNDLE_BENCHES)}")
+    if name in BENCHES and bundle is not None:
+        raise UserError(f"bench {name} takes no bundle")
+    rows = BENCHES[name]() if name in BENCHES else BUNDLE_BENCHES[name](bundle)
+    return {"bench": name, "machine": machine(), "rows": rows}
 
 
 def run_simulator(
@@ -74,8 +90,7 @@ def bench_sim() -> list[Row]:
 
 def bench_policy() -> list[Row]:
     """The default policy on 256 looks; the ceiling is a matrix product of 1024 on the same threads."""
-    robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
-    policy, rows = DenoisingPolicy(DenoisingPolicyConfig(), robot), 256
+    policy, rows = DenoisingPolicy(DenoisingPolicyConfig(), TABLETOP), 256
     obs = Observation(
         images=torch.randint(0, 255, (rows, 2, 64, 64, 3), dtype=torch.uint8),
         state=torch.randn(rows, 8),
@@ -110,6 +125,78 @@ def bench_policy() -> list[Row]:
     return [row("parameters", parameters, "1"), row("matrix product", matmul_rate() / 1e9, "GFLOP/s"), *figures]
 
 
+def bench_latency(bundle: Path | None) -> list[Row]:
+    """One robot's question to its chunk: torch as it is, torch.compile, ONNX Runtime, each in turn.
+
+    Without ``bundle`` it is the default network, untrained. A runtime that this machine lacks is named on standard
+    error and has no row.
+    """
+    from torch._inductor.exc import InductorError
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "bundle"
+        if bundle is None:
+            save_bundle(DenoisingPolicy(DenoisingPolicyConfig(), TABLETOP), copy)
+        else:  # its own graph may be stale or missing, and is not ours to write
+            read_bundle_info(bundle)
+            shutil.copytree(bundle, copy)
+        rows: list[Row] = []
+        for runtime in get_args(Runtime):
+            try:
+                if runtime == "onnx":
+                    export_onnx(copy)
+                times = question_times(load_backend(copy, runtime))
+            except (UserError, InductorError) as error:
+                print(f"{runtime} does not run here: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            quantiles = [1000.0 * float(np.percentile(times, share)) for share in (50, 99)]
+            eager = quantiles if runtime == "eager" else [figure["value"] for figure in rows[:2]]
+            for share, value, reference in zip((50, 99), quantiles, eager, strict=True):
+                rows.append(row(f"{runtime} p{share}", value, "ms", ratio=reference / value, against="eager"))
+    return rows
+
+
+def question_times(backend: ChunkBackend, *, repeats: int = 200) -> list[float]:
+    """Seconds of each of ``repeats`` answers, the first ones left out."""
+    hello = backend.hello
+    height, width = hello.image_size
+    question = Act(
+        id=0,
+        images={camera: np.full((height, width, 3), 128, dtype=np.uint8) for camera in hello.cameras},
+        state=np.zeros(hello.state_dim, dtype=np.float32),
+        instruction="pick up the red block",
+        method="replace",
+        leftover=np.zeros((0, hello.action_dim), dtype=np.float32),
+        delay=0,
+        execute_steps=hello.action_horizon,
+    )
+    times = []
+    for _ in range(repeats + 10):
+        started = time.perf_counter()
+        backend.act(question)
+        times.append(time.perf_counter() - started)
+    return times[10:]
+
+
+def bench_robot(bundle: Path | None) -> list[Row]:
+    """What ``benchmarks/robot.py`` measures of ``bundle``: punctuality, latency and success over the ROS wire."""
+    program = Path(__file__).parents[1] / "benchmarks" / "robot.py"
+    if bundle is None:
+        raise UserError("bench robot needs a bundle: vla-rl bench robot BUNDLE")
+    read_bundle_info(bundle)
+    if not program.exists():
+        raise UserError("bench robot needs a checkout of the repository: it runs benchmarks/robot.py")
+    from tests.ros.cell import ros_python
+
+    if ros_python() is None:
+        raise UserError("bench robot needs ROS. Run: tests/ros/install.sh, or set VLA_RL_ROS_PYTHON")
+    command = [sys.executable, "-m", "benchmarks.robot", str(bundle.resolve())]
+    subprocess.run(command, cwd=program.parents[1], check=True, stdout=sys.stderr)
+    rows: list[Row] = json.loads((program.parent / "results" / "robot.json").read_text())["rows"]
+    return rows
+
+
+BUNDLE_BENCHES: dict[str, Callable[[Path | None], list[Row]]] = {"latency": bench_latency, "robot": bench_robot}
 BENCHES: dict[str, Callable[[], list[Row]]] = {"sim": bench_sim, "policy": bench_policy}
 
 

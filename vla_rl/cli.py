@@ -22,6 +22,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from sims.errors import UserError
+from vla_rl.commands.robot import Deploy, Export, FakeArm, Serve
 
 if TYPE_CHECKING:
     from vla_rl.experiment import Experiment
@@ -170,10 +171,12 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed, as ratios to a ceiling of the same run: sim, policy."""
+    """Measure speed, as ratios to a ceiling of the same run: sim, policy, latency, robot."""
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""
+    bundle: Annotated[Positional[Path | None], arg(metavar="BUNDLE")] = None
+    """what robot measures, and latency may (default: the default network)"""
     sim: str | None = None
     """with sim: the simulator whose workers are measured beside other libraries' (default: the built-in suite alone)"""
     against: tuple[str, ...] = ("gymnasium",)
@@ -190,7 +193,7 @@ class Bench:
         from vla_rl import bench
 
         if self.sim is None:
-            result = bench.run(self.name)
+            result = bench.run(self.name, self.bundle)
         elif self.name == "sim":
             result = bench.run_simulator(
                 self.sim,
@@ -314,8 +317,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": Bench,
     "data": Data,
     "sims": Sims,
+    "serve": Serve,
+    "deploy": Deploy,
+    "fake-arm": FakeArm,
+    "export": Export,
 }
-Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims
+Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims | Serve | Deploy | FakeArm | Export
 
 
 def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:

@@ -21,21 +21,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sims.errors import UserError
-from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, START_JOINTS, Episode, sample_episode
+from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Episode, sample_episode
 from sims.tabletop.expert import ScriptedExpert
-from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector, tool_orientation
+from sims.tabletop.kinematics import tool_orientation
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, MujocoBackend
-from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN, LAG_S, MOCAP, SUBSTEPS, model_hash
+from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.tasks import SPLITS, TASKS, Scene, Split, outcome
+from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 
 if TYPE_CHECKING:
     from sims.tabletop.warp_backend import WarpBackend
 
-POSITION_SCALE = 0.05  # [m] per unit of action
-ROTATION_SCALE = 0.5  # [rad] per unit of action
-LEASH = (0.08, 0.6)  # the target leads the tool by at most this [m, rad]
-WORKSPACE = ((0.25, -0.35, 0.015), (0.75, 0.35, 0.5))  # of the target [m]
 CAMERAS = ("agent", "wrist")
 
 
@@ -98,9 +95,7 @@ class TabletopEnv:
         self.config = config
         self.backend = _open_backend(config)
         device, n = self.backend.device, config.num_envs
-        self._panda = Panda(device)
-        self._start_joints = torch.tensor(START_JOINTS, dtype=torch.float64, device=device)
-        self._workspace = torch.tensor(WORKSPACE, device=device)
+        self._control = ToolControl(device)
         limits = [config.max_steps or TASKS[name].max_steps for name in config.tasks]
         self._limits = torch.tensor(limits, device=device)
         self.spec = EnvSpec(
@@ -133,9 +128,11 @@ class TabletopEnv:
             truncated=flags.clone(),
             success=flags.clone(),
         )
-        self._target_position = torch.zeros(n, 3, device=device)
-        self._target_rotation = torch.zeros(n, 3, 3, device=device)
-        self._reference = torch.zeros(n, 7, device=device)
+        self._target = ToolTarget(
+            position=torch.zeros(n, 3, device=device),
+            rotation=torch.zeros(n, 3, 3, device=device),
+            joints=torch.zeros(n, 7, device=device),
+        )
         self._progress = torch.zeros(n, device=device)
         self._task_rows: list[tuple[str, Tensor]] = []
         self._look_at_state()
@@ -164,9 +161,9 @@ class TabletopEnv:
         self._task_rows = [(name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)]
         self._look_at_state()
         fresh = [row for row, state in zip(rows, start, strict=True) if state.snapshot is None]
-        self._target_position[fresh] = self._scene.tool[fresh]
-        self._target_rotation[fresh] = self._scene.rotation[fresh]
-        self._reference[fresh] = self._joints[fresh].float()
+        self._target.position[fresh] = self._scene.tool[fresh]
+        self._target.rotation[fresh] = self._scene.rotation[fresh]
+        self._target.joints[fresh] = self._joints[fresh].float()
         if self.config.reward == "shaped":
             self._progress = self._measure_progress()
 
@@ -186,7 +183,7 @@ class TabletopEnv:
             if start is None:
                 raise RuntimeError(f"capture: row {row} was never reset")
             flags = [clock.elapsed[row], clock.terminated[row], clock.truncated[row], clock.success[row]]
-            target = torch.cat([self._target_position[row], self._target_rotation[row].flatten(), self._reference[row]])
+            target = torch.cat([part[row].flatten() for part in vars(self._target).values()])
             numbers = [*target.tolist(), *(float(flag) for flag in flags)]
             snapshot = np.concatenate([self.backend.snapshot(row), numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
@@ -197,9 +194,9 @@ class TabletopEnv:
             raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 23} numbers, got {snapshot.shape}")
         self.backend.restore(row, snapshot[:SNAPSHOT_SIZE])
         rest = snapshot[SNAPSHOT_SIZE:]
-        self._target_position[row] = torch.from_numpy(rest[:3])
-        self._target_rotation[row] = torch.from_numpy(rest[3:12].reshape(3, 3))
-        self._reference[row] = torch.from_numpy(rest[12:19])
+        self._target.position[row] = torch.from_numpy(rest[:3])
+        self._target.rotation[row] = torch.from_numpy(rest[3:12].reshape(3, 3))
+        self._target.joints[row] = torch.from_numpy(rest[12:19])
         clock = self._clock
         clock.elapsed[row] = int(rest[19])
         clock.terminated[row], clock.truncated[row], clock.success[row] = (bool(flag) for flag in rest[20:])
@@ -211,7 +208,7 @@ class TabletopEnv:
         clock = self._clock
         done = clock.terminated | clock.truncated
         alive = ~done
-        controls = self._controls(action.to(self._target_position), alive)
+        controls = self._controls(action.to(self._target.position), alive)
         self.backend.step(alive, controls)
         self._look_at_state()
         success, ended = self._outcomes()
@@ -230,44 +227,26 @@ class TabletopEnv:
     def _controls(self, action: Tensor, alive: Tensor) -> Float[Tensor, "N substeps 9"]:
         """Move the targets of the living rows and turn them into actuator inputs, ramped over the substeps."""
         action = action.clamp(-1, 1)
-        scene = self._scene
-        position = self._target_position + POSITION_SCALE * action[:, :3]
-        lead = position.clamp(self._workspace[0], self._workspace[1]) - scene.tool
-        lead = lead * (LEASH[0] / lead.norm(dim=1, keepdim=True).clamp(min=LEASH[0]))
-        spin = rotation_matrix(ROTATION_SCALE * action[:, 3:6].double()).float()
-        rotation = torch.bmm(spin, self._target_rotation)
-        turn = rotation_vector(torch.bmm(rotation, scene.rotation.mT).double())
-        leads = turn.norm(dim=1, keepdim=True)
-        # A turn beyond the leash is not taken; the rest of the action is.
-        taken = alive[:, None] & (leads < LEASH[1])
-        self._target_position = torch.where(alive[:, None], scene.tool + lead, self._target_position)
-        self._target_rotation = torch.where(taken[..., None], rotation, self._target_rotation)
-        error = torch.cat([lead.double(), turn * (LEASH[1] / leads.clamp(min=LEASH[1]))], dim=1)
-        reference = self._next_reference(error)
-        motion = reference - self._reference
+        last, scene = self._target, self._scene
+        tool = ToolState(position=scene.tool, rotation=scene.rotation, joints=self._joints, jacobian=self._jacobian)
+        target = self._control.next_target(last, action, tool)
+        motion = target.joints - last.joints
         ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]
         ahead = LAG_S * CONTROL_HZ  # cancels the lag that the actuators' damping causes at constant speed
-        joints = self._reference[:, None] + motion[:, None] * (ramp + ahead)
-        self._reference = torch.where(alive[:, None], reference, self._reference)
-        fingers = (FINGER_OPEN / 2) * (1 - action[:, 6])
+        joints = last.joints[:, None] + motion[:, None] * (ramp + ahead)
+        self._target = ToolTarget(
+            position=torch.where(alive[:, None], target.position, last.position),
+            rotation=torch.where(alive[:, None, None], target.rotation, last.rotation),
+            joints=torch.where(alive[:, None], target.joints, last.joints),
+        )
+        fingers = finger_target(action[:, 6])
         return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)
-
-    def _next_reference(self, error: Float[Tensor, "N 6"]) -> Float[Tensor, "N 7"]:
-        """Joint positions that remove the tool's ``error``, within the joints' speed and position limits.
-
-        The last reference is kept where the tool does not feel it, so the arm's vibrations do not feed back.
-        """
-        panda, joints, last = self._panda, self._joints, self._reference.double()
-        posture = last - joints + 0.05 * (self._start_joints - last)
-        motion = joints + panda.solve(self._jacobian, error, posture) - last
-        excess = (motion.abs() / (panda.speed / CONTROL_HZ)).amax(1, keepdim=True)
-        return (last + motion / excess.clamp(min=1)).clamp(panda.low, panda.high).float()
 
     def _look_at_state(self) -> None:
         """Read the simulator: the scene that tasks, expert and observations share."""
         qpos = self.backend.qpos
         self._joints = qpos[:, ARM].clone()
-        position, rotation, self._jacobian = self._panda.forward(self._joints)
+        position, rotation, self._jacobian = self._control.panda.forward(self._joints)
         single = qpos.float()
         self._scene = Scene(
             tool=position.float(),
@@ -340,7 +319,7 @@ class TabletopEnv:
     @property
     def target(self) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"]]:
         """The pose that the arm follows, which actions move."""
-        return self._target_position, self._target_rotation
+        return self._target.position, self._target.rotation
 
     @property
     def elapsed(self) -> Int[Tensor, " N"]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from real_robot.kinematics import ToolPoint
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.stopping import Axis, AxisLimits
+from real_robot.stopping import Axis, AxisLimits, stop_length
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 PANDA = load_limits(ROBOTS / "franka_panda.yaml")
@@ -143,13 +143,22 @@ def test_no_stream_gets_a_limit_broken(limits: RobotLimits, attack: Attack, wher
 
 @stream_settings
 @given(limits=arms(), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0))
-def test_the_quick_bound_of_the_stopping_way_is_never_short(limits: RobotLimits, speed: float, accel: float) -> None:
+def test_the_closed_form_of_a_stop_is_the_stop_itself(limits: RobotLimits, speed: float, accel: float) -> None:
     for axis in limits.axes:
-        model = Axis(axis, 1.0 / limits.command_hz)
+        model, dt = Axis(axis, 1.0 / limits.command_hz), 1.0 / limits.command_hz
         v, a = speed * axis.velocity, accel * axis.acceleration
-        lowest, highest = model.travel(v, a)
-        assert highest <= model.travel_bound(v, a) + 1e-12
-        assert -lowest <= model.travel_bound(-v, -a) + 1e-12
+        stop = lowest, highest, end, peak = model.stop(v, a)
+        position, fastest, way = [0.0], abs(v), 0.0
+        while abs(v) * dt > 1e-14 or abs(a) > axis.jerk * dt:
+            a = model.brake(v, a)
+            v += a * dt
+            position.append(position[-1] + v * dt)
+            way += abs(v) * dt
+            fastest = max(fastest, abs(v))
+        assert (lowest, highest) == pytest.approx((min(position), max(position)), abs=1e-11)
+        assert end == pytest.approx(position[-1], abs=1e-11)
+        assert peak == pytest.approx(fastest, rel=1e-9)
+        assert stop_length(stop) == pytest.approx(way, abs=1e-11)
 
 
 @settings(stream_settings, max_examples=max(200, STREAMS // 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.denoise import Predict, integrate
+from policies.kernels import FlowODE, FlowODEConfig, Prediction
 from real_robot.chunk_scheduler import ChunkingConfig, ChunkScheduler, DelayTracker, TickClock
-from real_robot.guidance import guidance_strength, guidance_weights, guided, integrate
+from real_robot.guidance import guidance_strength, guidance_weights, guided
 
 HORIZON = 8
 
@@ -222,6 +225,14 @@ def test_guidance_strength_by_hand() -> None:
     assert guidance_strength(1.0, 5.0) == 5.0
 
 
+def predictor(velocity: Callable[[torch.Tensor, float], torch.Tensor]) -> Predict:
+    return lambda x, t: Prediction(target=velocity(x, float(t)))
+
+
+def ode(steps: int) -> FlowODE:
+    return FlowODE(FlowODEConfig(steps=steps))
+
+
 def network() -> torch.nn.Module:
     generator = torch.Generator().manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(13, 32), torch.nn.Tanh(), torch.nn.Linear(32, 12)).double()
@@ -236,12 +247,13 @@ def test_the_correction_is_the_true_vector_jacobian_product() -> None:
 
     def velocity(x: torch.Tensor, t: float) -> torch.Tensor:
         flat = torch.cat([x.reshape(1, 12), torch.full((1, 1), t, dtype=torch.float64)], 1)
-        return net(flat).reshape(1, 4, 3)
+        return net(flat).reshape(1, 1, 4, 3)
 
     generator = torch.Generator().manual_seed(1)
-    x, previous = torch.randn(2, 1, 4, 3, generator=generator, dtype=torch.float64)
+    x, previous = torch.randn(2, 1, 1, 4, 3, generator=generator, dtype=torch.float64)
     weights, t = torch.tensor([1.0, 0.7, 0.2, 0.0], dtype=torch.float64), 0.6
-    steered = guided(velocity, previous=previous, weights=weights)(x, t)
+    at_t = torch.tensor([[t]], dtype=torch.float64)
+    steered = guided(predictor(velocity), previous=previous, weights=weights)(x, at_t).target
     correction = (velocity(x, t) - steered) / guidance_strength(t, 5.0)
     with torch.no_grad():
         error = weights[:, None] * (previous - (x - t * velocity(x, t)))
@@ -249,11 +261,11 @@ def test_the_correction_is_the_true_vector_jacobian_product() -> None:
         for i in range(12):
             step = torch.zeros(12, dtype=torch.float64)
             step[i] = 1e-6
-            high, low = (x + sign * step.reshape(1, 4, 3) for sign in (1, -1))
+            high, low = (x + sign * step.reshape(1, 1, 4, 3) for sign in (1, -1))
             change = (high - t * velocity(high, t)) - (low - t * velocity(low, t))
             expected.view(-1)[i] = (error * change).sum() / 2e-6
     torch.testing.assert_close(correction, expected, rtol=1e-6, atol=1e-8)
-    identity = guided(velocity, previous=previous, weights=weights, jacobian="identity")(x, t)
+    identity = guided(predictor(velocity), previous=previous, weights=weights, jacobian="identity")(x, at_t).target
     torch.testing.assert_close(velocity(x, t) - identity, guidance_strength(t, 5.0) * error, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(identity, steered)
 
@@ -271,11 +283,11 @@ def test_guidance_pulls_the_tied_actions_and_leaves_the_free_ones() -> None:
     def gaussian(x: torch.Tensor, t: float) -> torch.Tensor:
         return x * (2 * t - 1) / ((1 - t) ** 2 + t**2)
 
-    previous, weights = torch.full((1, 4, 1), 1.5).double(), torch.tensor([1.0, 0.5, 0.0, 0.0]).double()
-    steered = integrate(guided(point, previous=previous, weights=weights), noise, steps=5)
+    previous, weights = torch.full((1, 1, 4, 1), 1.5).double(), torch.tensor([1.0, 0.5, 0.0, 0.0]).double()
+    steered = integrate(guided(predictor(point), previous=previous, weights=weights), ode(5), noise)
     torch.testing.assert_close(steered, torch.full_like(noise, 2.0))
-    free = integrate(gaussian, noise, steps=20)
-    tied = integrate(guided(gaussian, previous=previous, weights=weights), noise, steps=20)
+    free = integrate(predictor(gaussian), ode(20), noise)
+    tied = integrate(guided(predictor(gaussian), previous=previous, weights=weights), ode(20), noise)
     torch.testing.assert_close(tied[:, 2:], free[:, 2:])
     assert abs(tied[0, 0, 0] - 1.5) < 0.25 * abs(free[0, 0, 0] - 1.5)
     assert abs(tied[0, 1, 0] - 1.5) < 0.6 * abs(free[0, 1, 0] - 1.5)

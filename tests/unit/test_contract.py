@@ -1,12 +1,19 @@
 """What scripts outside the project rely on: commands, exit codes, JSON keys; and one clear line for bad input."""
 
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
+
+from real_robot.wire import Hello, unpack
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -80,6 +87,49 @@ def test_bench() -> None:
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
 
 
+def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(run_dir / "bundle", bundle)
+    refused = vla_rl("serve", bundle, "--runtime", "onnx", "--port", 0)
+    assert refused.returncode == 2
+    assert f"vla-rl export {bundle} --to onnx" in refused.stderr
+    done = vla_rl("export", bundle, "--to", "onnx")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).stat().st_size > 100_000
+    rows = {row["name"]: row for row in answer("bench", "latency", bundle, "--json")["rows"]}
+    assert {"eager p50", "eager p99", "onnx p50", "onnx p99"} <= set(rows)
+    assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in rows.values())
+    assert all(row["value"] > 0 and row["unit"] == "ms" for row in rows.values())
+
+
+def test_serve_answers_until_it_is_interrupted(run_dir: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "vla_rl.cli", "serve", str(run_dir / "bundle"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        said = server.stderr.readline() + server.stderr.readline()
+        url = re.search(r"ws://127\.0\.0\.1:\d+", said)
+        token = tmp_path / "vla-rl" / "token"
+        assert url, said + server.stderr.read()
+        assert str(token) in said
+        assert token.stat().st_mode & 0o077 == 0
+        with connect(url[0], additional_headers={"Authorization": f"Bearer {token.read_text().strip()}"}) as connection:
+            hello = unpack(connection.recv(timeout=60))
+        assert isinstance(hello, Hello)
+        assert hello.action_dim == 7
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+
+
+@pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has ROS; the wire tests drive these commands")
+def test_without_ros_the_robot_commands_say_what_to_install(run_dir: Path) -> None:
+    for words in (("deploy", run_dir / "bundle", "--robot", "configs/robots/fake_arm.yaml"), ("fake-arm",)):
+        done = vla_rl(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("vla-rl: this Python has no rclpy. On a ROS 2 machine: source ")
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_sims_list() -> None:
     found = {row["name"]: row["status"] for row in answer("sims", "list", "--json")["simulators"]}
     assert {"robosuite", "metaworld", "maniskill", "libero"} <= set(found)
@@ -112,6 +162,12 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         "neither a run folder nor a bundle": ("eval", empty),
         "no such episode store": ("data", "info", tmp_path / "nothing"),
         "there are: ": ("bench", "speed"),
+        "bench robot needs a bundle": ("bench", "robot"),
+        "bench sim takes no bundle": ("bench", "sim", run_dir / "bundle"),
+        "is not a bundle": ("serve", empty),
+        "cannot serve": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
+        "without TLS": ("serve", run_dir / "bundle", "--host", "0.0.0.0", "--token-file", TINY),
+        "it has no bundle.json": ("export", empty, "--to", "onnx"),
         "cameras": (
             *("train", TINY, "--run-dir", tmp_path / "cameras", "--start.name", "bundle"),
             *("--start.path", run_dir / "bundle", "--sim.cameras", "[agent]"),

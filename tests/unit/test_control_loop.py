@@ -199,7 +199,7 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
         env.step(action)
         moved, joints = np.array(joints_of(env)), joints_of(env)
         assert np.abs(moved[:7] - wanted[:7]).max() < 0.06
-        np.testing.assert_allclose(tool._position.numpy(), env.target[0][0].numpy(), atol=1e-4)
+        np.testing.assert_allclose(tool._target.position[0].numpy(), env.target[0][0].numpy(), atol=1e-4)
     env.close()
 
 

@@ -20,6 +20,8 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.kernels import DDIMConfig, DDPMConfig
+from policies.objectives import DiffusionConfig
 from policies.vla import VLAConfig
 from real_robot.policy_backend import PolicyBackend, fit_image
 from real_robot.policy_client import Answer, PolicyClient
@@ -39,13 +41,16 @@ ACT = Act(
 )
 
 
-@pytest.fixture(scope="module")
-def backend() -> PolicyBackend:
+def untrained(**config: object) -> DenoisingPolicy:
     torch.manual_seed(0)
     robot = RobotSpec(action_dim=4, state_dim=5, cameras=("agent",), image_size=(32, 32), control_hz=20.0)
     vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3), robot)
-    return PolicyBackend(policy, fingerprint="untrained")
+    return DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3, **config), robot)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def backend() -> PolicyBackend:
+    return PolicyBackend(untrained(), fingerprint="untrained")
 
 
 @pytest.fixture
@@ -123,7 +128,9 @@ def test_openpis_clients_are_served(server: PolicyServer) -> None:
         assert reply["actions"].shape == (8, 4)
         assert reply["server_timing"]["infer_ms"] > 0
         connection.send(pack_map({"observation/state": np.zeros(5)}))
-        assert "lacks ['observation/agent', 'prompt']" in unpack(connection.recv()).reason
+        refusal = connection.recv()  # their client raises on text
+        assert isinstance(refusal, str)
+        assert "lacks ['observation/agent', 'prompt']" in refusal
 
 
 @pytest.mark.parametrize(
@@ -131,9 +138,9 @@ def test_openpis_clients_are_served(server: PolicyServer) -> None:
     [
         (replace(ACT, state=np.zeros(6, np.float32)), "a state of 6 was sent, this policy has 5"),
         (replace(ACT, images={"wrist": ACT.images["agent"]}), "cameras ['wrist'] were sent"),
-        (replace(ACT, leftover=np.zeros((3, 9), np.float32)), "actions of 9 were sent"),
+        (replace(ACT, leftover=np.zeros((3, 9), np.float32)), "leftover actions of shape [3, 9] were sent"),
+        (replace(ACT, leftover=np.zeros((9, 4), np.float32)), "leftover actions of shape [9, 4] were sent"),
         (replace(ACT, leftover=np.zeros((5, 4), np.float32), delay=4), "trained with at most 3"),
-        (replace(ACT, method="guided"), "does not offer 'guided'"),
         (replace(ACT, delay=4), "Act.delay: 4 of 3 leftover"),
         (replace(ACT, state=np.full(5, np.nan, np.float32)), "must be finite"),
         (replace(ACT, method="magic"), "'magic' is not one of"),
@@ -150,6 +157,27 @@ def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(server
         assert message in refused.reason
         connection.send(pack(ACT))
         assert isinstance(unpack(connection.recv()), Chunk)
+
+
+def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
+    """Same noise, same look: the tied actions come closer to the plan, with the true Jacobian and without it."""
+    chunks = {}
+    for method in ("replace", "guided", "jacobian_free"):
+        fresh = PolicyBackend(untrained(), fingerprint="untrained", seed=5)
+        leftover = np.full((6, 4), 0.9, np.float32)
+        chunks[method] = fresh.act(replace(ACT, method=method, leftover=leftover, delay=2, execute_steps=2))
+    distance = {method: np.abs(chunk[:2] - 0.9).mean() for method, chunk in chunks.items()}
+    assert distance["guided"] < 0.9 * distance["replace"]
+    assert distance["jacobian_free"] < 0.9 * distance["replace"]
+    assert np.abs(chunks["guided"] - chunks["jacobian_free"]).max() > 1e-4
+
+
+def test_a_diffusion_policy_offers_no_guidance() -> None:
+    fresh = PolicyBackend(
+        untrained(objective=DiffusionConfig(), act=DDIMConfig(), explore=DDPMConfig()), fingerprint=""
+    )
+    with pytest.raises(ValueError, match="does not offer 'guided'; use one of prefix, replace, ensemble"):
+        fresh.act(replace(ACT, method="guided"))
 
 
 def test_who_may_connect(server: PolicyServer) -> None:

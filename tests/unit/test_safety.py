@@ -49,15 +49,24 @@ def reasons(out: SafeCommand) -> list[str]:
 def test_the_stop_law_by_hand() -> None:
     """Speed 0.6 at 10 Hz is 6 periods of unit acceleration: 3 + 2 + 1, the ramp that a jerk of 1 per period allows."""
     axis = Axis(AXIS, 0.1)
-    assert axis.stop(0.6, -2.0) == pytest.approx(-3.0, rel=1e-5)
-    assert axis.stop(0.3, -3.0) == pytest.approx(-2.0, rel=1e-5)
-    assert axis.stop(0.1, -2.0) == pytest.approx(-1.0, rel=1e-5)
-    assert axis.stop(0.6, 0.0) == pytest.approx(-1.0, rel=1e-5)  # jerk allows no more yet
-    assert [round(s, 5) for s in axis.stop_steps(0.6, -2.0)][:3] == [0.03, 0.01, 0.0]
+    assert axis.brake(0.6, -2.0) == pytest.approx(-3.0, rel=1e-5)
+    assert axis.brake(0.3, -3.0) == pytest.approx(-2.0, rel=1e-5)
+    assert axis.brake(0.1, -2.0) == pytest.approx(-1.0, rel=1e-5)
+    assert axis.brake(0.6, 0.0) == pytest.approx(-1.0, rel=1e-5)  # jerk allows no more yet
 
 
-def test_speed_gained_while_ramping_out() -> None:
-    assert Axis(AXIS, 0.1).speed_gain(3.0) == pytest.approx(0.1 * (2 + 1 + 0), rel=1e-4)
+@pytest.mark.parametrize(
+    ("speed", "accel", "lowest", "highest", "fastest"),
+    [
+        (0.6, -2.0, 0.0, 0.03 + 0.01, 0.6),  # speeds 0.3, 0.1, 0
+        (0.9, -3.0, 0.0, 0.06 + 0.03 + 0.01, 0.9),  # 0.6, 0.3, 0.1, 0: one period at full acceleration before
+        (0.0, 3.0, 0.0, 0.02 + 0.03 + 0.03 + 0.02 + 0.005, 0.3),  # 0.2, 0.3, 0.3, 0.2, 0.05, 0
+        (0.1, -3.0, -0.01 - 0.02 - 0.02 - 0.01, 0.0, 0.2),  # thrown back: -0.1, -0.2, -0.2, -0.1, 0
+    ],
+)
+def test_the_whole_stop_by_hand(speed: float, accel: float, lowest: float, highest: float, fastest: float) -> None:
+    low, high, _, peak = Axis(AXIS, 0.1).stop(speed, accel)
+    assert (low, high, peak) == pytest.approx((lowest, highest, fastest), rel=1e-4, abs=1e-6)
 
 
 def test_a_command_within_the_limits_passes_bit_for_bit() -> None:

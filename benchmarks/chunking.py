@@ -1,0 +1,323 @@
+"""What inference delay costs each way of chunking, on a task that will not wait.
+
+    python -m benchmarks.chunking [--episodes 40] [--policies 1] [--steps 1200]
+
+The tabletop's arm and control law, the safety filter at 100 Hz, one process and an injected clock. A target slides to
+and fro beyond a post and turns back at random; the tool must go round the post, left or right as it likes, without
+touching it, and stay on the target for half a second. One flow policy, cloned from a scripted expert that goes either
+way, answers every request exactly ``delay`` control steps late. All methods see the same episodes.
+
+Beside success: how far the first action of a new chunk is from what the old one had planned, and the largest velocity,
+acceleration and jerk of the commands after the safety filter as shares of the limits, which may not exceed 1.
+Writes benchmarks/results/chunking.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from episodes.sampler import Batch
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.vla import VLAConfig
+from real_robot.chunk_scheduler import ChunkingConfig, ChunkScheduler
+from real_robot.limits_file import load_limits
+from real_robot.panda_tool import PandaTool
+from real_robot.policy_backend import PolicyBackend
+from real_robot.safety import Command, Measurement, SafetyFilter
+from real_robot.wire import Act
+from sims.tabletop.episode import START_JOINTS
+from sims.tabletop.tool_control import POSITION_SCALE
+from sims.vector_env import Observation, encode_text
+from vla_rl.algorithms.bc import BC, BCConfig
+from vla_rl.bench import machine
+from vla_rl.evaluate import wilson_interval
+from vla_rl.run import git_revision
+
+ROOT = Path(__file__).parents[1]
+METHODS = ("prefix", "guided", "jacobian_free", "replace", "ensemble", "synchronous")
+DELAYS = (0, 1, 2, 4, 8)
+HORIZON, EXECUTE, MAX_DELAY = 16, 8, 8
+HZ, TICKS, HOLD = 20, 80, 10
+BATCH = 128
+
+START, POST, TARGET_X = np.array([0.42, 0.0]), np.array([0.5, 0.0]), 0.6  # [m]
+POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the tool's point may not enter, and what counts as on the target
+TARGET_SPEED, TARGET_RANGE, TURN = 0.12, 0.14, 0.04  # [m/s], [m] to either side, chance per control step
+TOOL_SPEED = 0.02  # [m] per control step
+
+ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
+Row = dict[str, Any]
+
+
+class Targets:
+    """``n`` targets that slide along y."""
+
+    def __init__(self, n: int, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self.y = rng.uniform(-TARGET_RANGE, TARGET_RANGE, n)
+        self.speed = rng.choice([-TARGET_SPEED, TARGET_SPEED], n)
+
+    def step(self) -> None:
+        self.y = self.y + self.speed / HZ
+        outwards = (np.abs(self.y) > TARGET_RANGE) & (self.y * self.speed > 0)
+        turns = outwards | (self._rng.random(self.y.shape) < TURN)
+        self.speed = np.where(turns, -self.speed, self.speed)
+
+
+def state_of(tool: NDArray[np.float64], targets: Targets) -> NDArray[np.float32]:
+    """[n, 6]: the tool's x and y, the target's y and speed, and where the target is from the tool."""
+    away = np.stack([TARGET_X - tool[:, 0], targets.y - tool[:, 1]], axis=1)
+    return np.concatenate([tool, targets.y[:, None], targets.speed[:, None], away], axis=1).astype(np.float32)
+
+
+def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round the post on ``side``, then to where the target will be; actions [n, 2]."""
+    round_post = np.stack([np.full_like(side, POST[0] + 0.02), side * 0.08], axis=1)
+    meet = np.stack([np.full_like(side, TARGET_X), targets.y + targets.speed / HZ], axis=1)
+    move = np.where((tool[:, :1] < POST[0] + 0.01), round_post, meet) - tool
+    far = np.linalg.norm(move, axis=1, keepdims=True)
+    return move * (TOOL_SPEED / np.maximum(far, TOOL_SPEED)) / POSITION_SCALE
+
+
+def demonstrations(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States [T, n, 6] and the expert's actions [T, n, 2], along paths that its own smooth noise disturbs."""
+    rng = np.random.default_rng(seed)
+    targets, tool = Targets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
+    side, drift = rng.choice([-1.0, 1.0], n), np.zeros((n, 2))
+    states, actions = [], []
+    for _ in range(TICKS):
+        action = expert(tool, targets, side)
+        states.append(state_of(tool, targets))
+        actions.append(action)
+        drift = 0.8 * drift + 0.6 * rng.normal(scale=0.06, size=(n, 2))
+        tool = tool + POSITION_SCALE * (action + drift)
+        targets.step()
+    return torch.from_numpy(np.stack(states)), torch.from_numpy(np.stack(actions)).float()
+
+
+def clone(seed: int, steps: int) -> DenoisingPolicy:
+    """A small flow policy that may be given up to MAX_DELAY committed actions."""
+    torch.manual_seed(seed)
+    vla = VLAConfig(width=64, depth=2, action_horizon=HORIZON, action_patch=2, text_width=16, text_depth=1)
+    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=MAX_DELAY, loss_draws=2), ROBOT)
+    states, actions = demonstrations(1000, seed)
+    policy.normalizer.fit(states.flatten(0, 1), actions.flatten(0, 1), quantiles=(0.0, 1.0))
+    generator = torch.Generator().manual_seed(seed)
+    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), generator)
+    for step in range(steps):
+        t = torch.randint(TICKS - HORIZON, (BATCH,), generator=generator)
+        row = torch.randint(states.shape[1], (BATCH,), generator=generator)
+        window = actions[t[:, None] + torch.arange(HORIZON), row[:, None]]
+        metrics = bc.update(Batch(obs=observe(states[t, row]), action=window, mask=torch.ones(BATCH, HORIZON)))
+        if step % 200 == 0:
+            print(f"step {step}: {metrics}", file=sys.stderr)
+    return policy.eval()
+
+
+def observe(state: torch.Tensor) -> Observation:
+    n = len(state)
+    return Observation(images=torch.zeros(n, 0, 8, 8, 3, dtype=torch.uint8), state=state, text=encode_text([""] * n))
+
+
+@dataclass
+class Arm:
+    """The tabletop's Panda behind the safety filter; it stands where the last command sent it."""
+
+    safety: SafetyFilter
+    tool: PandaTool
+    joints: list[float]
+    path: list[tuple[float, ...]] = field(default_factory=list)
+    _goal: list[float] | None = None
+
+    def position(self) -> NDArray[np.float64]:
+        """Of the tool, [1, 2]."""
+        return self.tool.state(self.joints)[None, :2].astype(np.float64)
+
+    def step(self, action: NDArray[np.float32] | None, tick: int) -> None:
+        """One control period; without an action it brakes and holds."""
+        commands = round(self.safety.limits.command_hz / HZ)
+        start = self._goal or list(self.safety.positions)
+        if action is None:
+            self._goal = None
+        else:
+            if self._goal is None:
+                self.tool.begin(self.joints)
+            self._goal = self.tool.targets(np.array([*action, 0, 0, 0, 0, 1], dtype=np.float32), self.joints)
+        for part in range(1, commands + 1):
+            now = (tick * commands + part) / self.safety.limits.command_hz
+            command = None
+            if self._goal is not None:
+                share = part / commands
+                command = Command([a + share * (b - a) for a, b in zip(start, self._goal, strict=True)], now)
+            out = self.safety.filter(command, Measurement(self.joints, now), now)
+            if command is not None and not out.accepted:
+                raise RuntimeError(f"the safety filter rejected a command: {out.events}")
+            self.joints = list(out.positions)
+            self.path.append(out.positions)
+
+
+class Asynchronous:
+    """The scheduler of the node: the arm goes on with the old plan until the new chunk is there."""
+
+    def __init__(self, backend: PolicyBackend, method: str, delay: int) -> None:
+        config = ChunkingConfig(method=method, execute_steps=EXECUTE, max_delay=MAX_DELAY, warmup=0)  # type: ignore[arg-type]
+        self._scheduler = ChunkScheduler(config, horizon=HORIZON, action_dim=2)
+        self._backend, self._delay, self._method = backend, delay, method
+        self._waiting: tuple[int, Any, NDArray[np.float32]] | None = None
+        self.jumps: list[float] = []
+
+    def act(self, state: NDArray[np.float32], tick: int) -> NDArray[np.float32] | None:
+        self._deliver(tick)
+        if request := self._scheduler.request(tick):
+            question = ask(state, self._method, request.leftover, request.delay)
+            self._waiting = (tick + self._delay, request, self._backend.act(question))
+            self._deliver(tick)
+        return self._scheduler.action(tick)
+
+    def _deliver(self, tick: int) -> None:
+        if self._waiting is None or tick < self._waiting[0]:
+            return
+        _, request, chunk = self._waiting
+        self._waiting = None
+        delivery = self._scheduler.deliver(request, chunk, tick)
+        if delivery and delivery.consumed < len(request.leftover):
+            self.jumps.append(float(np.abs(chunk[delivery.consumed] - request.leftover[delivery.consumed]).max()))
+
+
+class Synchronous:
+    """Look, wait for the answer with the arm at rest, execute, look again."""
+
+    def __init__(self, backend: PolicyBackend, delay: int) -> None:
+        self._backend, self._delay = backend, delay
+        self._plan: list[NDArray[np.float32]] = []
+        self._ready_at: int | None = None
+        self.jumps: list[float] = []
+
+    def act(self, state: NDArray[np.float32], tick: int) -> NDArray[np.float32] | None:
+        if not self._plan:
+            nothing = np.zeros((0, 2), dtype=np.float32)
+            self._plan = list(self._backend.act(ask(state, "replace", nothing, 0))[:EXECUTE])
+            self._ready_at = tick + self._delay
+        if self._ready_at is not None and tick < self._ready_at:
+            return None
+        return self._plan.pop(0)
+
+
+def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], delay: int) -> Act:
+    return Act(
+        id=0,
+        images={},
+        state=state[0],
+        instruction="",
+        method=method,
+        leftover=np.ascontiguousarray(leftover),
+        delay=delay,
+        execute_steps=EXECUTE,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    success: bool
+    touched: bool
+    jumps: Sequence[float]
+    shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
+
+
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
+    rng = np.random.default_rng([seed, 1])
+    limits = load_limits(ROOT / "configs/robots/fake_arm.yaml")
+    plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
+    joints = [*START_JOINTS, 0.0]
+    arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
+    arm.safety.start(joints, 0.0)
+    targets = Targets(1, rng)
+    on_target, touched, success = 0, False, False
+    for tick in range(TICKS):
+        tool = arm.position()
+        touched |= bool(np.linalg.norm(tool[0] - POST) < POST_RADIUS)
+        near = np.hypot(tool[0, 0] - TARGET_X, tool[0, 1] - targets.y[0]) < CLOSE
+        on_target = on_target + 1 if near else 0
+        if touched or on_target >= HOLD:
+            success = not touched
+            break
+        arm.step(plan.act(state_of(tool, targets), tick), tick)
+        targets.step()
+    return Outcome(success=success, touched=touched, jumps=plan.jumps, shares=shares_of_limits(arm))
+
+
+def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
+    """The largest velocity, acceleration and jerk on the commanded path, from its finite differences."""
+    axes, hz = arm.safety.limits.axes, arm.safety.limits.command_hz
+    values = np.concatenate([np.repeat([arm.path[0]], 3, axis=0), arm.path])
+    shares = []
+    for limit in ("velocity", "acceleration", "jerk"):
+        values = np.diff(values, axis=0) * hz
+        shares.append(float((np.abs(values) / [getattr(axis, limit) for axis in axes]).max()))
+    return shares[0], shares[1], shares[2]
+
+
+def measure(policies: int, episodes: int, steps: int) -> list[Row]:
+    outcomes: dict[tuple[str, int], list[Outcome]] = {(method, delay): [] for method in METHODS for delay in DELAYS}
+    for seed in range(policies):
+        policy = clone(seed, steps)
+        for (method, delay), cell in outcomes.items():
+            backend = PolicyBackend(policy, fingerprint="", seed=seed)
+            cell += [episode(backend, method, delay, 1000 * seed + i) for i in range(episodes)]
+            print(f"{method} {delay}: {np.mean([o.success for o in cell]):.2f}", file=sys.stderr)
+    rows: list[Row] = []
+    for (method, delay), cell in outcomes.items():
+        wins = sum(outcome.success for outcome in cell)
+        about = {"method": method, "delay_steps": delay, "seeds": policies, "episodes": len(cell)}
+        rows.append(row("success", wins / len(cell), "share", interval=wilson_interval(wins, len(cell)), **about))
+        rows.append(row("touched_the_post", sum(o.touched for o in cell) / len(cell), "share", **about))
+        if jumps := [jump for outcome in cell for jump in outcome.jumps]:
+            rows.append(row("mean_jump_between_chunks", float(np.mean(jumps)), "action", **about))
+    for i, name in enumerate(("velocity", "acceleration", "jerk")):
+        largest = max(outcome.shares[i] for cell in outcomes.values() for outcome in cell)
+        rows.append(row(f"largest_{name}_after_the_filter", largest, "of limit", ratio=largest, against="limit"))
+        # positions near 3 are rounded to 4e-16, which finite differences at 100 Hz turn into 1e-9 of a limit
+        if largest > 1.0 + 1e-6:
+            raise RuntimeError(f"a command broke the {name} limit: {largest}")
+    return rows
+
+
+def row(name: str, value: float, unit: str, **more: Any) -> Row:
+    return {"name": name, "value": value, "unit": unit, "interval": None, "ratio": None, "against": None, **more}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=40, help="per policy, method and delay")
+    parser.add_argument("--policies", type=int, default=1, help="policies, each cloned with a seed of its own")
+    parser.add_argument("--steps", type=int, default=1200, help="of cloning")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = measure(options.policies, options.episodes, options.steps)
+    record = {
+        "command": "python -m benchmarks.chunking " + " ".join(sys.argv[1:]),
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": machine(),
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "rows": rows,
+    }
+    path = ROOT / "benchmarks" / "results" / "chunking.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    for entry in rows:
+        print(f"{entry['name']:36} {entry.get('method', ''):14} {entry.get('delay_steps', ''):>2} {entry['value']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What one command costs in the safety filter, and its properties over many streams.
+
+    python -m benchmarks.safety [--streams 10000]
+
+Times are CPU time of the calling thread, so that what else the machine does counts as little as it can; beside them
+stands a fixed loop of plain Python, measured in the same run, as a yardstick for other machines. ``--streams`` also
+runs the Hypothesis properties with that many random and adversarial streams and fails if one is broken.
+Writes benchmarks/results/safety.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from real_robot.limits_file import load_limits
+from real_robot.safety import Command, Measurement, SafetyFilter
+from vla_rl.bench import machine
+from vla_rl.run import git_revision
+
+ROOT = Path(__file__).parents[1]
+READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
+TICKS = 5000
+Row = dict[str, Any]
+
+
+def smooth(tick: int) -> float:
+    """Offset from READY [rad] of every joint: nothing is limited."""
+    return 0.15 * math.sin(0.015 * tick) * (1 - math.exp(-0.01 * tick))
+
+
+def saturated(tick: int) -> float:
+    """Jumps that every joint follows at its limits, turning round in full motion."""
+    return 0.1 if (tick // 20) % 2 else -0.1
+
+
+def far(tick: int) -> float:
+    """Swings so wide that the stop comes near the walls of the workspace and must be followed tick by tick."""
+    return 0.45 if (tick // 60) % 2 else -0.45
+
+
+def command_times(offset: Callable[[int], float]) -> list[float]:
+    """Microseconds of each of TICKS commands of a Franka Panda, the arm exactly where it was sent."""
+    limits = load_limits(ROOT / "configs/robots/franka_panda.yaml")
+    safety, spent = SafetyFilter(limits), []
+    safety.start(READY, 0.0)
+    for tick in range(1, TICKS + 1):
+        now = tick / limits.command_hz
+        target = [
+            min(max(q + offset(tick), m - step), m + step)
+            for q, m, step in zip(READY, safety.positions, [0.19] * 7, strict=True)
+        ]
+        command, measured = Command(target, now), Measurement(safety.positions, now, [0.0] * 7)
+        began = time.thread_time_ns()
+        safety.filter(command, measured, now)
+        spent.append((time.thread_time_ns() - began) / 1000.0)
+    return sorted(spent)
+
+
+def loop_times() -> list[float]:
+    """Microseconds of the yardstick: the sum of a thousand numbers."""
+    spent = []
+    for _ in range(TICKS):
+        began = time.thread_time_ns()
+        sum(range(1000))
+        spent.append((time.thread_time_ns() - began) / 1000.0)
+    return sorted(spent)
+
+
+def rows_of_times() -> Iterator[Row]:
+    loop = loop_times()
+    for share in (50, 99):
+        yield row(f"yardstick_p{share}", loop[TICKS * share // 100], "us")
+    for name, offset in (("smooth", smooth), ("saturated", saturated), ("near_the_walls", far)):
+        times = command_times(offset)
+        for share in (50, 99):
+            value, against = times[TICKS * share // 100], loop[TICKS * share // 100]
+            yield row(f"filter_{name}_p{share}", value, "us", ratio=value / against, against=f"yardstick_p{share}")
+
+
+def check_properties(streams: int) -> Row:
+    """Hypothesis, in a process of its own. RuntimeError if a property is broken."""
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", "tests/property/test_safety_streams.py"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "SAFETY_STREAMS": str(streams)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    if done.returncode or not passed:
+        raise RuntimeError(f"a property of the safety filter is broken:\n{done.stdout}")
+    return row("properties_held", int(passed[1]), "properties", streams=streams)
+
+
+def row(name: str, value: float, unit: str, **more: Any) -> Row:
+    return {"name": name, "value": value, "unit": unit, "interval": None, "ratio": None, "against": None, **more}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=0, help="random and adversarial streams per property")
+    options = parser.parse_args()
+    rows = list(rows_of_times())
+    if options.streams:
+        rows.append(check_properties(options.streams))
+    record = {
+        "command": "python -m benchmarks.safety " + " ".join(sys.argv[1:]),
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": {**machine(), "load": os.getloadavg()},
+        "versions": {"python": sys.version.split()[0]},
+        "rows": rows,
+    }
+    (ROOT / "benchmarks" / "results" / "safety.json").write_text(json.dumps(record, indent=1) + "\n")
+    for entry in rows:
+        print(f"{entry['name']:28} {entry['value']:10.2f} {entry['unit']}")
+
+
+if __name__ == "__main__":
+    main()
