@@ -21,7 +21,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from policies.vla import VLAConfig
-from real_robot.policy_backend import PolicyBackend, fit_image
+from real_robot.images import fit_image
+from real_robot.policy_backend import PolicyBackend
 from real_robot.policy_client import Answer, PolicyClient
 from real_robot.policy_server import PolicyServer, ServerConfig
 from real_robot.wire import Act, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
