@@ -1,13 +1,10 @@
 """The thread that drives an arm: every command tick measure, decide, filter, send; looks and records come after.
 
-It asks the kernel for real-time priority, so a busy machine does not make it late. Without the right to it (Linux:
-``ulimit -r``, or the capability CAP_SYS_NICE) it runs as any thread and says so.
+It asks for real-time priority; without the right to it, it runs as any thread and ``real_time`` says so.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -16,11 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from real_robot.control_loop import ControlLoop
+from real_robot.priority import take_priority
 from real_robot.ros_io import CommandOutput, JointInput
 
 PRIORITY = 70
-# How long a thread may keep the interpreter to itself while the control thread waits for it [s].
-SWITCH_S = 0.0005
 
 
 class Timings:
@@ -86,7 +82,7 @@ class ControlThread:
 
     def _run(self) -> None:
         """Every command tick until told to end and at rest. Sleeps to absolute times, so lateness never adds up."""
-        self.real_time = _take_priority()
+        self.real_time = take_priority(PRIORITY)
         period_s = 1.0 / self.loop.filter.limits.command_hz
         due_s = time.monotonic() + period_s
         while self._running or not self.loop.filter.at_rest:
@@ -101,13 +97,3 @@ class ControlThread:
                 self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
             self._afterwards(now_s)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
-
-
-def _take_priority() -> str:
-    """Real-time scheduling for the calling thread; "yes", or why not."""
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
-    except (PermissionError, OSError) as error:
-        return f"no: {error.strerror}"
-    return "yes"

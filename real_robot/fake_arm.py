@@ -2,8 +2,9 @@
 
 Publishes ``/joint_states`` at 500 Hz and two cameras, follows ``joint_trajectory_controller/joint_trajectory`` the way
 ros2_control's controller does (cubic splines through positions and velocities, new trajectories replace old ones, hold
-at the end). ``~/reset`` begins the episode named by the parameters ``task`` and ``seed``; ``~/instruction`` and
-``~/success`` say what is asked and whether it is done. ``joint_fault`` and ``camera_fault`` spoil what is published.
+at the end). ``~/reset`` begins the episode named by the parameters ``task`` and ``seed``; ``~/instruction`` says what is
+asked, ``~/success`` and ``~/failure`` whether that, or something else, was done. ``joint_fault`` and ``camera_fault``
+spoil what is published.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
+from real_robot.priority import take_priority
 from real_robot.ros_io import SENSOR_QOS
 from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, sample_episode
 from sims.tabletop.kinematics import Panda
@@ -38,6 +40,7 @@ from sims.tabletop.tasks import TASKS, Scene, outcome
 
 JOINT_HZ = 500
 CAMERA_HZ = 30
+PRIORITY = 80
 NAMES = (*(f"joint{i}" for i in range(1, 8)), "finger")
 JOINT_FAULTS = (
     "none",
@@ -50,6 +53,9 @@ JOINT_FAULTS = (
     "nan",
     "shuffled",
     "old_clock",
+    "future_clock",
+    "renamed",
+    "beyond_limit",
     "flood",
 )
 CAMERA_FAULTS = ("none", "silent", "frozen")
@@ -128,7 +134,8 @@ class TabletopArm:
     def step(self) -> None:
         mujoco.mj_step(self._model, self._data)
 
-    def success(self) -> bool:
+    def outcome(self) -> tuple[bool, bool]:
+        """Whether what was asked for is done, and whether something else is done instead."""
         qpos = torch.from_numpy(self._data.qpos.copy())[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
         single = qpos.float()
@@ -142,7 +149,8 @@ class TabletopArm:
             fixtures=torch.from_numpy(self.episode.fixtures)[None].float(),
         )
         candidate = torch.tensor([self.episode.candidate])
-        return bool(outcome(TASKS[self.episode.task.name], scene, candidate)[0])
+        success, ended = outcome(TASKS[self.episode.task.name], scene, candidate)
+        return bool(success), bool(ended & ~success)
 
 
 class FakeArm(Node):
@@ -162,7 +170,7 @@ class FakeArm(Node):
         self._cameras = {
             n: self.create_publisher(Image, f"/camera/{n}/image_raw", SENSOR_QOS) for n in ("agent", "wrist")
         }
-        self._success = self.create_publisher(Bool, "~/success", latched)
+        self._outcome = [self.create_publisher(Bool, f"~/{name}", latched) for name in ("success", "failure")]
         self._instruction = self.create_publisher(String, "~/instruction", latched)
         self._sub = self.create_subscription(
             JointTrajectory, "/joint_trajectory_controller/joint_trajectory", self._on_trajectory, 1
@@ -177,7 +185,8 @@ class FakeArm(Node):
 
     def run(self) -> None:
         """Physics and joint states on absolute 2 ms ticks until ``ending``."""
-        due_s, tick, done = time.monotonic(), 0, False
+        take_priority(PRIORITY)  # a real arm does not wait for a busy computer either
+        due_s, tick, done = time.monotonic(), 0, (False, False)
         while not self.ending.is_set():
             due_s += 1.0 / JOINT_HZ
             time.sleep(max(0.0, due_s - time.monotonic()))
@@ -188,10 +197,10 @@ class FakeArm(Node):
                 self._arm.step()
                 joints, speeds = self._arm.joints, self._arm.speeds
                 if tick % 25 == 0:
-                    done = self._arm.success()
+                    done = self._arm.outcome()
             tick += 1
             if tick % 25 == 0:
-                self._success.publish(Bool(data=done))
+                self._say(done)
             self._publish_joints(joints, speeds, tick)
 
     def see(self) -> None:
@@ -224,7 +233,11 @@ class FakeArm(Node):
             self._arm.begin(task, seed)
             self._trajectory = Trajectory(self._arm.joints, np.zeros(8), time.monotonic())
         self._instruction.publish(String(data=self._arm.episode.instruction))
-        self._success.publish(Bool(data=False))
+        self._say((False, False))
+
+    def _say(self, outcome: tuple[bool, bool]) -> None:
+        for publisher, done in zip(self._outcome, outcome, strict=True):
+            publisher.publish(Bool(data=done))
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._begin()
@@ -249,10 +262,15 @@ class FakeArm(Node):
         message = JointState(name=list(NAMES), position=joints.tolist(), velocity=speeds.tolist())
         now = self.get_clock().now()
         message.header.stamp = now.to_msg()
-        if fault == "old_clock":
-            message.header.stamp = Time(sec=message.header.stamp.sec - 10, nanosec=message.header.stamp.nanosec)
+        if fault in ("old_clock", "future_clock"):
+            shift_s = -10 if fault == "old_clock" else 10
+            message.header.stamp = Time(sec=message.header.stamp.sec + shift_s, nanosec=message.header.stamp.nanosec)
         elif fault == "nan":
             message.position[3] = float("nan")
+        elif fault == "beyond_limit":
+            message.position[3] = 0.5
+        elif fault == "renamed":
+            message.name = [f"other_{name}" for name in NAMES]
         elif fault == "shuffled":
             message.name, message.position = list(reversed(message.name)), list(reversed(message.position))
         for one in self._spoiled(fault, message, tick):

@@ -30,7 +30,7 @@ from std_srvs.srv import SetBool, Trigger
 from episodes.schema import EpisodeError
 from real_robot.control_loop import ControlLoop
 from real_robot.control_thread import ControlThread
-from real_robot.embodiment import Embodiment, JointPositions, JointSteps
+from real_robot.embodiment import embodiment_of
 from real_robot.policy_client import PolicyClient
 from real_robot.recorder import Recorder
 from real_robot.remote_policy import RemotePolicy
@@ -329,18 +329,6 @@ class PolicyNode(LifecycleNode):
         array = DiagnosticArray(status=[status])
         array.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(array)
-
-
-def embodiment_of(robot: Robot, control_hz: float) -> Embodiment:
-    """The one dispatch from the name in the robot file."""
-    axes = robot.limits.axes
-    if robot.control.embodiment == "joint_positions":
-        return JointPositions(axes)
-    if robot.control.embodiment == "joint_steps":
-        return JointSteps(axes, control_hz)
-    from real_robot.panda_tool import PandaTool
-
-    return PandaTool(axes)
 
 
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:

@@ -34,6 +34,7 @@ SENSOR_QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 STOP_POINTS = 6
 # External torques older than this are no proof that nothing is touched [s].
 RESIDUAL_AGE_S = 0.1
+REORDERED_NS = 1_000_000_000
 StopPath = Sequence[tuple[Sequence[float], Sequence[float]]]  # positions and velocities of the coming ticks
 
 
@@ -89,14 +90,15 @@ class JointInput:
     def measure(self) -> Measurement | None:
         """The newest measurement, stamped on the monotonic clock by the older of header and receipt.
 
-        A message whose header is older than the last one's was reordered on the way and is not used.
+        A message whose header is a little older than the last one's was reordered on the way and is not used; if it
+        is much older, the arm's clock was set.
         """
         taken = self._states.take()
         if taken is None:
             return None
         message, received_s = taken
         stamp_ns = nanoseconds(message.header.stamp)
-        if self._last is not None and stamp_ns < self._last[0]:
+        if self._last is not None and 0 < self._last[0] - stamp_ns < REORDERED_NS:
             self.trouble = "joint states arrive out of order"
             return self._last[1]
         positions = _by_name(message, message.position, self._names)

@@ -18,9 +18,13 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from real_robot.robot_file import load_robot
 from sims.errors import UserError
+
+if TYPE_CHECKING:
+    from real_robot.policy_backend import PolicyBackend
 
 START_S = 120.0
 
@@ -32,22 +36,34 @@ class RobotError(UserError):
 def serve(
     bundle: Path, *, host: str = "127.0.0.1", port: int = 8720, token_file: Path, ready: Path | None = None
 ) -> None:
-    """Serve ``bundle`` until interrupted. ``ready``: a file that gets the port once connections are accepted."""
-    import torch
+    """Serve ``bundle``, and whatever replaces it there, until interrupted.
 
-    from policies.bundle import load_bundle, read_bundle_info
-    from real_robot.policy_backend import PolicyBackend
+    ``ready``: a file that gets the port once connections are accepted.
+    """
     from real_robot.policy_server import ServerConfig, run_server
+    from real_robot.versions import Follower, Versions
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         config = ServerConfig(host=host, port=port, token=token_file.read_text().strip())
     except (OSError, ValueError) as error:
         raise RobotError(f"cannot serve: {error}") from error
-    backend = PolicyBackend(load_bundle(bundle, device=device), fingerprint=read_bundle_info(bundle).sha256)
-    print(f"serving {bundle} on ws://{host}:{port}, {device}", file=sys.stderr)
+    versions = Versions(load_backend(bundle))
+    follower = Follower(versions, bundle, load_backend)
+    print(f"serving {bundle} on ws://{host}:{port}", file=sys.stderr)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_server(backend, config, ready))
+        asyncio.run(run_server(versions, config, ready))
+    follower.close()
+
+
+def load_backend(bundle: Path) -> PolicyBackend:
+    """``bundle``, verified and warmed up, on the GPU if there is one."""
+    import torch
+
+    from policies.bundle import load_bundle, read_bundle_info
+    from real_robot.policy_backend import PolicyBackend
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return PolicyBackend(load_bundle(bundle, device=device), fingerprint=read_bundle_info(bundle).sha256)
 
 
 def deploy(

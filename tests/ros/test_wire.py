@@ -6,16 +6,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
 
+from episodes.store import EpisodeStore
 from real_robot.robot_file import load_robot
-from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell, ros_python
+from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell
 
 pytestmark = [
     pytest.mark.skipif(
-        ros_python() is None, reason="no environment with the ROS wheels; make one: tests/ros/install.sh"
+        find_spec("rclpy") is None, reason="this Python has no rclpy; make test-ros runs these in one that has"
     ),
     pytest.mark.timeout(180),
 ]
@@ -103,7 +105,9 @@ def test_commands_are_whole_punctual_and_end_in_a_stop(moving: Cell) -> None:
     assert max(abs(b - a) for a, b in zip(commands[0]["first"], commands[-1]["first"], strict=True)) > 0.005
 
 
-@pytest.mark.parametrize("fault", ["silent", "nan", "old_clock", "frozen", "delay"])
+@pytest.mark.parametrize(
+    "fault", ["silent", "nan", "old_clock", "future_clock", "frozen", "delay", "renamed", "beyond_limit"]
+)
 def test_joint_states_that_cannot_be_trusted_are_a_hold(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "joint_fault", fault)
     try:
@@ -174,9 +178,11 @@ def restart_server_and_node(cell: Cell, *arguments: str) -> None:
     """A new server listens elsewhere, so the node is told and configured anew."""
     cell.start_server(*arguments)
     if cell.ask("state") == "active":
+        assert not cell.ask("set", "vla_rl_policy", "policy_url", "ws://127.0.0.1:1")[0]  # only while unconfigured
         cell.ask("transition", DEACTIVATE)
+    if cell.ask("state") == "inactive":
         cell.ask("transition", CLEANUP)
-    cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")
+    assert cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")[0]
     cell.activate()
 
 
@@ -230,6 +236,51 @@ def test_a_killed_node_leaves_a_stop_behind_and_a_new_one_takes_over(moving: Cel
     moving.start_node(moving.port)
     moving.activate()
     moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+def test_an_arm_that_vanishes_and_comes_back_elsewhere_is_only_driven_on_request(moving: Cell) -> None:
+    moving.kill("arm", signal.SIGKILL)
+    moving.wait(lambda: moving.status()["at_rest"] == "True", 8, "rest")
+    assert "joint states" in moving.status()["message"] or int(moving.status()["rejected"]) > 0
+    moving.start_arm()
+    moving.wait(lambda: moving.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
+    assert moving.ask("end", False)[0]
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+    moving.wait(lambda: is_moving(moving), 10, "motion again")
+
+
+def test_a_stop_outlives_deactivation(moving: Cell) -> None:
+    moving.ask("trigger", "/vla_rl_policy/stop")
+    moving.ask("transition", DEACTIVATE)
+    assert not moving.ask("transition", ACTIVATE)
+    assert "call ~/release first" in log_of(moving, "node")
+    assert moving.ask("trigger", "/vla_rl_policy/release")[0]
+    assert moving.ask("transition", ACTIVATE)
+
+
+def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
+    before = len(EpisodeStore(moving.store).select())
+    assert not moving.ask("trigger", "/vla_rl_policy/begin_episode")[0]  # one is under way
+    for success in (True, False):
+        time.sleep(1.0)
+        assert moving.ask("end", success)[0]
+        assert not moving.ask("trigger", "/vla_rl_policy/resume")[0]
+        moving.wait(lambda: is_still(moving), 3, "rest")
+        moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 10, "the next episode")
+        moving.wait(lambda: is_moving(moving), 10, "motion again")
+    moving.kill("node", signal.SIGKILL)
+    store = EpisodeStore(moving.store)
+    moving.wait(lambda: len(store.select()) == before + 3, 20, "the episode that the kill cut short")
+    episodes = [store.read(entry.id) for entry in store.select()[before:]]
+    assert [episode.succeeded for episode in episodes] == [True, False, False]
+    for episode in episodes:
+        assert episode.num_steps > 5
+        assert episode.look_steps[0] == 0
+        assert episode.images["agent"].shape[1:] == (64, 64, 3)
+        assert episode.policy_version == "untrained"
+    assert all(episode.look_steps[-1] == episode.num_steps for episode in episodes[:2])
+    moving.start_node(moving.port)
+    moving.activate()
 
 
 def test_the_fake_arm_obeys_another_vendors_commands(moving: Cell) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.policy_backend import PolicyBackend
 from real_robot.policy_server import ServerConfig, run_server
+from real_robot.versions import Versions
 from real_robot.wire import Act
 
 
@@ -41,4 +42,4 @@ if __name__ == "__main__":
     backend = SlowBackend(policy, fingerprint="untrained")
     backend.delay_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     config = ServerConfig(port=0, token=sys.argv[2])
-    asyncio.run(run_server(backend, config, ready=Path(sys.argv[1])))
+    asyncio.run(run_server(Versions(backend), config, ready=Path(sys.argv[1])))
