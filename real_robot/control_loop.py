@@ -45,9 +45,7 @@ class LoopCounters:
 class ControlLoop:
     """``tick`` once per command period, with the time of a clock that never jumps."""
 
-    def __init__(
-        self, limits: RobotLimits, *, control_hz: float, embodiment: Embodiment, source: ActionSource
-    ) -> None:
+    def __init__(self, limits: RobotLimits, *, control_hz: float, embodiment: Embodiment, source: ActionSource) -> None:
         ratio = limits.command_hz / control_hz
         if abs(ratio - round(ratio)) > 1e-6 or ratio < 1:
             raise ValueError(

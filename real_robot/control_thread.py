@@ -16,6 +16,7 @@ from real_robot.control_loop import ControlLoop
 from real_robot.priority import take_priority
 from real_robot.ros_io import CommandOutput, JointInput
 
+# of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
 
 

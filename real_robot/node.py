@@ -32,6 +32,7 @@ from real_robot.control_loop import ControlLoop
 from real_robot.control_thread import ControlThread
 from real_robot.embodiment import embodiment_of
 from real_robot.policy_client import PolicyClient
+from real_robot.priority import take_priority
 from real_robot.recorder import Recorder
 from real_robot.remote_policy import RemotePolicy
 from real_robot.robot_file import Robot, load_robot
@@ -40,6 +41,7 @@ from real_robot.wire import Hello, Outcome
 from sims.vector_env import TEXT_BYTES
 
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+PRIORITY = 40
 # read on configuration
 _CONNECTIONS = {
     "robot_file": "YAML file of the robot: limits, control, ros",
@@ -319,7 +321,8 @@ class PolicyNode(LifecycleNode):
             troubles.append(self._policy.trouble)
             loop = self._control.loop
             values |= vars(loop.counters) | vars(self._policy.counters) | self._control.timings.summary()
-            values |= {"active": self._control.running, "at_rest": loop.filter.at_rest}
+            running = self._control.running
+            values |= {"active": running, "at_rest": not running or loop.filter.at_rest}
             values |= {"real_time": self._control.real_time, "policy": self._policy.hello.fingerprint}
         if self._recorder is not None:
             values["recorded"] = self._recorder.recorded
@@ -336,6 +339,7 @@ def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int
 
     ``autostart_s``: configure and activate by itself, trying for so long; 1 if it cannot. 0 leaves both to others.
     """
+    take_priority(PRIORITY)  # before the middleware starts its threads, so that they have it too
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -186,9 +186,7 @@ class PolicyServer:
             waiting.put_nowait(data)
         return None
 
-    async def _answer_all(
-        self, connection: ServerConnection, waiting: asyncio.Queue[bytes], backend: Backend
-    ) -> None:
+    async def _answer_all(self, connection: ServerConnection, waiting: asyncio.Queue[bytes], backend: Backend) -> None:
         while True:
             data = await waiting.get()
             try:

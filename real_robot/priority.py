@@ -1,4 +1,4 @@
-"""Real-time scheduling for the threads that an arm's motion hangs on."""
+"""Real-time scheduling for the processes that an arm's motion hangs on."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ _SWITCH_S = 0.0005
 
 
 def take_priority(level: int) -> str:
-    """SCHED_FIFO at ``level`` (1-99) for the calling thread, so that a busy machine does not make it late.
+    """SCHED_FIFO at ``level`` (1-99) for the calling thread and the threads and processes that it starts from now on.
 
-    "yes", or why not: it needs ``ulimit -r`` of at least ``level``, or the capability CAP_SYS_NICE.
+    "yes", or why not: it needs ``ulimit -r`` of at least ``level``, or the capability CAP_SYS_NICE. A whole process
+    takes it, not one thread alone: a thread that waits for the interpreter waits as long as whoever holds it.
     """
     sys.setswitchinterval(_SWITCH_S)
     try:
-        # what this thread starts, it starts as ordinary
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(level))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(level))
     except OSError as error:
         return f"no: {error.strerror}"
     return "yes"
+
+
+def give_up_priority() -> None:
+    """Ordinary scheduling for the calling thread and what it starts."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

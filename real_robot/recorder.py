@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from episodes.schema import POLICY, Episode, EpisodeError
 from episodes.store import EpisodeStore
+from real_robot.priority import give_up_priority
 from real_robot.wire import pack_map, unpack_map
 
 # Looks and steps that may wait for the disk; beyond it the episode is given up, never the loop's punctuality.
@@ -43,7 +44,14 @@ class Recorder:
         self._thread.start()
 
     def begin(
-        self, *, instruction: str, task: str, seed: int, control_hz: float, policy_version: str, world: Mapping[str, str]
+        self,
+        *,
+        instruction: str,
+        task: str,
+        seed: int,
+        control_hz: float,
+        policy_version: str,
+        world: Mapping[str, str],
     ) -> None:
         """``world``: the versions that the recording depends on (``EnvSpec.fingerprint``)."""
         self._open = True
@@ -194,4 +202,5 @@ def _read(source: BinaryIO) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
+    give_up_priority()  # the node's, inherited
     keep_record(sys.stdin.buffer, EpisodeStore(sys.argv[1]))

@@ -168,7 +168,8 @@ class RobotEnv:
         output = CommandOutput(self._node, robot.ros, robot.limits)
         self._control = ControlThread(loop, self._joints, output)
         self._services = [
-            self._node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}")) for name in ("stop", "release")
+            self._node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
+            for name in ("stop", "release")
         ]
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
@@ -208,9 +209,7 @@ class RobotEnv:
         if not 0 <= state.task < len(self.spec.tasks):
             raise ValueError(f"reset: task {state.task} is not in 0..{len(self.spec.tasks) - 1} ({self.spec.tasks})")
         self._hold()
-        self._instruction = self._scene.begin(
-            self.spec.tasks[state.task], state.seed, self.config.reset_timeout_s
-        )
+        self._instruction = self._scene.begin(self.spec.tasks[state.task], state.seed, self.config.reset_timeout_s)
         limits = self._robot.limits
         self._wait(lambda: self._joints.fresh(limits.max_measurement_age_s), lambda: self._joints.trouble)
         try:

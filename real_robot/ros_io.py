@@ -25,8 +25,8 @@ from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.images import fit_image
-from real_robot.robot_file import RosSection
 from real_robot.kinematics import ToolPoint
+from real_robot.robot_file import RosSection
 from real_robot.safety import Measurement, RobotLimits, SafeCommand
 
 SENSOR_QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
@@ -56,9 +56,7 @@ class Newest:
 
     def __init__(self, node: Node, kind: type, topic: str) -> None:
         self._node, self.topic = node, topic
-        self._subscription = node.create_subscription(
-            kind, topic, self._never, SENSOR_QOS, callback_group=_Polled()
-        )
+        self._subscription = node.create_subscription(kind, topic, self._never, SENSOR_QOS, callback_group=_Polled())
         self._last: tuple[Any, float] | None = None
 
     def take(self) -> tuple[Any, float] | None:

@@ -1,7 +1,7 @@
 """Which version of a policy a server offers: the newest that proved itself, never changed in mid-episode.
 
-    bundle on disk changes -> loaded, verified, warmed up beside the running one -> offered from the next episode on
-    -> its episodes counted -> kept, or rolled back for good when it does worse than the one before it
+bundle on disk changes -> loaded, verified, warmed up beside the running one -> offered from the next episode on
+-> its episodes counted -> kept, or rolled back for good when it does worse than the one before it
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ def server(backend: PolicyBackend) -> Iterator[PolicyServer]:
     ready, stop, box = threading.Event(), threading.Event(), []
 
     async def main() -> None:
-        async with PolicyServer(Versions(backend), ServerConfig(port=0, token=TOKEN, max_clients=2, max_rate_hz=40)) as running:
+        async with PolicyServer(
+            Versions(backend), ServerConfig(port=0, token=TOKEN, max_clients=2, max_rate_hz=40)
+        ) as running:
             box.append(running)
             ready.set()
             await asyncio.to_thread(stop.wait)
