@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from real_robot.ros_io import CommandOutput, JointInput
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
+HAIR = 1e-3  # [rad or m]
 
 
 class Timings:
@@ -55,7 +56,7 @@ class ControlThread:
         self.real_time = "not started"
         self._joints, self._output, self._afterwards = joints, output, afterwards
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
-        self._running = False
+        self._running = self._resting = False
 
     @property
     def running(self) -> bool:
@@ -68,10 +69,25 @@ class ControlThread:
         measured = self._joints.measure()
         assert measured is not None
         with self.lock:
-            self.loop.start(list(measured.positions), time.monotonic())
+            self.loop.start(self._at_limits(measured.positions), time.monotonic())
+            self._resting = False
         if not self._running:
             self._running = True
             self._thread.start()
+
+    def _at_limits(self, positions: Sequence[float]) -> list[float]:
+        """A joint that is measured a hair beyond its limit stands at it."""
+        inside = []
+        for axis, q in zip(self.loop.filter.limits.axes, positions, strict=True):
+            nearest = min(max(q, axis.position[0]), axis.position[1])
+            inside.append(nearest if abs(q - nearest) <= HAIR else q)
+        return inside
+
+    def rest(self) -> None:
+        """Brake to rest, then command nothing until ``start``: between episodes the arm may be moved by others."""
+        with self.lock:
+            self.loop.pause()
+            self._resting = True
 
     def brake(self) -> None:
         """Brake to rest along the stop path, then end the thread. Returns when the arm is commanded still."""
@@ -90,11 +106,14 @@ class ControlThread:
             time.sleep(max(0.0, due_s - time.monotonic()))
             measured, now_s = self._joints.measure(), time.monotonic()
             with self.lock:
-                out = self.loop.tick(measured, now_s)
-                stop_path = self.loop.filter.stop_path()
-            self._output.send(out, stop_path)
-            self.timings.late_s.append(now_s - due_s)
-            if measured is not None:
-                self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
+                silent = self._resting and self.loop.filter.at_rest
+                if not silent:
+                    out = self.loop.tick(measured, now_s)
+                    stop_path = self.loop.filter.stop_path()
+            if not silent:
+                self._output.send(out, stop_path)
+                self.timings.late_s.append(now_s - due_s)
+                if measured is not None:
+                    self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
             self._afterwards(now_s)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)

@@ -2,10 +2,10 @@
 
     inactive: connected, watching, commanding nothing         active: commanding every tick, holding when in doubt
 
-Activation begins an episode. ``~/end_episode`` brakes, holds, and says how it went; then the policy server may hand
-over another policy, and ``~/begin_episode`` goes on with that one. ``~/stop`` latches a protective hold (announced on
-``~/stopped``), ``~/release`` undoes it, ``~/pause`` and ``~/resume`` hold and go on. Deactivation and SIGTERM brake to
-rest first. The stop is software: it is not an emergency stop.
+Activation begins an episode. ``~/end_episode`` says how it went; the arm brakes, then nothing is commanded, so the
+scene can be set up anew and the policy server may hand over another policy, until ``~/begin_episode``. ``~/stop``
+latches a protective hold (announced on ``~/stopped``), ``~/release`` undoes it; ``~/pause`` and ``~/resume`` hold and
+go on. Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PolicyNode(LifecycleNode):
             for name in ("stop", "release", "pause", "resume", "begin_episode")
         ]
         self._services_kept.append(self.create_service(SetBool, "~/end_episode", self._on_end_episode))
-        self._timer = self.create_timer(1.0, self._diagnose)
+        self._timer = self.create_timer(0.5, self._diagnose)
 
     # Lifecycle
 
@@ -243,9 +243,8 @@ class PolicyNode(LifecycleNode):
         if not response.success or self._control is None:
             response.message = "no episode is under way"
             return response
-        with self._control.lock:
-            self._control.loop.pause()
-            self._ending = "success" if request.data else "failure"
+        self._ending = "success" if request.data else "failure"
+        self._control.rest()
         return response
 
     # Stop and pause

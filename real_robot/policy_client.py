@@ -87,10 +87,11 @@ class PolicyClient:
             self._lock.notify()
 
     def close(self) -> None:
+        """Returns soon; a connection that is waiting for its server ends by itself."""
         with self._lock:
             self._closing = True
             self._lock.notify()
-        self._thread.join(timeout=self._timeout_s + 5.0)
+        self._thread.join(timeout=0.5)
 
     def _run(self) -> None:
         while not self._closing:

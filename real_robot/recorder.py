@@ -70,8 +70,11 @@ class Recorder:
         self._open = False
 
     def close(self) -> None:
-        """Everything that was ended is committed when this returns."""
+        """No more episodes. Returns at once; the interpreter does not end before the last one is committed."""
         self._queue.put(None)
+
+    def join(self) -> None:
+        """After ``close``: returns when everything is committed."""
         self._thread.join()
 
     def _put(self, entry: dict[str, Any]) -> None:
@@ -84,6 +87,7 @@ class Recorder:
             self.trouble = f"the disk of {self._store} is too slow; this episode is cut short"
 
     def _write_all(self) -> None:
+        self._ensure_process()
         while (entry := self._queue.get()) is not None:
             try:
                 if entry["kind"] == "begin":

@@ -59,7 +59,7 @@ class RobotEnvConfig:
     image_size: tuple[int, int] = (64, 64)
     control_hz: float = 20.0
     max_steps: int = 100
-    patience_s: float = 5.0
+    patience_s: float = 10.0
     reset_timeout_s: float = 600.0
 
 
@@ -102,8 +102,8 @@ class Mailbox:
 class Scene:
     """The node that sets up episodes and judges them. ``call`` blocks; the executor runs in another thread."""
 
-    def __init__(self, node: Node, name: str) -> None:
-        self._node, self._name = node, name
+    def __init__(self, node: Node, name: str, patience_s: float) -> None:
+        self._node, self._name, self._patience_s = node, name, patience_s
         self.success = self.failure = False
         self._parameters = node.create_client(SetParameters, f"{name}/set_parameters")
         self._reset = node.create_client(Trigger, f"{name}/reset")
@@ -116,7 +116,9 @@ class Scene:
         """Set up (task, seed); the instruction."""
         values = [Parameter("task", value=task), Parameter("seed", value=seed)]
         messages: list[ParameterMessage] = [value.to_parameter_msg() for value in values]
-        for result in self._call(self._parameters, SetParameters.Request(parameters=messages), 10.0).results:
+        for result in self._call(
+            self._parameters, SetParameters.Request(parameters=messages), self._patience_s
+        ).results:
             if not result.successful:
                 raise RobotWorldError(f"the scene {self._name} refuses {task!r}, {seed}: {result.reason}")
         reply = self._call(self._reset, Trigger.Request(), timeout_s)
@@ -126,7 +128,7 @@ class Scene:
         return str(reply.message)
 
     def _call(self, client: Any, request: Any, timeout_s: float) -> Any:
-        if not client.wait_for_service(timeout_sec=10.0):
+        if not client.wait_for_service(timeout_sec=self._patience_s):
             raise RobotWorldError(f"no service {client.srv_name}; start the node {self._name}, or mend ros.scene")
         answered = threading.Event()
         future = client.call_async(request)
@@ -160,7 +162,7 @@ class RobotEnv:
         self._node = Node("vla_rl_world", context=self._context)
         self._joints = JointInput(self._node, robot.ros, [axis.name for axis in robot.limits.axes])
         self._cameras = CameraInput(self._node, robot.ros.cameras)
-        self._scene = Scene(self._node, robot.ros.scene)
+        self._scene = Scene(self._node, robot.ros.scene, config.patience_s)
         self._mailbox = Mailbox()
         loop = ControlLoop(
             robot.limits, control_hz=config.control_hz, embodiment=self._embodiment, source=self._mailbox
@@ -297,8 +299,7 @@ class RobotEnv:
         """At rest, and nothing more is taken up."""
         if self._control.running:
             self._settle()
-            with self._control.lock:
-                self._control.loop.pause()
+            self._control.rest()
             self._wait(lambda: self._control.loop.filter.at_rest, lambda: "the arm does not come to rest")
 
     def _look(self) -> Observation:

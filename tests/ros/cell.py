@@ -36,7 +36,6 @@ class Cell:
         }
         self._env = {key: value for key, value in os.environ.items() if key not in scrubbed} | self.ros_env
         self._env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.port = 0
         self.store = folder / "episodes"
         self._shared_before = set(_SHARED.glob("*fastrtps*"))
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -48,10 +47,10 @@ class Cell:
         self.processes[name] = process
         return process
 
-    def start_server(self, *arguments: str) -> int:
-        """The untrained policy; ``arguments`` as in ``untrained_server``."""
-        ready = self.folder / "ready"
-        return self._served([sys.executable, "-m", "tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
+    def start_server(self, *arguments: str, name: str = "server") -> int:
+        """The untrained policy; ``arguments`` as in ``untrained_server``. Returns the port."""
+        ready = self.folder / name
+        return self._served(name, ["tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
 
     def environment(self) -> contextlib.AbstractContextManager[Any]:
         """This process on the cell's DDS domain, for as long as the block lasts."""
@@ -59,16 +58,14 @@ class Cell:
 
     def serve_bundle(self, bundle: Path) -> int:
         """A bundle, as ``vla-rl serve`` does."""
-        ready = self.folder / "ready"
-        command = [sys.executable, "-m", "real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)]
-        return self._served(command, ready)
+        ready = self.folder / "server"
+        return self._served("server", ["real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)], ready)
 
-    def _served(self, command: list[str], ready: Path) -> int:
+    def _served(self, name: str, module: list[str], ready: Path) -> int:
         ready.unlink(missing_ok=True)
-        self.spawn("server", command)
+        self.spawn(name, [sys.executable, "-m", *module])
         self.wait(lambda: ready.exists() and ready.read_text().endswith("\n"), 120, "the policy server")
-        self.port = int(ready.read_text())
-        return self.port
+        return int(ready.read_text())
 
     def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
         parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}

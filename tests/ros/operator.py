@@ -1,7 +1,7 @@
 """Someone at the robot, for the wire tests: one JSON request per line in, one JSON answer per line out.
 
 ["transition", id]   ["state"]   ["trigger", service]   ["end", success]
-    ["set", node, parameter, value]   ["status"]   ["speed"]   ["joints"]
+    ["set", node, parameter, value]   ["get", node, parameter]   ["status"]   ["speed"]   ["joints"]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
+from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
@@ -98,6 +98,9 @@ class Operator(Node):
                 message = ParameterMessage(name=name, value=ParameterValue(type=kind, **{field: value}))
                 reply = self.call(SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=[message]))
                 return None if reply is None else [reply.results[0].successful, reply.results[0].reason]
+            case ["get", str(node), str(name)]:
+                reply = self.call(GetParameters, f"/{node}/get_parameters", GetParameters.Request(names=[name]))
+                return None if reply is None else reply.values[0].string_value
             case ["status"]:
                 return self.status
             case ["speed"]:

@@ -31,8 +31,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     try:
         cell.start_arm()
         cell.start_operator()
-        cell.start_server()
-        cell.start_node(cell.port)
+        cell.start_node(cell.start_server())
         cell.activate()
         yield cell
     finally:
@@ -170,47 +169,46 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
     else:
         moving.kill("server")
         assert "Connection" in moving.status()["message"] or "refused" in moving.status()["message"]
-        restart_server_and_node(moving)
+        reconfigure(moving, moving.start_server())
     moving.wait(lambda: is_moving(moving), 15, "motion again")
 
 
-def restart_server_and_node(cell: Cell, *arguments: str) -> None:
-    """A new server listens elsewhere, so the node is told and configured anew."""
-    cell.start_server(*arguments)
+def reconfigure(cell: Cell, port: int) -> None:
+    """The node is told of another server and configured anew."""
+    url = f"ws://127.0.0.1:{port}"
     if cell.ask("state") == "active":
-        assert not cell.ask("set", "vla_rl_policy", "policy_url", "ws://127.0.0.1:1")[0]  # only while unconfigured
+        assert not cell.ask("set", "vla_rl_policy", "policy_url", url)[0]  # only while unconfigured
         cell.ask("transition", DEACTIVATE)
     if cell.ask("state") == "inactive":
         cell.ask("transition", CLEANUP)
-    assert cell.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{cell.port}")[0]
-    cell.activate()
+    cell.wait(lambda: cell.ask("set", "vla_rl_policy", "policy_url", url) == [True, ""], 20, "the new address")
+    cell.wait(lambda: cell.ask("state") == "inactive" or cell.ask("transition", CONFIGURE), 20, "configuration")
 
 
 def test_a_slow_policy_server_only_makes_it_hold_more(moving: Cell) -> None:
-    moving.kill("server")
-    restart_server_and_node(moving, "0.5")
+    slower = moving.folder / "server.slower"
+    slower.write_text("0.5")
+    time.sleep(0.7)
     before = {key: int(moving.status()[key]) for key in ("actions", "holds", "missed_ticks")}
     time.sleep(3.0)
     after = {key: int(moving.status()[key]) for key in before}
+    slower.unlink()
     assert after["actions"] - before["actions"] > 10
     assert after["holds"] - before["holds"] > 5
-    moving.kill("server")
-    restart_server_and_node(moving)
 
 
 def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
-    moving.kill("server")
-    port = moving.start_server("0", "5")
-    moving.ask("transition", DEACTIVATE)
-    moving.ask("transition", CLEANUP)
-    moving.ask("set", "vla_rl_policy", "policy_url", f"ws://127.0.0.1:{port}")
-    assert moving.ask("transition", CONFIGURE)
-    time.sleep(1.0)
-    assert not moving.ask("transition", ACTIVATE)
-    assert "the policy has action_dim 5, this robot's embodiment has 7" in log_of(moving, "node")
-    moving.ask("transition", CLEANUP)
-    moving.kill("server")
-    restart_server_and_node(moving)
+    own_url = moving.ask("get", "vla_rl_policy", "policy_url")
+    reconfigure(moving, moving.start_server("5", name="foreign"))
+    words = "the policy has action_dim 5, this robot's embodiment has 7"
+
+    def refused() -> bool:
+        assert moving.ask("transition", ACTIVATE) is not True
+        return words in log_of(moving, "node")
+
+    moving.wait(refused, 20, "the refusal")
+    moving.kill("foreign")
+    reconfigure(moving, port_of(own_url))
 
 
 def test_a_transition_that_is_not_allowed_leaves_the_node_alive(moving: Cell) -> None:
@@ -219,21 +217,33 @@ def test_a_transition_that_is_not_allowed_leaves_the_node_alive(moving: Cell) ->
     moving.wait(lambda: is_moving(moving), 5, "motion")
 
 
+def port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])
+
+
 def log_of(cell: Cell, name: str) -> str:
     return (cell.folder / f"{name}.log").read_text()
 
 
 def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell) -> None:
+    url = moving.ask("get", "vla_rl_policy", "policy_url")
     assert moving.kill("node", signal.SIGTERM) == 0
     moving.wait(lambda: is_still(moving), 2, "rest")
-    moving.start_node(moving.port)
+    moving.start_node(port_of(url))
     moving.activate()
 
 
-def test_a_killed_node_leaves_a_stop_behind_and_a_new_one_takes_over(moving: Cell) -> None:
+def test_a_killed_node_leaves_a_stop_and_its_record_behind_and_a_new_one_takes_over(moving: Cell) -> None:
+    url = moving.ask("get", "vla_rl_policy", "policy_url")
+    store = EpisodeStore(moving.store)
+    before = len(store.select())
     moving.kill("node", signal.SIGKILL)
     moving.wait(lambda: is_still(moving), 2, "rest")
-    moving.start_node(moving.port)
+    moving.wait(lambda: len(store.select()) > before, 20, "the episode that the kill cut short")
+    episode = store.read(store.select()[-1].id)
+    assert episode.truncated[-1]
+    assert not episode.succeeded
+    moving.start_node(port_of(url))
     moving.activate()
     moving.wait(lambda: is_moving(moving), 10, "motion again")
 
@@ -268,19 +278,15 @@ def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
         moving.wait(lambda: is_still(moving), 3, "rest")
         moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 10, "the next episode")
         moving.wait(lambda: is_moving(moving), 10, "motion again")
-    moving.kill("node", signal.SIGKILL)
     store = EpisodeStore(moving.store)
-    moving.wait(lambda: len(store.select()) == before + 3, 20, "the episode that the kill cut short")
+    moving.wait(lambda: len(store.select()) == before + 2, 20, "both episodes")
     episodes = [store.read(entry.id) for entry in store.select()[before:]]
-    assert [episode.succeeded for episode in episodes] == [True, False, False]
+    assert [episode.succeeded for episode in episodes] == [True, False]
     for episode in episodes:
         assert episode.num_steps > 5
-        assert episode.look_steps[0] == 0
+        assert (episode.look_steps[0], episode.look_steps[-1]) == (0, episode.num_steps)
         assert episode.images["agent"].shape[1:] == (64, 64, 3)
         assert episode.policy_version == "untrained"
-    assert all(episode.look_steps[-1] == episode.num_steps for episode in episodes[:2])
-    moving.start_node(moving.port)
-    moving.activate()
 
 
 def test_the_fake_arm_obeys_another_vendors_commands(moving: Cell) -> None:

@@ -35,6 +35,7 @@ def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
     drive(recorder, steps=2)
     recorder.end(success=False)
     recorder.close()
+    recorder.join()
     assert (recorder.recorded, recorder.trouble) == (2, "")
     store = EpisodeStore(tmp_path)
     first, second = (store.read(entry.id) for entry in store.select())
@@ -54,6 +55,7 @@ def test_nothing_is_recorded_outside_an_episode_or_without_a_look(tmp_path: Path
     recorder.step(np.zeros(2, np.float32))
     recorder.end(success=True)
     recorder.close()
+    recorder.join()
     assert recorder.recorded == 0
     assert "not worth keeping" in recorder.trouble
     assert EpisodeStore(tmp_path).select() == []
@@ -70,6 +72,7 @@ def test_a_killed_recorder_costs_one_episode_not_the_arm(tmp_path: Path) -> None
     drive(recorder)
     recorder.end(success=True)
     recorder.close()
+    recorder.join()
     assert (recorder.recorded, recorder.trouble) == (1, "")
     assert len(EpisodeStore(tmp_path).select()) == 1
 
