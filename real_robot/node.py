@@ -10,6 +10,7 @@ go on. Deactivation and SIGTERM brake to rest first. The stop is software: it is
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 import time
@@ -376,4 +377,7 @@ def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = argparse.ArgumentParser(description="everything after --ros-args is ROS's own")
+    parser.add_argument("--autostart", type=float, default=0.0, metavar="SECONDS")
+    own, others = parser.parse_known_args()
+    raise SystemExit(main(others, autostart_s=own.autostart))

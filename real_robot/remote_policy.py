@@ -102,12 +102,12 @@ class RemotePolicy:
             return
         (request, step, measured), self._due = self._due, None
         images = self._look(now_s)
-        if images is None:
+        state = self._embodiment.state(measured.positions)
+        if images is None or not np.isfinite(state).all():
             self._scheduler.abandon(request)
             return
         self._questions += 1
         self._asked = request
-        state = self._embodiment.state(measured.positions)
         if self._journal is not None:
             self._journal.look(step, images, state)
         self._oracle.ask(

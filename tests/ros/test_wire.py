@@ -170,6 +170,7 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
         moving.kill("server")
         assert "Connection" in moving.status()["message"] or "refused" in moving.status()["message"]
         reconfigure(moving, moving.start_server())
+        moving.activate()
     moving.wait(lambda: is_moving(moving), 15, "motion again")
 
 
