@@ -103,9 +103,7 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
     return wins
 
 
-def success_on_the_robot_env(
-    cell: Cell, bundle: Path, tasks: Sequence[str], starts: Sequence[StartState]
-) -> list[bool]:
+def success_synchronously(cell: Cell, bundle: Path, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
     """As in simulation, but the world is the arm: it brakes and waits while the policy thinks."""
     with cell.environment():
         from real_robot.robot_env import RobotEnv, RobotEnvConfig

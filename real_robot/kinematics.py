@@ -93,4 +93,5 @@ class ToolPoint:
         for axis, where, slides, speed in moves:
             linear += speed * (axis if slides else np.cross(axis, tool - where))
             angular += 0.0 if slides else speed * axis
-        return tuple(linear.tolist()), tuple(angular.tolist())
+        (x, y, z), (rx, ry, rz) = linear.tolist(), angular.tolist()
+        return (x, y, z), (rx, ry, rz)

@@ -10,8 +10,11 @@ from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
+import torch
 
 from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.robot_file import load_robot
 from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell
 
@@ -288,6 +291,26 @@ def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
         assert (episode.look_steps[0], episode.look_steps[-1]) == (0, episode.num_steps)
         assert episode.images["agent"].shape[1:] == (64, 64, 3)
         assert episode.policy_version == "untrained"
+
+
+def test_a_new_bundle_drives_from_the_next_episode_on(moving: Cell) -> None:
+    """As ``vla-rl serve`` serves it, while training replaces it on disk."""
+    bundle = moving.folder / "bundle"
+    robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
+    torch.manual_seed(1)
+    first = save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle).sha256
+    moving.kill("server")
+    reconfigure(moving, moving.serve_bundle(bundle))
+    moving.activate()
+    assert moving.status()["policy"] == first
+    second = save_bundle(DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot), bundle).sha256
+    assert second != first
+    moving.wait(lambda: "from the next episode on" in log_of(moving, "server"), 30, "the new version")
+    assert moving.status()["policy"] == first
+    assert moving.ask("end", True)[0]
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 10, "the next episode")
+    assert moving.status()["policy"] == second
+    moving.wait(lambda: is_moving(moving), 10, "motion")
 
 
 def test_the_fake_arm_obeys_another_vendors_commands(moving: Cell) -> None:
