@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from real_robot.priority import take_priority
 from real_robot.robot_file import load_robot
 from sims.errors import UserError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from real_robot.policy_backend import PolicyBackend
 
 START_S = 120.0
+PRIORITY = 10
 
 
 class RobotError(UserError):
@@ -148,5 +150,6 @@ def _server(bundle: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 if __name__ == "__main__":
+    take_priority(PRIORITY)  # an arm waits for the answers
     os.setpgrp()  # Ctrl-C is for the node, which brakes first and then ends this process
     serve(Path(sys.argv[1]), port=0, token_file=Path(sys.argv[2]), ready=Path(sys.argv[3]))
