@@ -2,7 +2,7 @@
 
     .venv-ros/bin/python -m benchmarks.robot BUNDLE [--tasks reach pick] [--episodes 20] [--seconds 600] [--json]
 
-Needs ROS (`make ros`). Prints the rows and writes benchmarks/results/robot.json.
+Needs ROS (`make ros`). Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import yaml
 
-from policies.bundle import load_bundle
+from policies.bundle import load_bundle, read_bundle_info
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, SafetyFilter
 from sims.starts import StartSequence
@@ -175,19 +175,22 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--image", type=int, nargs=2, default=(480, 640), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--name", default="robot", help="of the file in benchmarks/results")
     parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(options.bundle, options.tasks, options.episodes, options.seconds, tuple(options.image))
+    info = read_bundle_info(options.bundle)
     record = {
         "bench": "robot",
-        "command": "python -m benchmarks.robot " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
+        "bundle": {"sha256": info.sha256, "max_prefix": info.config.max_prefix},
         "date": datetime.date.today().isoformat(),
         "revision": git_revision(),
         "machine": machine() | {"load": os.getloadavg()},
         "rows": rows,
     }
-    path = ROOT / "benchmarks/results/robot.json"
+    path = ROOT / f"benchmarks/results/{options.name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     if options.json:
