@@ -63,6 +63,9 @@ class ControlLoop:
 
     def start(self, joints: list[float], now_s: float) -> None:
         """From rest where the arm is. ValueError as ``SafetyFilter.start``."""
+        # the first call of numerical code takes its time: now, not in a tick
+        self._embodiment.begin(joints)
+        self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
         self.filter.start(joints, now_s)
         self._tick, self._control_tick = 0, -1
         self._forget_plan()
