@@ -61,11 +61,13 @@ class ControlLoop:
         self._from: list[float] = []
         self._goal: list[float] | None = None
 
-    def start(self, joints: list[float], now_s: float) -> None:
-        """From rest where the arm is. ValueError as ``SafetyFilter.start``."""
-        # the first call of numerical code takes its time: now, not in a tick
+    def warm_up(self, joints: list[float]) -> None:
+        """The first call of numerical code takes its time: before ``start``, not in a tick."""
         self._embodiment.begin(joints)
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
+
+    def start(self, joints: list[float], now_s: float) -> None:
+        """From rest where the arm is. ValueError as ``SafetyFilter.start``."""
         self.filter.start(joints, now_s)
         self._tick, self._control_tick = 0, -1
         self._forget_plan()

@@ -68,8 +68,10 @@ class ControlThread:
             raise ValueError(self._joints.trouble)
         measured = self._joints.measure()
         assert measured is not None
+        joints = self._at_limits(measured.positions)
         with self.lock:
-            self.loop.start(self._at_limits(measured.positions), time.monotonic())
+            self.loop.warm_up(joints)
+            self.loop.start(joints, time.monotonic())
             self._resting = False
         if not self._running:
             self._running = True

@@ -98,7 +98,7 @@ class Cell:
 
     def activate(self) -> None:
         """Configure and activate as soon as the node, the server and the joints are there."""
-        self.wait(self.activated, 60, "activation")
+        self.wait(self.activated, 120, "activation")
 
     def activated(self) -> bool:
         """One step towards the active state, which is asked for: answers may be lost while processes come and go."""

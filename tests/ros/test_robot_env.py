@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(
         find_spec("rclpy") is None, reason="this Python has no rclpy; make test-ros runs these in one that has"
     ),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),  # of a parser that rclpy imports
 ]
 MAX_STEPS = 12

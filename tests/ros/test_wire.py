@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(
         find_spec("rclpy") is None, reason="this Python has no rclpy; make test-ros runs these in one that has"
     ),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 ROBOT = load_robot(ROOT / "configs/robots/fake_arm.yaml")
 STILL = 0.02  # [rad/s]: the simulated servos settle below this
