@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 QUICKSTART := runs/quickstart
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint types imports clean
+.PHONY: help install quickstart test ros test-ros lint types imports clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,14 @@ quickstart: $(INSTALLED)  ## train a small policy: imitation, then reinforcement
 test: $(INSTALLED)  ## the tests
 	$(BIN)/pytest
 
+ros: .venv-ros/.installed  ## .venv-ros: the same with ROS 2's Python from wheels, for machines without ROS
+
+.venv-ros/.installed: pyproject.toml constraints.txt tests/ros/requirements.txt tests/ros/install.sh
+	@PYTHON=$(PYTHON) tests/ros/install.sh
+
+test-ros: .venv-ros/.installed  ## the tests on a real ROS 2 wire
+	.venv-ros/bin/pytest tests/ros
+
 lint: $(INSTALLED)  ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +42,4 @@ imports: $(INSTALLED)  ## packages import only packages further down
 	$(BIN)/lint-imports
 
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-ros .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

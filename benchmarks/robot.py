@@ -1,34 +1,40 @@
 """A bundle on the wire: punctuality, latency, and success over DDS beside success in the simulator it came from.
 
-    python -m benchmarks.robot BUNDLE [--task reach] [--episodes 20] [--seconds 600] [--image 480 640]
+    .venv-ros/bin/python -m benchmarks.robot BUNDLE [--tasks reach pick] [--episodes 20] [--seconds 600] [--json]
 
-Needs the ROS environment (tests/ros/install.sh). Prints the rows and writes benchmarks/results/robot.json.
+Needs ROS (`make ros`). Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
-import platform
-import subprocess
+import signal
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from policies.bundle import load_bundle
+from policies.bundle import load_bundle, read_bundle_info
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, SafetyFilter
+from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.vector_env import StartState
-from tests.ros.cell import DEACTIVATE, ROOT, Cell
+from sims.tabletop.scene import CONTROL_HZ
+from sims.tabletop.tasks import TASKS
+from sims.vector_env import StartState, VectorEnv
+from tests.ros.cell import ROOT, Cell
+from vla_rl.bench import machine
+from vla_rl.evaluate import actor, run_episodes, wilson_interval
+from vla_rl.run import git_revision
 
 Row = dict[str, Any]
 
@@ -60,61 +66,69 @@ def row(name: str, value: float, unit: str, **more: Any) -> Row:
     return {"name": name, "value": value, "unit": unit, "ratio": None, "against": None, **more}
 
 
-def success_in_sim(bundle: Path, task: str, seeds: range) -> float:
-    """The same starts, the same deterministic policy, stepped synchronously with chunks replanned every 4 actions."""
-    policy = load_bundle(bundle)
-    env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=len(seeds), threads=1))
-    env.reset(start=[StartState(task=0, seed=seed) for seed in seeds])
-    generator = torch.Generator().manual_seed(0)
-    step = None
-    for tick in range(env.spec.max_steps):
-        if tick % 4 == 0:
-            actions = policy.act(policy.encode(env.observe()), generator)
-        step = env.step(actions[:, tick % 4])
-    assert step is not None
-    env.close()
-    return float(step.success.float().mean())
+def success_row(name: str, wins: Sequence[bool], **more: Any) -> Row:
+    interval = wilson_interval(sum(wins), len(wins))
+    return row(name, sum(wins) / len(wins), "share", interval=list(interval), episodes=len(wins), **more)
 
 
-def success_over_wire(cell: Cell, task: str, seeds: range, seconds: float) -> float:
-    """Episodes one after the other: reset, instruct, activate, until success or time is up.
+def evaluate(bundle: Path, env: VectorEnv, starts: Sequence[StartState]) -> list[bool]:
+    """The deployed policy, synchronously: the code of ``vla-rl eval``, on whatever world."""
+    act = actor(load_bundle(bundle), torch.Generator().manual_seed(0), stochastic=False)
+    success: list[bool] = run_episodes(env, act, starts).success.tolist()
+    return success
 
-    More lenient than the simulator's count, where achieving what was not asked for ends the episode as a failure.
-    """
-    cell.ask("set", "fake_arm", "task", task)
-    wins = 0
-    for seed in seeds:
-        cell.ask("set", "fake_arm", "seed", seed)
+
+def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
+    """Through the node, one episode after the other, for as long as the task's steps take, and a second to begin."""
+    wins = []
+    for start in starts:
+        task = tasks[start.task]
+        if cell.ask("status").get("in_episode") == "True":
+            cell.ask("end", False)
+        cell.wait(lambda: cell.status()["at_rest"] == "True", 10, "rest")
+        for name, value in (("task", task), ("seed", start.seed)):
+            assert cell.ask("set", "fake_arm", name, value)[0]
         _, instruction = cell.ask("trigger", "/fake_arm/reset")
+        time.sleep(0.3)  # the cameras, too
         cell.ask("set", "vla_rl_policy", "instruction", instruction)
-        time.sleep(0.3)
-        cell.wait(cell.activated, 30, "activation")
-        until = time.monotonic() + seconds
-        won = False
-        while time.monotonic() < until and not won:
-            won = cell.ask("success")
+        cell.wait(lambda: cell.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+        until = time.monotonic() + TASKS[task].max_steps / CONTROL_HZ + 1.0
+        outcome = [False, False]
+        while time.monotonic() < until and not any(outcome):
+            outcome = cell.ask("outcome")
             time.sleep(0.02)
-        wins += won
-        cell.ask("transition", DEACTIVATE)
-        print(f"seed {seed}: {'success' if won else 'failure'} ({instruction})", file=sys.stderr)
-    return wins / len(seeds)
+        cell.ask("end", outcome[0])
+        wins.append(outcome[0])
+        print(f"{task} {start.seed}: {'success' if outcome[0] else 'failure'} ({instruction})", file=sys.stderr)
+    return wins
+
+
+def success_synchronously(cell: Cell, bundle: Path, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
+    """As in simulation, but the world is the arm: it brakes and waits while the policy thinks."""
+    with cell.environment():
+        from real_robot.robot_env import RobotEnv, RobotEnvConfig
+
+        steps = max(TASKS[task].max_steps for task in tasks)
+        config = RobotEnvConfig(robot_file=ROOT / "configs/robots/fake_arm.yaml", tasks=tuple(tasks), max_steps=steps)
+        env = RobotEnv(config)
+        try:
+            return evaluate(bundle, env, starts)
+        finally:
+            env.close()
 
 
 def endurance(cell: Cell, seconds: float) -> list[Row]:
     """Punctuality over ``seconds`` of uninterrupted control; percentiles are medians of the node's own reports."""
-    cell.wait(cell.activated, 30, "activation")
     before, reports = cell.status(), []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         reports.append(cell.status())
-    cell.ask("transition", DEACTIVATE)
-    last = reports[-1]
-    rows = [
-        row(name, sorted(float(report[name]) for report in reports)[len(reports) // 2], "ms")
-        for name in ("tick_jitter_p50_ms", "tick_jitter_p99_ms", "sensor_to_command_p50_ms", "sensor_to_command_p99_ms")
-    ]
+    names = ("tick_jitter_p50_ms", "tick_jitter_p99_ms", "sensor_to_command_p50_ms", "sensor_to_command_p99_ms")
+    rows = [row(name, sorted(float(report[name]) for report in reports)[len(reports) // 2], "ms") for name in names]
     counters = ("missed_ticks", "control_ticks", "actions", "holds", "chunks", "late_chunks", "rejected")
-    return rows + [row(name, float(last[name]) - float(before.get(name, 0)), "count") for name in counters]
+    return rows + [
+        row(name, float(reports[-1][name]) - float(before.get(name, 0)), "count", seconds=seconds) for name in counters
+    ]
 
 
 def robot_file(folder: Path, max_prefix: int) -> Path:
@@ -127,8 +141,9 @@ def robot_file(folder: Path, max_prefix: int) -> Path:
     return path
 
 
-def measure(bundle: Path, task: str, episodes: int, seconds: float, image: tuple[int, int]) -> list[Row]:
+def measure(bundle: Path, tasks: Sequence[str], episodes: int, seconds: float, image: tuple[int, int]) -> list[Row]:
     rows = filter_rows()
+    starts = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         policy = load_bundle(bundle)
@@ -138,15 +153,16 @@ def measure(bundle: Path, task: str, episodes: int, seconds: float, image: tuple
             cell.start_operator()
             cell.start_node(cell.serve_bundle(bundle))
             cell.activate()
-            cell.ask("transition", DEACTIVATE)
             if seconds:
                 rows += endurance(cell, seconds)
             if episodes:
-                seeds = range(10_000, 10_000 + episodes)
-                rows.append(
-                    row("success_over_wire", success_over_wire(cell, task, seeds, 8.0), "share", seeds=episodes)
-                )
-                rows.append(row("success_in_sim", success_in_sim(bundle, task, seeds), "share", seeds=episodes))
+                rows.append(success_row("success_over_wire", success_over_wire(cell, tasks, starts)))
+                cell.kill("node", signal.SIGTERM)
+                synchronous = success_synchronously(cell, bundle, tasks, starts)
+                rows.append(success_row("success_over_wire_synchronous", synchronous))
+                sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
+                rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
+                sim.close()
         finally:
             cell.close()
     return rows
@@ -155,31 +171,32 @@ def measure(bundle: Path, task: str, episodes: int, seconds: float, image: tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--task", default="reach")
+    parser.add_argument("--tasks", nargs="+", default=["reach"], choices=TASKS)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--image", type=int, nargs=2, default=(480, 640), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--name", default="robot", help="of the file in benchmarks/results")
+    parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(options.bundle, options.task, options.episodes, options.seconds, tuple(options.image))
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    result = {
-        "command": "python -m benchmarks.robot " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "revision": revision,
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    rows = measure(options.bundle, options.tasks, options.episodes, options.seconds, tuple(options.image))
+    info = read_bundle_info(options.bundle)
+    record = {
+        "bench": "robot",
+        "command": "python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
+        "bundle": {"sha256": info.sha256, "max_prefix": info.config.max_prefix},
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": machine() | {"load": os.getloadavg()},
         "rows": rows,
     }
-    path = ROOT / "benchmarks/results/robot.json"
+    path = ROOT / f"benchmarks/results/{options.name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    for entry in rows:
-        print(f"{entry['name']:28} {entry['value']:10.3f} {entry['unit']}")
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(record))
+    for entry in rows if not options.json else ():
+        print(f"{entry['name']:30} {entry['value']:10.3f} {entry['unit']}")
 
 
 if __name__ == "__main__":

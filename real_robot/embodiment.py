@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from real_robot.robot_file import Robot
 from real_robot.stopping import AxisLimits
 
 Vector = NDArray[np.float32]
@@ -73,3 +74,15 @@ class JointSteps:
         ahead = self._target + self._scale * np.asarray(action, dtype=np.float64) - measured
         self._target = measured + np.clip(ahead, -0.9 * self._leash, 0.9 * self._leash)
         return list(self._target.tolist())
+
+
+def embodiment_of(robot: Robot, control_hz: float) -> Embodiment:
+    """The one dispatch from the name in the robot file. ValueError if its joints are not the embodiment's."""
+    axes = robot.limits.axes
+    if robot.control.embodiment == "joint_positions":
+        return JointPositions(axes)
+    if robot.control.embodiment == "joint_steps":
+        return JointSteps(axes, control_hz)
+    from real_robot.panda_tool import PandaTool
+
+    return PandaTool(axes)

@@ -2,8 +2,9 @@
 
 Publishes ``/joint_states`` at 500 Hz and two cameras, follows ``joint_trajectory_controller/joint_trajectory`` the way
 ros2_control's controller does (cubic splines through positions and velocities, new trajectories replace old ones, hold
-at the end). ``~/reset`` begins the episode named by the parameters ``task`` and ``seed``; ``~/instruction`` and
-``~/success`` say what is asked and whether it is done. ``joint_fault`` and ``camera_fault`` spoil what is published.
+at the end). ``~/reset`` begins the episode named by the parameters ``task`` and ``seed``; ``~/instruction`` says what
+is asked, ``~/success`` and ``~/failure`` whether that, or something else, was done. ``joint_fault`` and
+``camera_fault`` spoil what is published.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
-from sensor_msgs.msg import Image, JointState
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from real_robot.ros_io import SENSOR_QOS
-from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, sample_episode
+from real_robot import fake_cameras
+from real_robot.fake_cameras import Scenery, begin_episode, start_cameras
+from real_robot.priority import take_priority
+from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS
 from sims.tabletop.kinematics import Panda
-from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
 from sims.tabletop.tasks import TASKS, Scene, outcome
 
 JOINT_HZ = 500
 CAMERA_HZ = 30
+PRIORITY = 80
 NAMES = (*(f"joint{i}" for i in range(1, 8)), "finger")
 JOINT_FAULTS = (
     "none",
@@ -50,9 +53,11 @@ JOINT_FAULTS = (
     "nan",
     "shuffled",
     "old_clock",
+    "future_clock",
+    "renamed",
+    "beyond_limit",
     "flood",
 )
-CAMERA_FAULTS = ("none", "silent", "frozen")
 
 
 class Trajectory:
@@ -96,7 +101,8 @@ class TabletopArm:
 
     def begin(self, task: str, seed: int) -> None:
         """The episode of (task, seed), as in the suite."""
-        self.episode = episode = sample_episode(task, seed, split="train", look=1.0)
+        self.task, self.seed = task, seed
+        self.episode = episode = begin_episode(task, seed)
         data = self._data
         mujoco.mj_resetData(self._model, data)
         data.qpos[:] = episode.qpos
@@ -116,9 +122,8 @@ class TabletopArm:
         return self._data.qvel[:8].copy()
 
     @property
-    def picture(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What a renderer needs: generalised positions and the fixtures'."""
-        return self._data.qpos.copy(), self.episode.fixtures
+    def qpos(self) -> NDArray[np.float64]:
+        return self._data.qpos.copy()
 
     def drive(self, positions: NDArray[np.float64], speeds: NDArray[np.float64]) -> None:
         """Servo set points; the speed term cancels the servos' lag."""
@@ -128,8 +133,9 @@ class TabletopArm:
     def step(self) -> None:
         mujoco.mj_step(self._model, self._data)
 
-    def success(self) -> bool:
-        qpos = torch.from_numpy(self._data.qpos.copy())[None]
+    def outcome(self, positions: NDArray[np.float64]) -> tuple[bool, bool]:
+        """Whether at these ``qpos`` what was asked for is done, and whether something else is done instead."""
+        qpos = torch.from_numpy(positions)[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
         single = qpos.float()
         scene = Scene(
@@ -142,7 +148,8 @@ class TabletopArm:
             fixtures=torch.from_numpy(self.episode.fixtures)[None].float(),
         )
         candidate = torch.tensor([self.episode.candidate])
-        return bool(outcome(TASKS[self.episode.task.name], scene, candidate)[0])
+        success, ended = outcome(TASKS[self.episode.task.name], scene, candidate)
+        return bool(success), bool(ended & ~success)
 
 
 class FakeArm(Node):
@@ -156,28 +163,26 @@ class FakeArm(Node):
         self.declare_parameter("image_width", 640)
         self.declare_parameter("camera_hz", CAMERA_HZ)
         self.declare_parameter("joint_fault", "none", ParameterDescriptor(description=f"one of {JOINT_FAULTS}"))
-        self.declare_parameter("camera_fault", "none", ParameterDescriptor(description=f"one of {CAMERA_FAULTS}"))
+        self.declare_parameter("camera_fault", "none", ParameterDescriptor(description=f"one of {fake_cameras.FAULTS}"))
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._states = self.create_publisher(JointState, "/joint_states", QoSProfile(depth=10))
-        self._cameras = {
-            n: self.create_publisher(Image, f"/camera/{n}/image_raw", SENSOR_QOS) for n in ("agent", "wrist")
-        }
-        self._success = self.create_publisher(Bool, "~/success", latched)
+        self._outcome = [self.create_publisher(Bool, f"~/{name}", latched) for name in ("success", "failure")]
         self._instruction = self.create_publisher(String, "~/instruction", latched)
         self._sub = self.create_subscription(
             JointTrajectory, "/joint_trajectory_controller/joint_trajectory", self._on_trajectory, 1
         )
         self._service = self.create_service(Trigger, "~/reset", self._on_reset)
+        self._timer = self.create_timer(0.05, self._judge)
         self._lock = threading.Lock()
         self._arm = TabletopArm()
+        self._scenery = Scenery()
         self._held: list[JointState] = []
-        self._frozen_stamp = self.get_clock().now().to_msg()
         self.ending = threading.Event()
         self._begin()
 
     def run(self) -> None:
         """Physics and joint states on absolute 2 ms ticks until ``ending``."""
-        due_s, tick, done = time.monotonic(), 0, False
+        due_s, tick = time.monotonic(), 0
         while not self.ending.is_set():
             due_s += 1.0 / JOINT_HZ
             time.sleep(max(0.0, due_s - time.monotonic()))
@@ -187,36 +192,22 @@ class FakeArm(Node):
                 self._arm.drive(*self._trajectory.sample(time.monotonic()))
                 self._arm.step()
                 joints, speeds = self._arm.joints, self._arm.speeds
-                if tick % 25 == 0:
-                    done = self._arm.success()
+                if tick % 8 == 0:
+                    fault = str(self.get_parameter("camera_fault").value)
+                    self._scenery.show(self._arm.task, self._arm.seed, self._arm.qpos, fault)
             tick += 1
-            if tick % 25 == 0:
-                self._success.publish(Bool(data=done))
             self._publish_joints(joints, speeds, tick)
 
-    def see(self) -> None:
-        """Cameras, in a thread of their own, which owns the rendering context."""
-        height, width = (int(self.get_parameter(f"image_{side}").value or 0) for side in ("height", "width"))
-        period_s = 1.0 / int(self.get_parameter("camera_hz").value or 1)
-        renderer = Renderer(gl=choose_gl("auto"), cameras=tuple(self._cameras), image_size=(height, width))
-        images = np.zeros((len(self._cameras), height, width, 3), dtype=np.uint8)
-        due_s = time.monotonic()
-        while not self.ending.is_set():
-            fault, stamp = self.get_parameter("camera_fault").value, self.get_clock().now().to_msg()
-            with self._lock:
-                (qpos, fixtures), look = self._arm.picture, self._arm.episode.look
-            if fault != "frozen":
-                renderer.draw(qpos, fixtures, look, images)
-                self._frozen_stamp = stamp
-            if fault != "silent":
-                for publisher, image in zip(self._cameras.values(), images, strict=True):
-                    message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
-                    message.header.stamp = self._frozen_stamp
-                    message.data.frombytes(image.tobytes())
-                    publisher.publish(message)
-            due_s = max(due_s + period_s, time.monotonic() - period_s)
-            time.sleep(max(0.0, due_s - time.monotonic()))
-        renderer.close()
+    def start_cameras(self) -> None:
+        height, width, hz = (
+            int(self.get_parameter(n).value or 0) for n in ("image_height", "image_width", "camera_hz")
+        )
+        self.cameras = start_cameras(self._scenery, (height, width), hz)
+
+    def _judge(self) -> None:
+        with self._lock:
+            qpos = self._arm.qpos
+        self._say(self._arm.outcome(qpos))
 
     def _begin(self) -> None:
         task, seed = str(self.get_parameter("task").value), int(self.get_parameter("seed").value or 0)
@@ -224,7 +215,11 @@ class FakeArm(Node):
             self._arm.begin(task, seed)
             self._trajectory = Trajectory(self._arm.joints, np.zeros(8), time.monotonic())
         self._instruction.publish(String(data=self._arm.episode.instruction))
-        self._success.publish(Bool(data=False))
+        self._say((False, False))
+
+    def _say(self, outcome: tuple[bool, bool]) -> None:
+        for publisher, done in zip(self._outcome, outcome, strict=True):
+            publisher.publish(Bool(data=done))
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._begin()
@@ -249,10 +244,15 @@ class FakeArm(Node):
         message = JointState(name=list(NAMES), position=joints.tolist(), velocity=speeds.tolist())
         now = self.get_clock().now()
         message.header.stamp = now.to_msg()
-        if fault == "old_clock":
-            message.header.stamp = Time(sec=message.header.stamp.sec - 10, nanosec=message.header.stamp.nanosec)
+        if fault in ("old_clock", "future_clock"):
+            shift_s = -10 if fault == "old_clock" else 10
+            message.header.stamp = Time(sec=message.header.stamp.sec + shift_s, nanosec=message.header.stamp.nanosec)
         elif fault == "nan":
             message.position[3] = float("nan")
+        elif fault == "beyond_limit":
+            message.position[3] = 0.5
+        elif fault == "renamed":
+            message.name = [f"other_{name}" for name in NAMES]
         elif fault == "shuffled":
             message.name, message.position = list(reversed(message.name)), list(reversed(message.position))
         for one in self._spoiled(fault, message, tick):
@@ -276,22 +276,24 @@ class FakeArm(Node):
 
 def main(arguments: list[str] | None = None) -> int:
     """``vla-rl fake-arm``: until SIGINT or SIGTERM."""
+    take_priority(PRIORITY)  # a real arm does not wait for a busy computer either
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     arm = FakeArm()
+    arm.start_cameras()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: arm.ending.set())
     executor = SingleThreadedExecutor()
     executor.add_node(arm)
-    threads = [threading.Thread(target=target, daemon=True) for target in (arm.run, arm.see)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=arm.run, daemon=True)
+    thread.start()
     try:
         while not arm.ending.is_set():
             executor.spin_once(timeout_sec=0.1)
     except ExternalShutdownException:
         arm.ending.set()
-    for thread in threads:
-        thread.join()
+    thread.join()
+    arm.cameras.terminate()
+    arm.cameras.join()
     executor.shutdown()
     arm.destroy_node()
     rclpy.try_shutdown()

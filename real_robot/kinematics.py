@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import cos, hypot, sin
 
+import numpy as np
+from numpy.typing import NDArray
+
 from real_robot.stopping import AxisLimits
 
 Vector = tuple[float, float, float]
@@ -70,3 +73,25 @@ class ToolPoint:
                 x, y = cq * x - sq * y, sq * x + cq * y
             x, y, z = a * x + b * y + c * z + px, d * x + e * y + f * z + py, g * x + h * y + i * z + pz
         return x, y, z
+
+    def twist(self, joints: Sequence[float], speeds: Sequence[float]) -> tuple[Vector, Vector]:
+        """Linear [m/s] and angular [rad/s] velocity of the tool point, in the base frame."""
+        place, turn = np.zeros(3), np.eye(3)
+        moves: list[tuple[NDArray[np.float64], NDArray[np.float64], bool, float]] = []
+        for index, slides, rotated, xyz in reversed(self._chain):
+            place = place + turn @ xyz
+            turn = turn @ np.reshape(rotated, (3, 3))
+            axis = turn[:, 2]
+            moves.append((axis, place, slides, speeds[index]))
+            q = joints[index]
+            if slides:
+                place = place + q * axis
+            else:
+                turn = turn @ np.array([[cos(q), -sin(q), 0.0], [sin(q), cos(q), 0.0], [0.0, 0.0, 1.0]])
+        tool = place + turn @ self._tool
+        linear, angular = np.zeros(3), np.zeros(3)
+        for axis, where, slides, speed in moves:
+            linear += speed * (axis if slides else np.cross(axis, tool - where))
+            angular += 0.0 if slides else speed * axis
+        (x, y, z), (rx, ry, rz) = linear.tolist(), angular.tolist()
+        return (x, y, z), (rx, ry, rz)

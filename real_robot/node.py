@@ -2,23 +2,23 @@
 
     inactive: connected, watching, commanding nothing         active: commanding every tick, holding when in doubt
 
-``~/stop`` latches a protective hold (announced on ``~/stopped``), ``~/release`` undoes it, ``~/pause`` and ``~/resume``
-hold and go on. Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
+Activation begins an episode. ``~/end_episode`` says how it went; the arm brakes, then nothing is commanded, so the
+scene can be set up anew and the policy server may hand over another policy, until ``~/begin_episode``. ``~/stop``
+latches a protective hold (announced on ``~/stopped``), ``~/release`` undoes it; ``~/pause`` and ``~/resume`` hold and
+go on. Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy._rclpy_pybind11 import RCLError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -26,111 +26,91 @@ from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool
-from std_srvs.srv import Trigger
+from std_srvs.srv import SetBool, Trigger
 
-from real_robot.control_loop import ControlLoop, LoopConfig
-from real_robot.embodiment import Embodiment, JointPositions, JointSteps
+from episodes.schema import EpisodeError
+from real_robot.control_loop import ControlLoop
+from real_robot.control_thread import ControlThread
+from real_robot.embodiment import embodiment_of
 from real_robot.policy_client import PolicyClient
+from real_robot.priority import take_priority
+from real_robot.recorder import Recorder
+from real_robot.remote_policy import RemotePolicy
 from real_robot.robot_file import Robot, load_robot
 from real_robot.ros_io import CameraInput, CommandOutput, JointInput
+from real_robot.wire import Hello, Outcome
+from sims.vector_env import TEXT_BYTES
 
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-_PARAMETERS = {
+PRIORITY = 40
+# read on configuration
+_CONNECTIONS = {
     "robot_file": "YAML file of the robot: limits, control, ros",
     "policy_url": "WebSocket address of the policy server",
     "token_file": "file that holds the policy server's token",
-    "instruction": "what the policy is asked to do, may be changed at any time",
+    "store": "episode store that every episode goes into; empty: nothing is recorded",
+}
+# read when an episode begins
+_EPISODE = {
+    "instruction": "what the policy is asked to do",
+    "task": "name of the task that the episode is recorded under; empty: the instruction",
 }
 
 
-class Timings:
-    """The last thousand ticks: how late they began, and how old the joint measurement was when the command left."""
-
-    def __init__(self) -> None:
-        self.late_s: deque[float] = deque(maxlen=1000)
-        self.sensor_to_command_s: deque[float] = deque(maxlen=1000)
-
-    def summary(self) -> dict[str, str]:
-        """Milliseconds, 50th and 99th percentile."""
-        rows = {}
-        for name, values in (("tick_jitter", self.late_s), ("sensor_to_command", self.sensor_to_command_s)):
-            seen = list(values)
-            for percent in (50, 99) if seen else ():
-                rows[f"{name}_p{percent}_ms"] = f"{1000.0 * float(np.percentile(seen, percent)):.3f}"
-        return rows
-
-
 class PolicyNode(LifecycleNode):
-    """See the module. One control thread, one executor thread; ``_lock`` guards the loop between them."""
+    """See the module. One control thread, one executor thread; ``ControlThread.lock`` guards the loop between them."""
 
     def __init__(self) -> None:
         super().__init__("vla_rl_policy")
-        for name, description in _PARAMETERS.items():
+        for name, description in (_CONNECTIONS | _EPISODE).items():
             self.declare_parameter(name, "", ParameterDescriptor(description=description))
+        seeds = IntegerRange(from_value=0, to_value=2**63 - 1, step=1)
+        self.declare_parameter(
+            "seed", 0, ParameterDescriptor(description="recorded with the episode", integer_range=[seeds])
+        )
         self.add_on_set_parameters_callback(self._on_parameters)
-        self._lock = threading.Lock()
         self._robot: Robot | None = None
-        self._loop: ControlLoop | None = None
         self._client: PolicyClient | None = None
-        self._thread: threading.Thread | None = None
-        self._running = False
-        self._timings = Timings()
+        self._recorder: Recorder | None = None
+        self._policy: RemotePolicy | None = None
+        self._control: ControlThread | None = None
+        self._stop_reason = ""
+        self._announced: bool | None = None
+        self._in_episode = False
+        self._ending: Outcome | None = None
         self._stopped = self.create_publisher(Bool, "~/stopped", _LATCHED)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self._triggers = [
+        self._services_kept = [
             self.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
-            for name in ("stop", "release", "pause", "resume")
+            for name in ("stop", "release", "pause", "resume", "begin_episode")
         ]
-        self._timer = self.create_timer(1.0, self._diagnose)
+        self._services_kept.append(self.create_service(SetBool, "~/end_episode", self._on_end_episode))
+        self._timer = self.create_timer(0.5, self._diagnose)
 
     # Lifecycle
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         try:
-            self._robot = robot = load_robot(Path(self._text("robot_file")))
+            robot = load_robot(Path(self._text("robot_file")))
             token = Path(self._text("token_file")).read_text().strip()
-        except (ValueError, OSError) as error:
+            self._recorder = Recorder(Path(self._text("store"))) if self._text("store") else None
+        except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
             return TransitionCallbackReturn.FAILURE
-        names = [axis.name for axis in robot.limits.axes]
-        self._joints = JointInput(self, robot.ros.joint_states, names)
+        self._robot = robot
+        self._joints = JointInput(self, robot.ros, [axis.name for axis in robot.limits.axes])
         self._cameras = CameraInput(self, robot.ros.cameras)
-        self._output = CommandOutput(self, robot.ros, names, 1.0 / robot.limits.command_hz)
+        self._output = CommandOutput(self, robot.ros, robot.limits)
         self._client = PolicyClient(self._text("policy_url"), token=token, timeout_s=robot.control.server_timeout_s)
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._robot is not None
-        assert self._client is not None
-        robot, control, hello = self._robot, self._robot.control, self._client.hello
-        measured = self._joints.measure()
+        self._policy = self._control = None
         try:
-            if hello is None:
-                raise ValueError(f"no policy server: {self._client.trouble}")
-            if missing := set(hello.cameras) ^ set(robot.ros.cameras):
-                raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
-            if measured is None:
-                raise ValueError(self._joints.trouble)
-            age_s = time.monotonic() - measured.stamp_s
-            if not abs(age_s) <= robot.limits.max_measurement_age_s:
-                raise ValueError(f"joint states are {age_s:.2f} s old")
-            loop = ControlLoop(
-                robot.limits,
-                LoopConfig(chunking=control.chunking, max_image_age_s=control.max_image_age_s),
-                hello=hello,
-                embodiment=embodiment_of(robot, hello.control_hz),
-                oracle=self._client,
-                eyes=self._cameras,
-            )
-            loop.instruction = self._text("instruction")
-            loop.start(list(measured.positions), time.monotonic())
+            self._begin()
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
             return TransitionCallbackReturn.FAILURE
-        self._loop, self._running = loop, True
-        self._stopped.publish(Bool(data=False))
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="control", daemon=True)
-        self._thread.start()
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -147,71 +127,168 @@ class PolicyNode(LifecycleNode):
         return TransitionCallbackReturn.SUCCESS
 
     def brake(self) -> None:
-        """Brake to rest along the stop path, then end the control thread. Returns when the arm is commanded still."""
-        if self._thread is None or self._loop is None:
-            return
-        with self._lock:
-            self._loop.pause()
-        self._running = False
-        self._thread.join(timeout=10.0)
-        self._thread = None
+        """Brake to rest and end the control thread and the episode. Returns when the arm is commanded still."""
+        if self._control is not None and self._control.running:
+            self._ending = self._ending or ("unknown" if self._in_episode else None)
+            self._control.brake()
+            self._close_episode()
 
     def release_wires(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        for wire in (self._joints, self._cameras, self._output) if self._robot is not None else ():
+            wire.close()
+        self._robot = None
 
-    # Control
+    # Episodes
 
-    def _run(self, loop: ControlLoop) -> None:
-        """Every command tick until told to end and at rest. Sleeps to absolute times, so lateness never adds up."""
+    def _begin(self) -> None:
+        """Begin an episode from rest, with the policy that the server now offers. ValueError says why it cannot."""
         assert self._robot is not None
-        period_s = 1.0 / self._robot.limits.command_hz
-        due_s = time.monotonic() + period_s
-        while self._running or not loop.filter.at_rest:
-            time.sleep(max(0.0, due_s - time.monotonic()))
-            measured, now_s = self._joints.measure(), time.monotonic()
-            with self._lock:
-                out = loop.tick(measured, now_s)
-                stop_path = loop.filter.stop_path()
-            self._output.send(out, stop_path)
-            self._timings.late_s.append(now_s - due_s)
+        assert self._client is not None
+        hello = self._client.hello
+        if self._in_episode:
+            raise ValueError("an episode is under way; call ~/end_episode first")
+        if self._stop_reason:
+            raise ValueError(f"stopped: {self._stop_reason}; call ~/release first")
+        if hello is None:
+            raise ValueError(f"no policy server: {self._client.trouble}")
+        control = self._prepare(self._robot, self._client, hello)
+        assert self._policy is not None
+        instruction = self._text("instruction")
+        with control.lock:
+            self._policy.begin(instruction)
+        control.start()
+        if self._recorder is not None:
+            self._recorder.begin(
+                instruction=instruction,
+                task=self._text("task") or instruction,
+                seed=int(self.get_parameter("seed").value or 0),
+                control_hz=hello.control_hz,
+                policy_version=hello.fingerprint,
+                world={"robot": Path(self._text("robot_file")).stem},
+            )
+        self._in_episode = True
+        with control.lock:
+            control.loop.resume()
+
+    def _prepare(self, robot: Robot, client: PolicyClient, hello: Hello) -> ControlThread:
+        """The control thread with a source of actions for this very policy."""
+        if self._control is not None and self._policy is not None and self._policy.hello == hello:
+            return self._control
+        if missing := set(hello.cameras) ^ set(robot.ros.cameras):
+            raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
+        embodiment = embodiment_of(robot, hello.control_hz)
+        policy = RemotePolicy(
+            hello,
+            robot.control.chunking,
+            embodiment=embodiment,
+            oracle=client,
+            eyes=self._cameras,
+            journal=self._recorder,
+            max_image_age_s=robot.control.max_image_age_s,
+        )
+        if self._control is None:
+            loop = ControlLoop(robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy)
+            self._control = ControlThread(loop, self._joints, self._output, afterwards=self._afterwards)
+        elif self._policy is not None and self._policy.hello.control_hz != hello.control_hz:
+            raise ValueError(f"the new policy runs at {hello.control_hz:g} Hz; deactivate and activate to change over")
+        else:
+            with self._control.lock:
+                self._control.loop.source = policy
+        self._policy = policy
+        return self._control
+
+    def _afterwards(self, now_s: float) -> None:
+        """In the control thread, when the tick's command has left."""
+        assert self._policy is not None
+        assert self._control is not None
+        self._policy.ask(now_s)
+        held = self._control.loop.filter
+        if held.stopped:
+            self._stop_reason = self._stop_reason or held.stopped
+        self._announce()
+        if self._ending is not None and held.at_rest:
+            measured = self._joints.measure()
             if measured is not None:
-                self._timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
-            due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
+                self._policy.look_last(measured, now_s)
+            self._close_episode()
+
+    def _close_episode(self) -> None:
+        outcome, self._ending = self._ending, None
+        if outcome is None:
+            return
+        if self._recorder is not None:
+            self._recorder.end(success=outcome == "success")
+        if self._client is not None:
+            self._client.end_episode(outcome)
+        self._in_episode = False
+
+    def _on_begin_episode(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success, response.message = True, ""
+        try:
+            if self._control is None or not self._control.running:
+                raise ValueError("the node is not active")
+            self._begin()
+        except ValueError as error:
+            response.success, response.message = False, str(error)
+        return response
+
+    def _on_end_episode(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        """``data``: whether the task was achieved. Answers at once; the arm brakes, and then the episode is closed."""
+        response.success, response.message = self._in_episode and self._control is not None, ""
+        if not response.success or self._control is None:
+            response.message = "no episode is under way"
+            return response
+        self._ending = "success" if request.data else "failure"
+        self._control.rest()
+        return response
+
+    # Stop and pause
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self._loop is not None:
-            with self._lock:
-                self._loop.stop("the stop service was called")
-        self._stopped.publish(Bool(data=True))
+        self._stop_reason = "the stop service was called"
+        if self._control is not None:
+            with self._control.lock:
+                self._control.loop.stop(self._stop_reason)
+        self._announce()
         response.success, response.message = True, "braking; protective hold is latched until ~/release"
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = True, "released"
-        if self._loop is not None:
-            try:
-                with self._lock:
-                    self._loop.filter.release()
-            except ValueError as error:
-                response.success, response.message = False, str(error)
-        self._stopped.publish(Bool(data=not response.success))
+        try:
+            if self._control is not None:
+                with self._control.lock:
+                    self._control.loop.filter.release()
+            self._stop_reason = ""
+        except ValueError as error:
+            response.success, response.message = False, str(error)
+        self._announce()
         return response
 
+    def _announce(self) -> None:
+        stopped = bool(self._stop_reason)
+        if stopped != self._announced:
+            self._announced = stopped
+            self._stopped.publish(Bool(data=stopped))
+
     def _on_pause(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        return self._with_loop(ControlLoop.pause, response)
+        return self._with_loop("pause", response)
 
     def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        return self._with_loop(ControlLoop.resume, response)
+        return self._with_loop("resume", response)
 
-    def _with_loop(self, action: Callable[[ControlLoop], None], response: Trigger.Response) -> Trigger.Response:
-        response.success = self._loop is not None and self._running
-        response.message = "" if response.success else "the node is not active"
-        if response.success:
-            assert self._loop is not None
-            with self._lock:
-                action(self._loop)
+    def _with_loop(self, what: str, response: Trigger.Response) -> Trigger.Response:
+        response.success = self._in_episode and self._ending is None
+        response.message = "" if response.success else "no episode is under way"
+        if response.success and self._control is not None:
+            with self._control.lock:
+                getattr(self._control.loop, what)()
         return response
 
     # What others may know and set
@@ -221,28 +298,35 @@ class PolicyNode(LifecycleNode):
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         for parameter in parameters:
-            if parameter.type_ is not Parameter.Type.STRING:
-                return SetParametersResult(successful=False, reason=f"{parameter.name} is a text")
-            if parameter.name == "instruction":
-                if len(parameter.value.encode()) > 96:
-                    return SetParametersResult(successful=False, reason="an instruction has at most 96 bytes")
-                if self._loop is not None:
-                    self._loop.instruction = parameter.value
+            reason = ""
+            if parameter.name in _CONNECTIONS and self._robot is not None:
+                reason = f"{parameter.name} is read on configuration; deactivate and clean up first"
+            elif parameter.name == "instruction" and len(parameter.value.encode()) > TEXT_BYTES:
+                reason = f"an instruction has at most {TEXT_BYTES} bytes"
+            if reason:
+                return SetParametersResult(successful=False, reason=reason)
+            if parameter.name == "instruction" and self._policy is not None:
+                self._policy.instruction = parameter.value
         return SetParametersResult(successful=True)
 
     def _diagnose(self) -> None:
         status = DiagnosticStatus(name=f"{self.get_name()}: control", hardware_id="")
-        troubles = []
+        troubles = [f"stopped: {self._stop_reason}" if self._stop_reason else ""]
         if self._client is not None:
             troubles += [self._client.trouble, self._joints.trouble]
-        if self._loop is not None:
-            troubles += [
-                self._loop.trouble,
-                f"stopped: {self._loop.filter.stopped}" if self._loop.filter.stopped else "",
-            ]
-            values = {**vars(self._loop.counters), "active": self._running, "at_rest": self._loop.filter.at_rest}
-            values |= self._timings.summary()
-            status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
+        if self._recorder is not None:
+            troubles.append(self._recorder.trouble)
+        values: dict[str, object] = {"in_episode": self._in_episode}
+        if self._control is not None and self._policy is not None:
+            troubles.append(self._policy.trouble)
+            loop = self._control.loop
+            values |= vars(loop.counters) | vars(self._policy.counters) | self._control.timings.summary()
+            running = self._control.running
+            values |= {"active": running, "at_rest": not running or loop.filter.at_rest}
+            values |= {"real_time": self._control.real_time, "policy": self._policy.hello.fingerprint}
+        if self._recorder is not None:
+            values["recorded"] = self._recorder.recorded
+        status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
         status.message = "; ".join(trouble for trouble in troubles if trouble) or "ok"
         status.level = DiagnosticStatus.OK if status.message == "ok" else DiagnosticStatus.WARN
         array = DiagnosticArray(status=[status])
@@ -250,23 +334,12 @@ class PolicyNode(LifecycleNode):
         self._diagnostics.publish(array)
 
 
-def embodiment_of(robot: Robot, control_hz: float) -> Embodiment:
-    """The one dispatch from the name in the robot file."""
-    axes = robot.limits.axes
-    if robot.control.embodiment == "joint_positions":
-        return JointPositions(axes)
-    if robot.control.embodiment == "joint_steps":
-        return JointSteps(axes, control_hz)
-    from real_robot.panda_tool import PandaTool
-
-    return PandaTool(axes)
-
-
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:
     """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0.
 
     ``autostart_s``: configure and activate by itself, trying for so long; 1 if it cannot. 0 leaves both to others.
     """
+    take_priority(PRIORITY)  # before the middleware starts its threads, so that they have it too
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -304,4 +377,7 @@ def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = argparse.ArgumentParser(description="everything after --ros-args is ROS's own")
+    parser.add_argument("--autostart", type=float, default=0.0, metavar="SECONDS")
+    own, others = parser.parse_known_args()
+    raise SystemExit(main(others, autostart_s=own.autostart))

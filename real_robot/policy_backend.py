@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,6 +17,7 @@ from policies.denoising_policy import DenoisingPolicy, RobotSpec
 from policies.objectives import FlowMatchingConfig
 from real_robot.chunk_scheduler import ChunkingMethod
 from real_robot.guidance import guidance_weights, guided
+from real_robot.images import fit_image
 from real_robot.wire import PROTOCOL, Act, Hello
 from sims.vector_env import Observation, encode_text
 
@@ -159,17 +159,3 @@ def describe(robot: RobotSpec, *, fingerprint: str, action_horizon: int, max_pre
         control_hz=robot.control_hz,
         max_prefix=max_prefix,
     )
-
-
-def fit_image(image: NDArray[np.uint8], size: list[int]) -> Tensor:
-    """Largest centred crop of the wanted shape, then scaled down with antialiasing: uint8 [height, width, 3]."""
-    height, width = size
-    scale = min(image.shape[0] / height, image.shape[1] / width)
-    rows, columns = round(height * scale), round(width * scale)
-    top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
-    picture = torch.from_numpy(image[top : top + rows, left : left + columns].copy())
-    if (rows, columns) == (height, width):
-        return picture
-    planes = picture.permute(2, 0, 1)[None].float()
-    scaled = F.interpolate(planes, size=(height, width), mode="bilinear", antialias=True)
-    return scaled[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8)

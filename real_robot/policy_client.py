@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from real_robot.wire import MAX_FRAME_BYTES, PROTOCOL, Act, Chunk, Hello, Refused, WireError, pack, unpack
+from real_robot.wire import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Act,
+    Chunk,
+    Ended,
+    Hello,
+    Outcome,
+    Refused,
+    WireError,
+    pack,
+    unpack,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +47,7 @@ class PolicyClient:
         self._lock = threading.Condition()
         self._question: tuple[Act, float] | None = None
         self._answer: Answer | None = None
+        self._ended: Ended | None = None
         self._hello: Hello | None = None
         self._trouble = "not connected yet"
         self._closing = False
@@ -43,7 +56,7 @@ class PolicyClient:
 
     @property
     def hello(self) -> Hello | None:
-        """What the connected policy is, None while there is no connection."""
+        """What the connected policy is; None without a connection, and until ``end_episode`` is answered."""
         with self._lock:
             return self._hello
 
@@ -65,11 +78,20 @@ class PolicyClient:
             answer, self._answer = self._answer, None
             return answer
 
+    def end_episode(self, outcome: Outcome, *, intervened: bool = False) -> None:
+        """Report how the episode went. ``hello`` is None until the server names the policy for the next one."""
+        with self._lock:
+            self._ended = Ended(outcome=outcome, intervened=int(intervened))
+            self._hello, self._trouble = None, "the server has not yet said which policy is next"
+            self._question = self._answer = None
+            self._lock.notify()
+
     def close(self) -> None:
+        """Returns soon; a connection that is waiting for its server ends by itself."""
         with self._lock:
             self._closing = True
             self._lock.notify()
-        self._thread.join(timeout=self._timeout_s + 5.0)
+        self._thread.join(timeout=0.5)
 
     def _run(self) -> None:
         while not self._closing:
@@ -86,17 +108,21 @@ class PolicyClient:
                 self._lock.wait_for(lambda: self._closing, self._retry_s)
 
     def _converse(self, connection: ClientConnection) -> None:
-        hello = _receive(connection, self._timeout_s)
-        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
-            raise WireError(f"expected a hello of protocol {PROTOCOL}, got {hello}")
-        with self._lock:
-            self._hello, self._trouble = hello, ""
+        self._greet(_receive(connection, self._timeout_s))
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._closing or self._question is not None, 0.5)
+                self._lock.wait_for(lambda: self._closing or self._question or self._ended, 0.5)
                 question, self._question = self._question, None
+                ended, self._ended = self._ended, None
             if self._closing:
                 return
+            if ended is not None:
+                connection.send(pack(ended))
+                reply = _receive(connection, self._timeout_s)
+                while not isinstance(reply, Hello):
+                    reply = _receive(connection, self._timeout_s)
+                self._greet(reply)
+                continue
             if question is None:
                 connection.ping()
                 continue
@@ -109,6 +135,12 @@ class PolicyClient:
             reason = reply.reason if isinstance(reply, Refused) else ""
             self._reply(Answer(id=act.id, chunk=chunk, reason=reason, round_trip_s=time.monotonic() - asked_s))
 
+    def _greet(self, hello: object) -> None:
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
+            raise WireError(f"expected a hello of protocol {PROTOCOL}, got {hello}")
+        with self._lock:
+            self._hello, self._trouble = hello, ""
+
     def _reply(self, answer: Answer) -> None:
         with self._lock:
             if self._question is None:
@@ -119,7 +151,7 @@ class PolicyClient:
         with self._lock:
             self._hello, self._trouble = None, reason
             self._answer = Answer(id=-1, chunk=None, reason=reason, round_trip_s=0.0)
-            self._question = None
+            self._question = self._ended = None
 
 
 def _receive(connection: ClientConnection, timeout_s: float) -> object:

@@ -32,6 +32,7 @@ from real_robot.wire import (
     MAX_FRAME_BYTES,
     Act,
     Chunk,
+    Ended,
     Hello,
     Refused,
     WireError,
@@ -71,6 +72,9 @@ class ServerConfig:
             raise ValueError(f"refusing to listen on {self.host} without TLS; use 127.0.0.1 or give a certificate")
 
 
+_COUNTERS = ("chunks", "refused", "superseded", "rejected_connections", "episodes", "rollbacks")
+
+
 @dataclass
 class Metrics:
     """Counters since the start, in Prometheus' text format at /metrics."""
@@ -79,11 +83,12 @@ class Metrics:
     refused: int = 0
     superseded: int = 0
     rejected_connections: int = 0
+    episodes: int = 0
+    rollbacks: int = 0
     inference_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
 
     def text(self) -> str:
-        lines = [f"policy_{name}_total {getattr(self, name)}" for name in ("chunks", "refused", "superseded")]
-        lines.append(f"policy_rejected_connections_total {self.rejected_connections}")
+        lines = [f"policy_{name}_total {getattr(self, name)}" for name in _COUNTERS]
         if self.inference_s:
             for share in (0.5, 0.99):
                 seconds = float(np.quantile(list(self.inference_s), share))
@@ -91,11 +96,22 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-class PolicyServer:
-    """``async with PolicyServer(backend, config) as server``: serving while inside, at ``server.port``."""
+class Offer(Protocol):
+    """Which backend serves: ``real_robot.versions.Versions``."""
 
-    def __init__(self, backend: Backend, config: ServerConfig) -> None:
-        self.backend, self.config, self.metrics = backend, config, Metrics()
+    @property
+    def current(self) -> Backend: ...
+    def report(self, fingerprint: str, ended: Ended) -> str: ...
+
+
+class PolicyServer:
+    """``async with PolicyServer(offer, config) as server``: serving while inside, at ``server.port``.
+
+    A client keeps the backend it was greeted with until it says that its episode has ended.
+    """
+
+    def __init__(self, offer: Offer, config: ServerConfig) -> None:
+        self.offer, self.config, self.metrics = offer, config, Metrics()
         self._one_at_a_time = asyncio.Lock()
         self._clients = 0
         self._server: Server | None = None
@@ -141,9 +157,10 @@ class PolicyServer:
     async def _client(self, connection: ServerConnection) -> None:
         self._clients += 1
         waiting: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-        answering = asyncio.create_task(self._answer_all(connection, waiting))
+        backend = self.offer.current
+        answering = asyncio.create_task(self._answer_all(connection, waiting, backend))
         try:
-            await connection.send(pack(self.backend.hello))
+            await connection.send(pack(backend.hello))
             await self._listen(connection, waiting)
         except ConnectionClosed:
             pass
@@ -169,23 +186,26 @@ class PolicyServer:
             waiting.put_nowait(data)
         return None
 
-    async def _answer_all(self, connection: ServerConnection, waiting: asyncio.Queue[bytes]) -> None:
+    async def _answer_all(self, connection: ServerConnection, waiting: asyncio.Queue[bytes], backend: Backend) -> None:
         while True:
             data = await waiting.get()
             try:
-                await self._answer(connection, data)
+                backend = await self._answer(connection, data, backend)
             except ValueError as error:  # WireError, or a question that does not fit the policy
                 await self._refuse(connection, data, str(error))
 
-    async def _answer(self, connection: ServerConnection, data: bytes) -> None:
+    async def _answer(self, connection: ServerConnection, data: bytes, backend: Backend) -> Backend:
+        """Answer one message; the backend for the next."""
         fields = unpack_map(data)
         foreign = "type" not in fields
-        question = act_of_openpi(fields, self.backend.hello) if foreign else message_of(fields)
+        question = act_of_openpi(fields, backend.hello) if foreign else message_of(fields)
+        if isinstance(question, Ended):
+            return await self._next_episode(connection, question, backend)
         if not isinstance(question, Act):
-            raise WireError(f"a client sends 'act', not {fields['type']!r}")
+            raise WireError(f"a client sends 'act' or 'ended', not {fields['type']!r}")
         async with self._one_at_a_time:
             began = time.perf_counter()
-            actions = await asyncio.to_thread(self.backend.act, question)
+            actions = await asyncio.to_thread(backend.act, question)
             inference_s = time.perf_counter() - began
         self.metrics.chunks += 1
         self.metrics.inference_s.append(inference_s)
@@ -194,6 +214,16 @@ class PolicyServer:
             await connection.send(pack_map({"actions": actions, "server_timing": timing}))
         else:
             await connection.send(pack(Chunk(id=question.id, actions=actions, inference_s=inference_s)))
+        return backend
+
+    async def _next_episode(self, connection: ServerConnection, ended: Ended, backend: Backend) -> Backend:
+        if news := self.offer.report(backend.hello.fingerprint, ended):
+            self.metrics.rollbacks += 1
+            print(news, file=sys.stderr)
+        self.metrics.episodes += 1
+        chosen = self.offer.current
+        await connection.send(pack(chosen.hello))
+        return chosen
 
     async def _refuse(self, connection: ServerConnection, data: bytes, reason: str) -> None:
         """openpi's clients take text for an error, ours take ``Refused``."""
@@ -227,12 +257,12 @@ def act_of_openpi(fields: Mapping[str, Any], hello: Hello) -> Act:
     )
 
 
-async def run_server(backend: Backend, config: ServerConfig, ready: Path | None = None) -> None:
+async def run_server(offer: Offer, config: ServerConfig, ready: Path | None = None) -> None:
     """Serve until cancelled; the address goes to standard error.
 
     ``ready``: a file that gets the port number once connections are accepted.
     """
-    async with PolicyServer(backend, config) as server:
+    async with PolicyServer(offer, config) as server:
         scheme = "wss" if config.tls else "ws"
         print(f"serving on {scheme}://{config.host}:{server.port}", file=sys.stderr, flush=True)
         if ready:

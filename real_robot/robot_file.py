@@ -16,7 +16,7 @@ from real_robot.safety import RobotLimits
 
 T = TypeVar("T")
 EmbodimentName = Literal["joint_positions", "joint_steps", "panda_tool"]
-CommandType = Literal["joint_trajectory", "float64_multi_array"]
+CommandType = Literal["joint_trajectory", "float64_multi_array", "twist_stamped"]
 _CHOICES = {
     "EmbodimentName": get_args(EmbodimentName),
     "CommandType": get_args(CommandType),
@@ -39,12 +39,25 @@ class ControlSection:
 
 @dataclass(frozen=True, kw_only=True)
 class RosSection:
-    """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8)."""
+    """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8).
+
+    ``command_type``: a trajectory carries its own stop, so it is the default. ``float64_multi_array``: positions for a
+    forward_command_controller. ``twist_stamped``: the tool's velocity [m/s, rad/s] in ``command_frame`` for MoveIt
+    Servo; joints that the kinematic chain does not name go as positions to the topic ``gripper``.
+
+    ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
+    ``scene``: the node that prepares episodes: parameters ``task`` and ``seed``, service ``~/reset``, topics
+    ``~/instruction``, ``~/success`` and ``~/failure``.
+    """
 
     joint_states: str
     command: str
     cameras: Mapping[str, str]
     command_type: CommandType = "joint_trajectory"
+    command_frame: str = "base_link"
+    gripper: str = ""
+    residuals: str = ""
+    scene: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +76,26 @@ def load_robot(path: Path) -> Robot:
         chunking = document["control"].pop("chunking", {}) if isinstance(document["control"], dict) else {}
         control = _section(ControlSection, document["control"], ".control")
         control = dataclasses.replace(control, chunking=_section(ChunkingConfig, chunking, ".control.chunking"))
-        return Robot(limits=limits, control=control, ros=_section(RosSection, document["ros"], ".ros"))
+        robot = Robot(limits=limits, control=control, ros=_section(RosSection, document["ros"], ".ros"))
+        _check_output(robot)
+        return robot
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
+
+
+def _check_output(robot: Robot) -> None:
+    """A twist needs to know how joints move the tool, and another way to the joints that do not."""
+    ros, axes = robot.ros, robot.limits.axes
+    if any(axis.contact_residual is not None for axis in axes) and not ros.residuals:
+        raise ValueError(".ros.residuals: the limits name a contact_residual, so name the topic that measures it")
+    if ros.command_type != "twist_stamped":
+        return
+    if robot.limits.workspace is None:
+        raise ValueError(".ros.command_type: twist_stamped needs limits.workspace.chain, the arm's kinematics")
+    chain = {frame.joint for frame in robot.limits.workspace.frames}
+    others = [axis.name for axis in axes if axis.name not in chain]
+    if others and not ros.gripper:
+        raise ValueError(f".ros.gripper: a twist does not move {others}; name the topic that takes their positions")
 
 
 def check_keys(table: Any, where: str, *, required: set[str], optional: set[str]) -> None:

@@ -1,95 +1,154 @@
 """Between ROS messages and plain numbers. Imported only where rclpy is.
 
-Subscriptions keep the newest serialised message and decode it when somebody looks: at 500 Hz of joint states and two
-cameras, decoding everything on arrival would cost the control loop its punctuality.
+Subscriptions are polled: the middleware keeps the newest message, and whoever wants it takes it. No executor wakes up
+for 500 joint states a second or copies images that nobody looks at, so neither a fast sensor nor a flood on a topic
+costs the control loop its punctuality.
 """
 
 from __future__ import annotations
 
 import io
-import threading
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
+from geometry_msgs.msg import TwistStamped
 from numpy.typing import NDArray
+from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
-from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from real_robot.images import fit_image
+from real_robot.kinematics import ToolPoint
 from real_robot.robot_file import RosSection
-from real_robot.safety import Measurement, SafeCommand
+from real_robot.safety import Measurement, RobotLimits, SafeCommand
 
 SENSOR_QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 # A stop path is thinned to at most this many points per trajectory; the controller's splines fill in the rest.
 STOP_POINTS = 6
+# External torques older than this are no proof that nothing is touched [s].
+RESIDUAL_AGE_S = 0.1
+REORDERED_NS = 1_000_000_000
+StopPath = Sequence[tuple[Sequence[float], Sequence[float]]]  # positions and velocities of the coming ticks
+
+
+class _Polled(CallbackGroup):
+    """A group whose members no executor may run."""
+
+    def can_execute(self, entity: Any) -> bool:
+        return False
+
+    def beginning_execution(self, entity: Any) -> bool:
+        return False
+
+    def ending_execution(self, entity: Any) -> None:
+        raise RuntimeError("a polled subscription was executed")
 
 
 class Newest:
-    """The last message of a topic, still serialised, and when it came [s, monotonic]."""
+    """The last message of a topic and when it was first seen here [s, monotonic]."""
 
     def __init__(self, node: Node, kind: type, topic: str) -> None:
-        self.kind, self.topic, self.received = kind, topic, 0
-        self._lock = threading.Lock()
-        self._data, self._received_s = b"", float("-inf")
-        self._subscription = node.create_subscription(kind, topic, self._keep, SENSOR_QOS, raw=True)
-
-    def _keep(self, data: bytes) -> None:
-        with self._lock:
-            self._data, self._received_s, self.received = data, time.monotonic(), self.received + 1
+        self._node, self.topic = node, topic
+        self._subscription = node.create_subscription(kind, topic, self._never, SENSOR_QOS, callback_group=_Polled())
+        self._last: tuple[Any, float] | None = None
 
     def take(self) -> tuple[Any, float] | None:
-        """(message, receipt time), or None before the first."""
-        with self._lock:
-            data, received_s = self._data, self._received_s
-        return (deserialize_message(data, self.kind), received_s) if data else None
+        """(message, when), or None before the first."""
+        handle = self._subscription.handle
+        with handle:
+            taken = handle.take_message(self._subscription.msg_type, False)
+        if taken is not None:
+            self._last = taken[0], time.monotonic()
+        return self._last
+
+    def close(self) -> None:
+        self._node.destroy_subscription(self._subscription)
+
+    def _never(self, message: Any) -> None:
+        raise RuntimeError(f"{self.topic} is polled")
 
 
 class JointInput:
     """Joint measurements by name, never by position in the message."""
 
-    def __init__(self, node: Node, topic: str, names: Sequence[str]) -> None:
+    def __init__(self, node: Node, ros: RosSection, names: Sequence[str]) -> None:
         self._node, self._names = node, list(names)
-        self._newest = Newest(node, JointState, topic)
-        self._last: tuple[int, Measurement] | None = None
-        self.trouble = f"nothing received on {topic}"
+        self._states = Newest(node, JointState, ros.joint_states)
+        self._residuals = Newest(node, JointState, ros.residuals) if ros.residuals else None
+        self._last: tuple[int, Measurement] | None = None  # header stamp [ns], what it said
+        self.trouble = f"nothing received on {ros.joint_states}"
 
     def measure(self) -> Measurement | None:
         """The newest measurement, stamped on the monotonic clock by the older of header and receipt.
 
-        A message whose header is older than the last one's was reordered on the way and is not used.
+        A message whose header is a little older than the last one's was reordered on the way and is not used; if it
+        is much older, the arm's clock was set.
         """
-        taken = self._newest.take()
+        taken = self._states.take()
         if taken is None:
             return None
         message, received_s = taken
         stamp_ns = nanoseconds(message.header.stamp)
-        if self._last is not None and stamp_ns < self._last[0]:
+        if self._last is not None and 0 < self._last[0] - stamp_ns < REORDERED_NS:
             self.trouble = "joint states arrive out of order"
             return self._last[1]
-        index = {name: i for i, name in enumerate(message.name)}
-        missing = [name for name in self._names if name not in index]
-        if missing or len(message.position) != len(message.name):
+        positions = _by_name(message, message.position, self._names)
+        if positions is None:
+            missing = [name for name in self._names if name not in message.name]
             self.trouble = (
                 f"joint states lack {missing}" if missing else "joint states without a position for each name"
             )
             return None
         self.trouble = ""
-        positions = [message.position[index[name]] for name in self._names]
         taken_s = _monotonic_s(self._node, message.header.stamp)
         # a stamp from the future is kept, for the filter to see that the clocks disagree
-        measurement = Measurement(positions, taken_s if taken_s > received_s + 0.005 else min(received_s, taken_s))
+        stamp_s = taken_s if taken_s > received_s + 0.005 else min(received_s, taken_s)
+        measurement = Measurement(positions, stamp_s, self._external())
         self._last = stamp_ns, measurement
         return measurement
 
+    def fresh(self, max_age_s: float) -> bool:
+        """Whether the arm's position is known now; ``trouble`` says why not."""
+        measured = self.measure()
+        if measured is None:
+            return False
+        age_s = time.monotonic() - measured.stamp_s
+        if not abs(age_s) <= max_age_s:
+            self.trouble = f"joint states are {age_s:.2f} s old"
+        elif self._residuals is not None and measured.residuals is None:
+            self.trouble = f"nothing received on {self._residuals.topic}"
+        return not self.trouble
+
+    def close(self) -> None:
+        self._states.close()
+        if self._residuals is not None:
+            self._residuals.close()
+
+    def _external(self) -> list[float] | None:
+        """External torque or force of every joint, NaN where none is measured; None where none arrives any more."""
+        taken = self._residuals.take() if self._residuals else None
+        if taken is None or time.monotonic() - taken[1] > RESIDUAL_AGE_S:
+            return None
+        effort = dict(zip(taken[0].name, taken[0].effort, strict=False))
+        return [effort.get(name, math.nan) for name in self._names]
+
+
+def _by_name(message: JointState, values: Sequence[float], names: Sequence[str]) -> list[float] | None:
+    index = {name: i for i, name in enumerate(message.name)}
+    if len(values) != len(message.name) or any(name not in index for name in names):
+        return None
+    return [values[index[name]] for name in names]
+
 
 class CameraInput:
-    """The newest image of every camera."""
+    """The newest image of every camera, in the size that the policy looks at; ``look`` takes milliseconds."""
 
     def __init__(self, node: Node, cameras: Mapping[str, str]) -> None:
         self._node = node
@@ -98,15 +157,22 @@ class CameraInput:
             for name, topic in cameras.items()
         }
 
-    def look(self) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:
-        """RGB images and the age of the oldest, on the monotonic clock; None until every camera has sent one."""
+    def close(self) -> None:
+        for newest in self._newest.values():
+            newest.close()
+
+    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float] | None:
+        """RGB images of ``size`` (height, width) and when the oldest was taken [s, monotonic].
+
+        None until every camera has sent one.
+        """
         images, oldest_s = {}, float("inf")
         for name, newest in self._newest.items():
             taken = newest.take()
             if taken is None:
                 return None
             message, received_s = taken
-            images[name] = image_array(message)
+            images[name] = fit_image(image_array(message), size).numpy()
             oldest_s = min(oldest_s, received_s, _monotonic_s(self._node, message.header.stamp))
         return images, oldest_s
 
@@ -138,17 +204,37 @@ def image_array(message: Image | CompressedImage) -> NDArray[np.uint8]:
 class CommandOutput:
     """Publishes safe commands as the configured type."""
 
-    def __init__(self, node: Node, ros: RosSection, names: Sequence[str], dt: float) -> None:
-        self._names, self._dt = list(names), dt
-        self._trajectories = ros.command_type == "joint_trajectory"
-        kind = JointTrajectory if self._trajectories else Float64MultiArray
+    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
+        self._node, self._ros = node, ros
+        self._names = [axis.name for axis in limits.axes]
+        self._dt = 1.0 / limits.command_hz
+        kind, self._message = {
+            "joint_trajectory": (JointTrajectory, self._trajectory),
+            "float64_multi_array": (Float64MultiArray, self._positions),
+            "twist_stamped": (TwistStamped, self._twist),
+        }[ros.command_type]
         self._publisher = node.create_publisher(kind, ros.command, QoSProfile(depth=1))
+        self._gripper = None
+        if ros.command_type == "twist_stamped":
+            assert limits.workspace is not None
+            chain = {frame.joint for frame in limits.workspace.frames}
+            self._tool = ToolPoint(limits.workspace.frames, limits.workspace.tool, limits.axes)
+            self._others = [i for i, name in enumerate(self._names) if name not in chain]
+            if self._others:
+                self._gripper = node.create_publisher(Float64MultiArray, ros.gripper, QoSProfile(depth=1))
 
-    def send(self, out: SafeCommand, stop_path: Sequence[tuple[Sequence[float], Sequence[float]]]) -> None:
+    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
         """The command for this tick; as a trajectory it carries the whole stop that follows if nothing more comes."""
-        if not self._trajectories:
-            self._publisher.publish(Float64MultiArray(data=list(out.positions)))
-            return
+        self._publisher.publish(self._message(out, stop_path))
+        if self._gripper is not None:
+            self._gripper.publish(Float64MultiArray(data=[out.positions[i] for i in self._others]))
+
+    def close(self) -> None:
+        self._node.destroy_publisher(self._publisher)
+        if self._gripper is not None:
+            self._node.destroy_publisher(self._gripper)
+
+    def _trajectory(self, out: SafeCommand, stop_path: StopPath) -> JointTrajectory:
         points = [_point(out.positions, out.velocities, self._dt)]
         every = max(1, -(-len(stop_path) // STOP_POINTS))
         last = len(stop_path) - 1
@@ -156,7 +242,22 @@ class CommandOutput:
             if i == last or (i + 1) % every == 0:
                 points.append(_point(positions, velocities, (i + 2) * self._dt))
         # header stamp zero: "start on arrival", so the controller's clock need not agree with ours
-        self._publisher.publish(JointTrajectory(joint_names=self._names, points=points))
+        return JointTrajectory(joint_names=self._names, points=points)
+
+    def _positions(self, out: SafeCommand, stop_path: StopPath) -> Float64MultiArray:
+        return Float64MultiArray(data=list(out.positions))
+
+    def _twist(self, out: SafeCommand, stop_path: StopPath) -> TwistStamped:
+        message = TwistStamped()
+        message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops twists that are too old
+        message.header.frame_id = self._ros.command_frame
+        for vector, values in zip(
+            (message.twist.linear, message.twist.angular),
+            self._tool.twist(out.positions, out.velocities),
+            strict=True,
+        ):
+            vector.x, vector.y, vector.z = values
+        return message
 
 
 def _point(positions: Sequence[float], velocities: Sequence[float], after_s: float) -> JointTrajectoryPoint:

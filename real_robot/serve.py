@@ -22,6 +22,7 @@ from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import TYPE_CHECKING, Literal, get_args
 
+from real_robot.priority import take_priority
 from real_robot.robot_file import load_robot
 from sims.errors import UserError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from real_robot.policy_backend import ChunkBackend
 
 START_S = 120.0
+PRIORITY = 10
 Runtime = Literal["eager", "compiled", "onnx"]
 
 
@@ -47,12 +49,14 @@ def serve(
     runtime: Runtime = "eager",
     ready: Path | None = None,
 ) -> None:
-    """Serve ``bundle`` until interrupted. ``ready``: a file that gets the port once connections are accepted.
+    """Serve ``bundle``, and whatever replaces it there, until interrupted.
 
-    ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS.
+    ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS. ``ready``: a file
+    that gets the port once connections are accepted.
     """
     from policies.bundle import read_bundle_info
     from real_robot.policy_server import ServerConfig, run_server
+    from real_robot.versions import Follower, Versions
 
     read_bundle_info(bundle)
     token_file = token_file or default_token_file()
@@ -61,10 +65,12 @@ def serve(
         config = ServerConfig(host=host, port=port, token=token_file.read_text().strip(), tls=tls)
     except (OSError, ValueError) as error:
         raise RobotError(f"cannot serve: {error}") from error
-    backend = load_backend(bundle, runtime)
+    versions = Versions(load_backend(bundle, runtime))
+    follower = Follower(versions, bundle, lambda changed: load_backend(changed, runtime))
     print(f"{bundle}, {runtime}; token in {token_file}", file=sys.stderr, flush=True)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_server(backend, config, ready))
+        asyncio.run(run_server(versions, config, ready))
+    follower.close()
 
 
 def load_backend(bundle: Path, runtime: Runtime) -> ChunkBackend:
@@ -193,6 +199,7 @@ def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str,
 
 
 if __name__ == "__main__":
+    take_priority(PRIORITY)  # an arm waits for the answers
     os.setpgrp()  # Ctrl-C is for the node, which brakes first and then ends this process
     chosen: Runtime = next((name for name in get_args(Runtime) if name in sys.argv[4:]), "eager")
     try:

@@ -7,6 +7,7 @@ three plain dtypes. Nothing is ever unpickled, and no frame can name a type to c
     client -> server   act      an observation, and the actions that are still planned
     server -> client   chunk    the actions for one ``act``, by its id
     server -> client   refused  why there are none for this id; the connection goes on
+    client -> server   ended    how the episode went; answered by the hello of the policy for the next one
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgpack
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from real_robot.chunk_scheduler import ChunkingMethod
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 32 * 2**20
 _DTYPES = ("<f4", "<f8", "|u1")
 
@@ -76,8 +77,17 @@ class Refused:
     reason: str
 
 
-Message = Hello | Act | Chunk | Refused
-_KINDS: dict[str, type[Message]] = {"hello": Hello, "act": Act, "chunk": Chunk, "refused": Refused}
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """``outcome``: success, failure, or unknown where nobody said; ``intervened``: 1 if a person took over."""
+
+    outcome: str
+    intervened: int
+
+
+Outcome = Literal["success", "failure", "unknown"]
+Message = Hello | Act | Chunk | Refused | Ended
+_KINDS: dict[str, type[Message]] = {"hello": Hello, "act": Act, "chunk": Chunk, "refused": Refused, "ended": Ended}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -124,6 +134,8 @@ def message_of(fields: dict[str, Any]) -> Message:
     message = kind(**given)
     if isinstance(message, Act):
         _check_act(message)
+    if isinstance(message, Ended) and message.outcome not in get_args(Outcome):
+        raise WireError(f"Ended.outcome: {message.outcome!r} is not one of {list(get_args(Outcome))}")
     return message
 
 

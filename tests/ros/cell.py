@@ -1,4 +1,7 @@
-"""A robot cell made of processes: policy server, fake arm, node, operator, witness, on their own DDS domain."""
+"""A robot cell made of processes: policy server, fake arm, node, operator, witness, on their own DDS domain.
+
+Whoever makes one runs in a Python that has ``rclpy``: a ROS 2 machine's, or .venv-ros (tests/ros/install.sh).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"
@@ -18,30 +22,21 @@ _SHARED = Path("/dev/shm")
 CONFIGURE, CLEANUP, ACTIVATE, DEACTIVATE = 1, 2, 3, 4
 
 
-def ros_python() -> Path | None:
-    """The Python of the environment with the ROS wheels: $VLA_RL_ROS_PYTHON, or .venv-ros as `make ros` leaves it."""
-    path = Path(os.environ.get("VLA_RL_ROS_PYTHON", ROOT / ".venv-ros" / "bin" / "python"))
-    return path if path.exists() else None
-
-
 class Cell:
     def __init__(self, folder: Path, domain: int, robot_file: Path = ROOT / "configs/robots/fake_arm.yaml") -> None:
         self.folder, self._robot_file = folder, robot_file
         (folder / "token").write_text(TOKEN)
-        python = ros_python()
-        assert python is not None
-        self._python = str(python)
         # the wheels' start-up hook marks and extends the environment; a child must start from a clean one
         scrubbed = {"LD_LIBRARY_PATH", "_ROS_WHEELS_BOOTSTRAP_COMPLETE"}
-        self._env = {key: value for key, value in os.environ.items() if key not in scrubbed} | {
+        self.ros_env = {
             "ROS_DOMAIN_ID": str(domain),
             "ROS_LOG_DIR": str(folder / "log"),
             "FASTRTPS_DEFAULT_PROFILES_FILE": str(ROOT / "real_robot/loopback.xml"),
             "CYCLONEDDS_URI": f"file://{ROOT}/tests/ros/cyclonedds.xml",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
         }
-        self.port = 0
+        self._env = {key: value for key, value in os.environ.items() if key not in scrubbed} | self.ros_env
+        self._env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.store = folder / "episodes"
         self._shared_before = set(_SHARED.glob("*fastrtps*"))
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
@@ -52,28 +47,30 @@ class Cell:
         self.processes[name] = process
         return process
 
-    def start_server(self, *arguments: str) -> int:
-        """The untrained policy; ``arguments`` as in ``untrained_server``."""
-        ready = self.folder / "ready"
-        return self._served([sys.executable, "-m", "tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
+    def start_server(self, *arguments: str, name: str = "server") -> int:
+        """The untrained policy; ``arguments`` as in ``untrained_server``. Returns the port."""
+        ready = self.folder / name
+        return self._served(name, ["tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
+
+    def environment(self) -> contextlib.AbstractContextManager[Any]:
+        """This process on the cell's DDS domain, for as long as the block lasts."""
+        return patch.dict(os.environ, self.ros_env)
 
     def serve_bundle(self, bundle: Path) -> int:
         """A bundle, as ``vla-rl serve`` does."""
-        ready = self.folder / "ready"
-        command = [sys.executable, "-m", "real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)]
-        return self._served(command, ready)
+        ready = self.folder / "server"
+        return self._served("server", ["real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)], ready)
 
-    def _served(self, command: list[str], ready: Path) -> int:
+    def _served(self, name: str, module: list[str], ready: Path) -> int:
         ready.unlink(missing_ok=True)
-        self.spawn("server", command)
-        self.wait(lambda: ready.exists() and ready.read_text().endswith("\n"), 60, "the policy server")
-        self.port = int(ready.read_text())
-        return self.port
+        self.spawn(name, [sys.executable, "-m", *module])
+        self.wait(lambda: ready.exists() and ready.read_text().endswith("\n"), 120, "the policy server")
+        return int(ready.read_text())
 
     def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
         parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("arm", [self._python, "-m", "real_robot.fake_arm", "--ros-args", *flags])
+        self.spawn("arm", [sys.executable, "-m", "real_robot.fake_arm", "--ros-args", *flags])
 
     def start_node(self, port: int) -> None:
         parameters = {
@@ -81,13 +78,14 @@ class Cell:
             "policy_url": f"ws://127.0.0.1:{port}",
             "token_file": self.folder / "token",
             "instruction": "pick up the red block",
+            "store": self.store,
         }
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("node", [self._python, "-m", "real_robot.node", "--ros-args", *flags])
+        self.spawn("node", [sys.executable, "-m", "real_robot.node", "--ros-args", *flags])
 
     def start_operator(self) -> None:
         self.spawn(
-            "operator", [self._python, "-m", "tests.ros.operator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            "operator", [sys.executable, "-m", "tests.ros.operator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def ask(self, *request: Any) -> Any:
@@ -100,7 +98,7 @@ class Cell:
 
     def activate(self) -> None:
         """Configure and activate as soon as the node, the server and the joints are there."""
-        self.wait(self.activated, 40, "activation")
+        self.wait(self.activated, 120, "activation")
 
     def activated(self) -> bool:
         """One step towards the active state, which is asked for: answers may be lost while processes come and go."""
@@ -117,7 +115,7 @@ class Cell:
         return {"active": "False", **self.ask("status")}
 
     def witness(self, *arguments: str, timeout_s: float = 60) -> dict[str, Any]:
-        command = [self._python, str(ROOT / "tests/ros/witness.py"), *arguments]
+        command = [sys.executable, str(ROOT / "tests/ros/witness.py"), *arguments]
         result = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=timeout_s)
         assert result.returncode == 0, result.stderr
         return dict(json.loads(result.stdout))

@@ -1,7 +1,7 @@
 """Someone at the robot, for the wire tests: one JSON request per line in, one JSON answer per line out.
 
-["transition", id]   ["state"]   ["trigger", service]
-    ["set", node, parameter, value]   ["status"]   ["speed"]   ["joints"]
+["transition", id]   ["state"]   ["trigger", service]   ["end", success]
+    ["set", node, parameter, value]   ["get", node, parameter]   ["status"]   ["speed"]   ["joints"]
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
+from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
-from std_srvs.srv import Trigger
+from std_srvs.srv import SetBool, Trigger
 
 
 class Operator(Node):
@@ -32,12 +32,14 @@ class Operator(Node):
         self.status: dict[str, str] = {}
         self.clients_kept: dict = {}
         self.joints: tuple[list[str], list[float], list[float]] = ([], [], [])
-        self.success, self.stopped = False, None
+        self.success = self.failure = False
+        self.stopped: bool | None = None
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._subs = [
             self.create_subscription(DiagnosticArray, "/diagnostics", self._on_status, 10),
             self.create_subscription(JointState, "/joint_states", self._on_joints, 1),
             self.create_subscription(Bool, "/fake_arm/success", self._on_success, latched),
+            self.create_subscription(Bool, "/fake_arm/failure", self._on_failure, latched),
             self.create_subscription(Bool, "/vla_rl_policy/stopped", self._on_stopped, latched),
         ]
 
@@ -51,6 +53,9 @@ class Operator(Node):
 
     def _on_success(self, message: Bool) -> None:
         self.success = message.data
+
+    def _on_failure(self, message: Bool) -> None:
+        self.failure = message.data
 
     def _on_stopped(self, message: Bool) -> None:
         self.stopped = message.data
@@ -81,6 +86,9 @@ class Operator(Node):
             case ["trigger", str(service)]:
                 reply = self.call(Trigger, service, Trigger.Request())
                 return None if reply is None else [reply.success, reply.message]
+            case ["end", bool(success)]:
+                reply = self.call(SetBool, "/vla_rl_policy/end_episode", SetBool.Request(data=success))
+                return None if reply is None else [reply.success, reply.message]
             case ["set", str(node), str(name), value]:
                 kinds = {
                     str: (ParameterType.PARAMETER_STRING, "string_value"),
@@ -90,14 +98,17 @@ class Operator(Node):
                 message = ParameterMessage(name=name, value=ParameterValue(type=kind, **{field: value}))
                 reply = self.call(SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=[message]))
                 return None if reply is None else [reply.results[0].successful, reply.results[0].reason]
+            case ["get", str(node), str(name)]:
+                reply = self.call(GetParameters, f"/{node}/get_parameters", GetParameters.Request(names=[name]))
+                return None if reply is None else reply.values[0].string_value
             case ["status"]:
                 return self.status
             case ["speed"]:
                 return max(map(abs, self.joints[2]), default=None)
             case ["joints"]:
                 return self.joints[1]
-            case ["success"]:
-                return self.success
+            case ["outcome"]:
+                return [self.success, self.failure]
             case ["stopped"]:
                 return self.stopped
         raise ValueError(request)

@@ -10,10 +10,11 @@ import torch
 import yaml
 
 from real_robot.chunk_scheduler import ChunkingConfig
-from real_robot.control_loop import ControlLoop, LoopConfig, check_policy
+from real_robot.control_loop import ControlLoop
 from real_robot.embodiment import JointPositions, JointSteps
 from real_robot.panda_tool import PandaTool
 from real_robot.policy_client import Answer
+from real_robot.remote_policy import RemotePolicy, check_policy
 from real_robot.robot_file import load_robot
 from real_robot.safety import Measurement, RobotLimits, SafeCommand
 from real_robot.stopping import AxisLimits
@@ -65,7 +66,8 @@ class Eye:
     def __init__(self) -> None:
         self.taken_s: float | None = 0.0
 
-    def look(self):
+    def look(self, size):
+        assert list(size) == HELLO.image_size
         return None if self.taken_s is None else ({"eye": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
 
 
@@ -73,10 +75,11 @@ class Rig:
     def __init__(self, delay: int = 3, method: str = "prefix") -> None:
         self.oracle, self.eye, self.tick = Cycle(delay), Eye(), 0
         chunking = ChunkingConfig(method=method, execute_steps=4, max_delay=3, warmup=0)  # type: ignore[arg-type]
-        self.loop = ControlLoop(
-            LIMITS, LoopConfig(chunking=chunking), hello=HELLO, embodiment=JointSteps(AXES, 20.0), oracle=self.oracle,
-            eyes=self.eye,
-        )  # fmt: skip
+        embodiment = JointSteps(AXES, 20.0)
+        self.policy = RemotePolicy(
+            HELLO, chunking, embodiment=embodiment, oracle=self.oracle, eyes=self.eye, max_image_age_s=0.2
+        )
+        self.loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=self.policy)
         self.loop.start([0.0, 0.0], 0.0)
         self.positions = [0.0, 0.0]
 
@@ -90,6 +93,7 @@ class Rig:
                 self.eye.taken_s = now - 0.01
             measured = Measurement(self.positions, now if feel else now - 10.0)
             outs.append(self.loop.tick(measured, now))
+            self.policy.ask(now)
             self.positions = list(outs[-1].positions)
         return outs
 
@@ -101,7 +105,7 @@ def test_with_delays_inside_the_plan_every_control_tick_has_an_action() -> None:
     assert counters.control_ticks == 80
     assert counters.holds <= 4  # until the first chunk came
     assert counters.actions == counters.control_ticks - counters.holds
-    assert counters.missed_ticks == counters.failed == 0
+    assert counters.missed_ticks == rig.policy.counters.failed == 0
     assert len(rig.oracle.asked) == pytest.approx(20, abs=1)
     assert max(abs(p) for out in outs for p in out.positions) > 0.05
     assert {act.delay for act in rig.oracle.asked[3:]} == {3}
@@ -128,12 +132,12 @@ def test_a_dead_server_is_asked_again_and_again_while_the_arm_holds() -> None:
     rig.oracle.dead = True
     rig.run(150)
     assert rig.loop.filter.at_rest
-    assert rig.loop.counters.failed > 5
-    assert rig.loop.trouble == "the connection is closed"
+    assert rig.policy.counters.failed > 5
+    assert rig.policy.trouble == "the connection is closed"
     rig.oracle.dead = False
     rig.run(60)
     assert not rig.loop.filter.at_rest
-    assert rig.loop.trouble == ""
+    assert rig.policy.trouble == ""
 
 
 def test_stop_and_pause_forget_the_plan() -> None:
@@ -161,7 +165,6 @@ def test_stop_and_pause_forget_the_plan() -> None:
     [
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
-        ({"control_hz": 30.0}, "command_rate 100 Hz must be a multiple of the policy's 30 Hz"),
         ({"max_prefix": 2}, "max_delay is 3, the policy was trained with prefixes of at most 2"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
     ],
@@ -169,7 +172,12 @@ def test_stop_and_pause_forget_the_plan() -> None:
 def test_a_policy_that_does_not_fit_is_refused(change: dict, message: str) -> None:
     chunking = ChunkingConfig(execute_steps=4, max_delay=3)
     with pytest.raises(ValueError, match=message):
-        check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(AXES, 20.0), LIMITS, chunking)
+        check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(AXES, 20.0), chunking)
+
+
+def test_a_rate_off_the_grid_of_commands_is_refused() -> None:
+    with pytest.raises(ValueError, match="command_rate 100 Hz must be a multiple of the policy's 30 Hz"):
+        ControlLoop(LIMITS, control_hz=30.0, embodiment=JointSteps(AXES, 30.0), source=Rig().policy)
 
 
 def test_joint_embodiments_by_hand() -> None:
@@ -232,6 +240,7 @@ def test_every_robot_file_is_whole(path: Path) -> None:
         ("control", "chunking", {"method": "prefixes"}, "control.chunking.method: 'prefixes' is not one of"),
         ("ros", "cameras", ["a"], "ros.cameras"),
         ("ros", "command_type", "twist", "ros.command_type: 'twist' is not one of"),
+        ("ros", "command_type", "twist_stamped", "ros.command_type: twist_stamped needs limits.workspace.chain"),
     ],
 )
 def test_what_is_wrong_in_a_robot_file_is_named(

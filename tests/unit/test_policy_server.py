@@ -23,9 +23,11 @@ from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, Ro
 from policies.kernels import DDIMConfig, DDPMConfig
 from policies.objectives import DiffusionConfig
 from policies.vla import VLAConfig
-from real_robot.policy_backend import PolicyBackend, fit_image
+from real_robot.images import fit_image
+from real_robot.policy_backend import PolicyBackend
 from real_robot.policy_client import Answer, PolicyClient
 from real_robot.policy_server import PolicyServer, ServerConfig
+from real_robot.versions import Versions
 from real_robot.wire import Act, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
 
 TOKEN = "0123456789abcdef"
@@ -59,7 +61,9 @@ def server(backend: PolicyBackend) -> Iterator[PolicyServer]:
     ready, stop, box = threading.Event(), threading.Event(), []
 
     async def main() -> None:
-        async with PolicyServer(backend, ServerConfig(port=0, token=TOKEN, max_clients=2, max_rate_hz=40)) as running:
+        async with PolicyServer(
+            Versions(backend), ServerConfig(port=0, token=TOKEN, max_clients=2, max_rate_hz=40)
+        ) as running:
             box.append(running)
             ready.set()
             await asyncio.to_thread(stop.wait)

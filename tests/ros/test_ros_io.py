@@ -1,0 +1,190 @@
+"""What goes over the wire for every kind of output, and what is made of every kind of input."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from real_robot.robot_file import Robot, load_robot
+from real_robot.safety import SafeCommand
+from tests.ros.cell import ROOT, Cell
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("rclpy") is None, reason="this Python has no rclpy; make test-ros runs these in one that has"
+    ),
+    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),  # of a parser that rclpy imports
+]
+ROBOT = load_robot(ROOT / "configs/robots/fake_arm.yaml")
+READY = (0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02)
+SPEEDS = (0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.01)
+OUT = SafeCommand(1, READY, SPEEDS, (0.0,) * 8, True, ())
+STOP = [([q + 0.001 for q in READY], [0.05] * 8), ([q + 0.0012 for q in READY], [0.0] * 8)]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    cell = Cell(tmp_path_factory.mktemp("io"), domain=20 + (os.getpid() + 20) % 80)
+    with cell.environment():
+        import rclpy
+
+        context = rclpy.Context()
+        rclpy.init(context=context)
+        node = rclpy.create_node("io", context=context)
+        yield node
+        node.destroy_node()
+        rclpy.shutdown(context=context)
+
+
+def heard(newest: Any, meanwhile: Callable[[], None], seconds: float = 20.0) -> Any:
+    """The first message on a topic while ``meanwhile`` is done again and again."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        meanwhile()
+        time.sleep(0.02)
+        if taken := newest.take():
+            return taken[0]
+    raise AssertionError(f"nothing on {newest.topic}")
+
+
+def with_output(kind: str) -> Robot:
+    ros = dataclasses.replace(
+        ROBOT.ros,
+        command=f"/{kind}",
+        command_type=kind,
+        command_frame="base",
+        gripper="/gripper",  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(ROBOT, ros=ros)
+
+
+def test_a_trajectory_carries_its_stop(node: Any) -> None:
+    from trajectory_msgs.msg import JointTrajectory
+
+    from real_robot.ros_io import CommandOutput, Newest
+
+    robot = with_output("joint_trajectory")
+    output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, JointTrajectory, "/joint_trajectory")
+    message = heard(ear, lambda: output.send(OUT, STOP))
+    assert list(message.joint_names) == [axis.name for axis in robot.limits.axes]
+    assert list(message.points[0].positions) == list(READY)
+    assert list(message.points[0].velocities) == list(SPEEDS)
+    assert list(message.points[-1].velocities) == [0.0] * 8
+    times = [point.time_from_start.nanosec for point in message.points]
+    assert times == [10_000_000, 20_000_000, 30_000_000]
+    output.close()
+    ear.close()
+
+
+def test_positions_and_twists(node: Any) -> None:
+    from geometry_msgs.msg import TwistStamped
+    from std_msgs.msg import Float64MultiArray
+
+    from real_robot.kinematics import ToolPoint
+    from real_robot.ros_io import CommandOutput, Newest
+
+    robot = with_output("float64_multi_array")
+    output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, Float64MultiArray, "/float64_multi_array")
+    assert list(heard(ear, lambda: output.send(OUT, STOP)).data) == list(READY)
+    output.close()
+
+    robot = with_output("twist_stamped")
+    output = CommandOutput(node, robot.ros, robot.limits)
+    twists, gripper = Newest(node, TwistStamped, "/twist_stamped"), Newest(node, Float64MultiArray, "/gripper")
+    message = heard(twists, lambda: output.send(OUT, STOP))
+    assert message.header.frame_id == "base"
+    assert message.header.stamp.sec > 0
+    box = robot.limits.workspace
+    assert box is not None
+    x, y, _ = ToolPoint(box.frames, box.tool, robot.limits.axes)(READY)
+    # joint 1 turns about the vertical axis through the base
+    linear, angular = message.twist.linear, message.twist.angular
+    np.testing.assert_allclose([linear.x, linear.y, linear.z], [-0.1 * y, 0.1 * x, 0.0], atol=1e-9)
+    np.testing.assert_allclose([angular.x, angular.y, angular.z], [0.0, 0.0, 0.1], atol=1e-9)
+    assert list(heard(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
+    output.close()
+
+
+def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) -> None:
+    from sensor_msgs.msg import JointState
+
+    from real_robot.ros_io import RESIDUAL_AGE_S, JointInput
+
+    ros = dataclasses.replace(ROBOT.ros, joint_states="/states", residuals="/torques")
+    joints = JointInput(node, ros, ["a", "b"])
+    states, torques = node.create_publisher(JointState, "/states", 1), node.create_publisher(JointState, "/torques", 1)
+
+    def speak(*, torque: bool) -> None:
+        message = JointState(name=["b", "a", "c"], position=[2.0, 1.0, 3.0])
+        message.header.stamp = node.get_clock().now().to_msg()
+        states.publish(message)
+        if torque:
+            torques.publish(JointState(name=["b"], effort=[7.0]))
+        time.sleep(0.02)
+
+    deadline = time.monotonic() + 20.0
+    measured = None
+    while (measured is None or measured.residuals is None) and time.monotonic() < deadline:
+        speak(torque=True)
+        measured = joints.measure()
+    assert measured is not None
+    assert list(measured.positions) == [1.0, 2.0]
+    assert measured.residuals is not None
+    assert np.isnan(measured.residuals[0])
+    assert measured.residuals[1] == 7.0
+    assert 0.0 <= time.monotonic() - measured.stamp_s < 5.0
+    until = time.monotonic() + RESIDUAL_AGE_S + 0.1
+    while time.monotonic() < until:
+        speak(torque=False)
+        measured = joints.measure()
+    assert measured is not None
+    assert measured.residuals is None
+    assert not joints.fresh(5.0)
+    assert joints.trouble == "nothing received on /torques"
+    joints.close()
+
+
+def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:
+    import io
+
+    from PIL import Image as Picture
+    from sensor_msgs.msg import CompressedImage, Image
+
+    from real_robot.ros_io import CameraInput, image_array
+
+    picture = np.zeros((48, 64, 3), np.uint8)
+    picture[:, :, 0], picture[:, :, 2] = 200, 40
+    file = io.BytesIO()
+    Picture.fromarray(picture).save(file, format="png")
+    packed = CompressedImage(format="png")
+    packed.data.frombytes(file.getvalue())
+    padded = Image(height=48, width=64, encoding="bgr8", step=3 * 64 + 8)
+    padded.data.frombytes(np.pad(picture[..., ::-1].reshape(48, -1), ((0, 0), (0, 8))).tobytes())
+    for message in (packed, padded):
+        assert (image_array(message) == picture).all()
+    with pytest.raises(ValueError, match="encoding 'mono8' is not supported"):
+        image_array(Image(height=1, width=1, encoding="mono8", step=1))
+
+    cameras = CameraInput(node, {"left": "/left/compressed", "right": "/right"})
+    left = node.create_publisher(CompressedImage, "/left/compressed", 1)
+    right = node.create_publisher(Image, "/right", 1)
+    assert cameras.look((24, 24)) is None
+    deadline, seen = time.monotonic() + 20.0, None
+    while seen is None and time.monotonic() < deadline:
+        packed.header.stamp = padded.header.stamp = node.get_clock().now().to_msg()
+        left.publish(packed)
+        right.publish(padded)
+        time.sleep(0.02)
+        seen = cameras.look((24, 24))
+    assert seen is not None
+    assert (seen[0]["left"] == picture[:24, :24]).all()
+    assert (seen[0]["right"] == picture[:24, :24]).all()
+    assert time.monotonic() - seen[1] < 5.0
+    cameras.close()
