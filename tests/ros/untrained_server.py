@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.policy_backend import PolicyBackend
 from real_robot.policy_server import ServerConfig, run_server
+from real_robot.priority import take_priority
+from real_robot.serve import PRIORITY
 from real_robot.versions import Versions
 from real_robot.wire import Act
 
@@ -34,6 +36,7 @@ class SlowBackend(PolicyBackend):
 
 
 if __name__ == "__main__":
+    take_priority(PRIORITY)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ready = Path(sys.argv[1])
