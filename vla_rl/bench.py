@@ -125,7 +125,7 @@ def bench_policy() -> list[Row]:
     return [row("parameters", parameters, "1"), row("matrix product", matmul_rate() / 1e9, "GFLOP/s"), *figures]
 
 
-def bench_latency(bundle: Path | None) -> list[Row]:
+def bench_latency(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Runtime)) -> list[Row]:
     """One robot's question to its chunk: torch as it is, torch.compile, ONNX Runtime, each in turn.
 
     Without ``bundle`` it is the default network, untrained. A runtime that this machine lacks is named on standard
@@ -141,7 +141,7 @@ def bench_latency(bundle: Path | None) -> list[Row]:
             read_bundle_info(bundle)
             shutil.copytree(bundle, copy)
         rows: list[Row] = []
-        for runtime in get_args(Runtime):
+        for runtime in runtimes:
             try:
                 if runtime == "onnx":
                     export_onnx(copy)

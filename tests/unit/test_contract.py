@@ -14,6 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from real_robot.wire import Hello, unpack
+from vla_rl.bench import bench_latency
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -96,8 +97,9 @@ def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:
     done = vla_rl("export", bundle, "--to", "onnx")
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).stat().st_size > 100_000
-    rows = {row["name"]: row for row in answer("bench", "latency", bundle, "--json")["rows"]}
-    assert {"eager p50", "eager p99", "onnx p50", "onnx p99"} <= set(rows)
+    # Not through the command line: torch.compile runs the C++ compiler for minutes on two cores.
+    rows = {row["name"]: row for row in bench_latency(bundle, ("eager", "onnx"))}
+    assert set(rows) == {"eager p50", "eager p99", "onnx p50", "onnx p99"}
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in rows.values())
     assert all(row["value"] > 0 and row["unit"] == "ms" for row in rows.values())
 
