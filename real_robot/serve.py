@@ -73,7 +73,7 @@ def serve(
     follower.close()
 
 
-def load_backend(bundle: Path, runtime: Runtime) -> ChunkBackend:
+def load_backend(bundle: Path, runtime: Runtime = "eager") -> ChunkBackend:
     """What answers with ``bundle``'s actions: torch as it is, through torch.compile, or ONNX Runtime."""
     import torch
 
