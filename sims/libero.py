@@ -115,6 +115,7 @@ class Libero:
                 "assets": "stand-in, not LIBERO's" if stand_in else "LIBERO's",
             },
         )
+        self.reset(task=0, seed=0)  # imports and compiles, for half a minute on a first start
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task

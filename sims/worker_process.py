@@ -186,7 +186,7 @@ class WorkerProcess:
 
     def _how_it_ended(self) -> str:
         try:
-            code = self._process.wait(2.0)
+            code = self._process.wait(10.0)
         except subprocess.TimeoutExpired:
             return "closed its socket"
         if code >= 0:
