@@ -80,8 +80,8 @@ def save_bundle(policy: DenoisingPolicy, path: Path, *, provenance: Provenance |
         ),
     )
     path.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path / info.tensors, data)
-    _write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
+    write_atomically(path / info.tensors, data)
+    write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
     for leftover in [*path.glob("policy-*.safetensors"), *path.glob(".*.partial")]:
         if leftover.name != info.tensors:
             leftover.unlink()
@@ -162,7 +162,8 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu").contiguous()
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Whole or not at all, and on the disk when this returns."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         file.write(data)
