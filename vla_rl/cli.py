@@ -22,6 +22,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from sims.errors import UserError
+from vla_rl.commands.world_model import WorldModel
 
 if TYPE_CHECKING:
     from vla_rl.experiment import Experiment
@@ -242,8 +243,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": Bench,
     "data": Data,
     "sims": Sims,
+    "world-model": WorldModel,
 }
-Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims
+Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims | WorldModel
 
 
 def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:

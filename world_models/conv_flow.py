@@ -35,7 +35,8 @@ KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
 class ConvFlowConfig:
     """``points``: positions per camera that the actions draw as soft spots into the image (where is the hand going?).
 
-    ``actions`` False: the baseline that does not see them. ``steps``: denoising steps. ``precision`` bfloat16 pays on CPUs with AMX and on GPUs.
+    ``actions`` False: the baseline that does not see them. ``steps``: denoising steps. ``precision`` bfloat16 pays on
+    CPUs with AMX and on GPUs.
     """
 
     name: Literal["conv_flow"] = "conv_flow"

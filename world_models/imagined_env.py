@@ -23,7 +23,7 @@ from sims.rows import Rows
 from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, Step
 from world_models.conv_flow import ConvFlow
 from world_models.dynamics import Imagined, Moment
-from world_models.keyframes import Keyframes
+from world_models.keyframes import Starts
 from world_models.outcome import OutcomeModel
 
 
@@ -66,7 +66,7 @@ class ImaginedEnv:
         config: ImaginedConfig,
         world: ConvFlow,
         outcome: OutcomeModel,
-        keyframes: Keyframes,
+        keyframes: Starts,
         *,
         limits: Sequence[int],
         usual_error: float,

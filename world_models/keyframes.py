@@ -7,6 +7,7 @@ practice matters and imagination has not had time to drift (WoVR's keyframe-init
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +31,36 @@ class KeyframeConfig:
             raise ValueError("keyframes.beginnings and keyframes.failures must be within [0, 1]")
         if not 1 <= self.before_end[0] <= self.before_end[1]:
             raise ValueError(f"keyframes.before_end must be two increasing numbers of steps, got {self.before_end}")
+
+
+class Starts(Protocol):
+    """How an imagined world finds the recorded moment that a StartState stands for."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
+
+    def moment(self, start: StartState) -> tuple[Clip, int]:
+        """The recorded moment (one row, no predictions) and the control steps that led to it."""
+        ...
+
+
+class Beginnings:
+    """The recorded episodes' own beginnings: a StartState stands for the episode that was recorded from it, so the
+    same StartState can begin an episode in imagination and in the world that recorded it."""
+
+    def __init__(self, clips: ClipSampler, *, tasks: tuple[str, ...]) -> None:
+        self.clips, self.tasks = clips, tasks
+        known = [(i, entry) for i, entry in enumerate(clips.entries) if entry.task in tasks]
+        self._episode = {(tasks.index(entry.task), entry.seed): i for i, entry in known}
+
+    def starts(self, count: int) -> list[StartState]:
+        """The first ``count`` of them, in the order of recording."""
+        return [StartState(task=task, seed=seed) for task, seed in list(self._episode)[:count]]
+
+    def moment(self, start: StartState) -> tuple[Clip, int]:
+        if (start.task, start.seed) not in self._episode:
+            raise WorldModelError(f"no recorded episode of task {start.task} began at seed {start.seed}")
+        return self.clips.clip(self._episode[start.task, start.seed], 0, 0), 0
 
 
 class Keyframes:
@@ -68,6 +99,5 @@ class Keyframes:
         return int(episodes[rng.integers(len(episodes))]), 0
 
     def moment(self, start: StartState) -> tuple[Clip, int]:
-        """The recorded moment (a clip without predictions, one row) and the control steps that led to it."""
         episode, look = self.choose(start)
         return self.clips.clip(episode, look, 0), int(self.clips.look_steps(episode)[look])
