@@ -67,6 +67,13 @@ class Experiment:
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
+        if isinstance(algorithm, GRPOConfig) and self.imagination is not None:
+            rows = self.imagination.model.imagined.num_envs
+            if rows % algorithm.group_size:
+                raise ValueError(
+                    f"imagination.model.imagined.num_envs ({rows}) must be a multiple of algorithm.group_size "
+                    f"({algorithm.group_size}): a group's episodes run side by side"
+                )
         if isinstance(algorithm, GRPOConfig) and self.sim.num_envs % algorithm.group_size:
             raise ValueError(
                 f"sim.num_envs ({self.sim.num_envs}) must be a multiple of algorithm.group_size "
