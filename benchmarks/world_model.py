@@ -2,9 +2,10 @@
 
     python benchmarks/world_model.py [--config configs/imagined_pick.yaml] [--work runs/world_model]
 
-Records episodes of the scripted expert at several noise levels (a mediocre policy, mostly failing), fits the world model
-of the configuration and a baseline that ignores actions, and writes the trust report on held-out starts, the CPU seconds
-and the speed beside the simulator's to benchmarks/results/world_model.json. Go on with the same command if interrupted.
+Records episodes of the scripted expert at several noise levels (a mediocre policy, mostly failing), fits the
+configuration's world model and a baseline that ignores actions, and writes the trust report on held-out starts, the CPU
+seconds and the speed beside the simulator's to benchmarks/results/world_model.json. The same command goes on where it
+was interrupted.
 """
 
 from __future__ import annotations
@@ -42,21 +43,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/imagined_pick.yaml"))
     parser.add_argument("--work", type=Path, default=Path("runs/world_model"))
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("settings", nargs="*", help="overrides, after a --")
     arguments = parser.parse_args()
     experiment = load_config(Experiment, arguments.config, arguments.settings)
     assert experiment.imagination is not None
     model, work = experiment.imagination.model, arguments.work
     env = make_env(experiment.sim)
-    record(env, work / "episodes", seed=arguments.seed)
+    record(env, work / "episodes", seed=experiment.seed)
     seconds = timed(
-        work / "cpu_s.json", "fit", lambda: fit_world(model, [work / "episodes"], work, seed=arguments.seed)
+        work / "cpu_s.json", "fit", lambda: fit_world(model, [work / "episodes"], work, seed=experiment.seed)
     )
-    report = report_trust(model, work, [work / "episodes"], sim=experiment.sim, env=env, seed=arguments.seed)
+    report = report_trust(model, work, [work / "episodes"], sim=experiment.sim, env=env, seed=experiment.seed)
     clips, fitted = open_clips([work / "episodes"], model, "held_out"), load_world(work / WORLD_FILE)
     speed = {str(batch): frames_per_second(fitted.world, clips, batch=batch) for batch in (1, 8, 32, 64)}
-    simulator = simulator_frames_per_second(env, horizon=fitted.world.action_horizon, seed=arguments.seed)
+    simulator = simulator_frames_per_second(env, horizon=fitted.world.action_horizon, seed=experiment.seed)
     env.close()
     write_json(RESULTS, result(arguments, report, seconds, speed, simulator, fitted.info.metrics))
     print(RESULTS)
@@ -125,7 +125,7 @@ def result(
     rows += [row(f"pictures/s, batch {batch}", value, "1/s", against=simulator) for batch, value in speed.items()]
     rows += [row(f"CPU time of {name}", value, "s") for name, value in seconds.items()]
     return {
-        "command": f"python benchmarks/world_model.py --config {arguments.config} --seed {arguments.seed} "
+        "command": f"python benchmarks/world_model.py --config {arguments.config} "
         + " ".join(["--", *arguments.settings] if arguments.settings else []),
         "date": datetime.date.today().isoformat(),
         "revision": git_revision(),

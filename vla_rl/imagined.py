@@ -72,7 +72,7 @@ def improve_in_imagination(
         real_steps += run.stage(f"real_{number}", collect)["control_steps"]
         run.stage(f"fit_{number}", fit)
         report = run.stage(f"trust_{number}", trust)
-        if report["success_auc"] < settings.trust.useless_auc:
+        if (report["success_auc"] or 0.0) < settings.trust.useless_auc:
             break
         branch = branch_steps(report, settings, env.spec.max_steps)
 
@@ -96,7 +96,7 @@ def branch_steps(report: dict[str, Any], settings: ImaginationConfig, longest: i
     """The configured branch length, halved once for every trust measure that falls short."""
     trust, branch = settings.trust, settings.model.imagined.branch_steps
     short = [
-        report["success_auc"] < trust.min_success_auc,
+        (report["success_auc"] or 0.0) < trust.min_success_auc,
         (report["hallucinated_success"] or 0.0) > trust.max_hallucinated,
         report["delta_success"] > trust.max_delta_success,
     ]

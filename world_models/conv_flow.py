@@ -81,6 +81,8 @@ class Denoised(Rows):
 class ConvFlow(nn.Module):
     """Implements ``world_models.dynamics.WorldModel``; latents are the pixels in [-1, 1]."""
 
+    step_std: Tensor  # of a chunk's change of the normalised state, [state_dim]
+
     def __init__(self, config: ConvFlowConfig, robot: RobotSpec) -> None:
         super().__init__()
         height, width = robot.image_size
@@ -93,7 +95,7 @@ class ConvFlow(nn.Module):
         self.cameras = len(robot.cameras)
         self.latent_shape = (self.cameras, 3, height, width)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
-        self.register_buffer("step_std", torch.ones(robot.state_dim))  # of a chunk's change of normalised state
+        self.register_buffer("step_std", torch.ones(robot.state_dim))
         patch = 3 * PATCH**2
         chunk = config.action_horizon * (robot.action_dim + 1)
         self.look = nn.Conv2d(3 * patch, config.width, 1)
@@ -225,7 +227,7 @@ class ConvFlow(nn.Module):
         """From all recorded states and actions, and the states' changes over a chunk [N, state_dim]."""
         self.normalizer.fit(state, action)
         std = (change / self.normalizer.state_std).std(0, correction=0)
-        self.step_std.copy_(torch.where(std > 1e-4, std, 1.0))  # type: ignore[operator]
+        self.step_std.copy_(torch.where(std > 1e-4, std, 1.0))
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
         return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)

@@ -239,7 +239,7 @@ def trust_report(
         "hallucinated_success": hallucinated(world),
         "no_action_hallucinated_success": hallucinated(no_action),
         "swapped_scripts": len(failing),
-        "success_auc": auc(score, truth),
+        "success_auc": auc(score, truth) if truth.any() and not truth.all() else None,
         "false_success": won[~truth].float().mean().item() if (~truth).any() else None,
         "missed_success": (~won[truth]).float().mean().item() if truth.any() else None,
         "imagined_success": won.float().mean().item(),

@@ -66,6 +66,9 @@ class Verdict(Rows):
 class OutcomeModel(nn.Module):
     """Success, failure for good, or still running. Thresholds belong to the model and are saved with it."""
 
+    success_threshold: Tensor
+    failed_threshold: Tensor
+
     def __init__(self, config: OutcomeConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.config, self.robot = config, robot

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
-from tests.unit import dot_world
+from tests import dot_world
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler, held_out
 from world_models.dynamics import WorldModelError
 
@@ -34,7 +34,7 @@ def test_a_clip_is_the_record(clips: ClipSampler) -> None:
     torch.testing.assert_close(clip.state[1, 0] - clip.state[0, 0], 2 * clip.action[0, :, 0].sum())
     for frame, state in zip(clip.frames, clip.state, strict=True):
         assert np.array_equal(frame.numpy(), dot_world.picture(float(state[0])))
-    assert np.array_equal(clip.first.numpy(), dot_world.picture(6.0))
+    assert np.array_equal(clip.first.numpy(), dot_world.picture(5.0 + 2))
     assert np.array_equal(clip.previous.numpy(), dot_world.picture(float(clip.previous_state[0])))
 
 
@@ -49,7 +49,7 @@ def test_behind_the_end_there_is_padding(clips: ClipSampler) -> None:
 def test_outcomes_are_those_of_the_record(clips: ClipSampler) -> None:
     for outcome, count in (
         (SUCCESS, sum(entry.success for entry in clips.entries)),
-        (FAILED, sum(float(clips.clip(i, 0, 0).state[0, 0]) == 6.0 and _left(clips, i) for i in range(12))),
+        (FAILED, sum(_left(clips, i) for i in range(12))),
     ):
         assert len(clips.looks_by_outcome(outcome)) == count > 0
     _, _, _, outcome = clips.looks(clips.looks_near_end(within=3))
@@ -93,5 +93,5 @@ def test_wrong_episodes_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match="4 action dimensions, the other episodes have 2"):
         ClipSampler([store], action_horizon=H)
     empty = EpisodeStore(tmp_path / "empty", create=True)
-    with pytest.raises(WorldModelError, match="no episode of"):
+    with pytest.raises(WorldModelError, match="no episode of Selection"):
         ClipSampler([empty], action_horizon=H)

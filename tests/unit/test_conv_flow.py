@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from policies.denoising_policy import RobotSpec
-from tests.unit import dot_world
+from tests import dot_world
 from world_models.clips import ClipSampler
 from world_models.conv_flow import ConvFlow, ConvFlowConfig, _warp
 from world_models.dynamics import WorldModelError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit import dot_world
+from tests import dot_world
 from world_models.clips import ClipSampler
 from world_models.fidelity import (
     LOST_M,

@@ -9,7 +9,7 @@ import torch
 
 from sims.chunk import step_chunk
 from sims.vector_env import StartState
-from tests.unit import dot_world
+from tests import dot_world
 from world_models.clips import ClipSampler
 from world_models.dynamics import WorldModelError
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
@@ -28,10 +28,8 @@ def clips(tmp_path: Path) -> ClipSampler:
 
 
 def make(tmp_path: Path, **changes: object) -> ImaginedEnv:
-    return dot_world.imagined_env(
-        tmp_path / "world",
-        config=ImaginedConfig(**{"num_envs": 3, "verdict_every": 2, **changes}),  # type: ignore[arg-type]
-    )
+    config = ImaginedConfig(**{"num_envs": 3, "verdict_every": 2, **changes})  # type: ignore[arg-type]
+    return dot_world.imagined_env(tmp_path / "world", max_steps=40, beginnings=0.0, config=config)
 
 
 def test_it_begins_at_a_recorded_look(tmp_path: Path) -> None:

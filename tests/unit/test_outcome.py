@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit import dot_world
+from tests import dot_world
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
 from world_models.dynamics import WorldModelError
 from world_models.outcome import OutcomeFitter, auc, best_threshold, calibrate, imagine_looks, real_looks

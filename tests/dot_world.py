@@ -1,7 +1,8 @@
 """A world of one dot, small enough to fit a world model to in seconds.
 
-Pictures of 16 x 16 show a red dot on grey, the second camera the same upside down. The first action moves it sideways
-by 2 pixels per unit. Success at the right edge; at the left edge the episode ends without it. state = [position, 0].
+Pictures of 16 x 16 show a red dot on grey, the second camera the same upside down. It begins at 5 + seed % 4; the first
+action moves it sideways by 2 pixels per unit. Success at the right edge; at the left edge the episode ends without it.
+state = [position, 0].
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def picture(position: float) -> np.ndarray:
 def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, limit: float | None = None) -> Episode:
     """Random actions around ``drift``; looks ``every`` steps and at the end."""
     rng = np.random.default_rng(seed)
-    position = 6.0
+    position = 5.0 + seed % 4
     looks, frames, states, actions, won, lost = [0], [picture(position)], [[position, 0.0]], [], False, False
     for step in range(steps):
         action = np.clip([drift + rng.normal() * 0.4, rng.normal() * 0.3], -1, 1).astype(np.float32)
@@ -89,7 +90,7 @@ def models() -> tuple[ConvFlow, OutcomeModel]:
 
 
 def imagined_env(
-    folder: Path, *, num_envs: int = 3, max_steps: int = 12, config: ImaginedConfig | None = None
+    folder: Path, *, max_steps: int, beginnings: float = 1.0, config: ImaginedConfig | None = None
 ) -> ImaginedEnv:
     """Untrained models over a store in ``folder``; its verdicts never end an episode."""
     clips = ClipSampler([store(folder)], action_horizon=HORIZON)
@@ -97,9 +98,9 @@ def imagined_env(
     world.fit_scales(*clips.statistics())
     outcome.success_threshold.fill_(1.0)
     outcome.failed_threshold.fill_(1.0)
-    keyframes = Keyframes(clips, KeyframeConfig(beginnings=0.0, before_end=(1, 14)), tasks=("go",))
+    keyframes = Keyframes(clips, KeyframeConfig(beginnings=beginnings, before_end=(1, 14)), tasks=("go",))
     return ImaginedEnv(
-        config or ImaginedConfig(num_envs=num_envs, verdict_every=2),
+        config or ImaginedConfig(num_envs=3, verdict_every=2),
         world,
         outcome,
         keyframes,
