@@ -18,10 +18,10 @@ from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
 from sims.worker_process import WorkerConfig
+from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
-from tests import dot_world
 from tests.worlds import ChainWorld
 
 NUM_ENVS = 3
