@@ -170,6 +170,7 @@ class ConvFlow(nn.Module):
         with self._precision(noisy.device):
             x = memory.features.flatten(0, 1) + self.noisy(F.pixel_unshuffle(noisy.flatten(0, 1), PATCH))
             x = x + self.place.repeat(batch, 1, 1, 1) + self.spots(self._draw_spots(condition, x.shape[-2:]))
+            x = x.to(getattr(torch, self.config.precision))  # else every residual sum is widened again
             for block in self.enter:
                 x = block(x, per_camera)
             y = self.down(x)
