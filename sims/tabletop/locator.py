@@ -14,7 +14,7 @@ from sims.tabletop.episode import RGB
 from sims.tabletop.scene import AGENT_CAMERA, BLOCK_HALF
 
 MIN_PIXELS = 3.0
-SATURATION = 0.25  # arm, table and drawers' trays have less
+SATURATION = 0.5  # arm, table and cabinet have less
 
 
 def named_colour(instruction: str) -> str | None:

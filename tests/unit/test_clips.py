@@ -93,5 +93,5 @@ def test_wrong_episodes_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match="4 action dimensions, the other episodes have 2"):
         ClipSampler([store], action_horizon=H)
     empty = EpisodeStore(tmp_path / "empty", create=True)
-    with pytest.raises(WorldModelError, match="no episode of Selection"):
+    with pytest.raises(WorldModelError, match="no episode matches Selection"):
         ClipSampler([empty], action_horizon=H)

@@ -10,6 +10,7 @@ import torch
 
 from policies.denoising_policy import RobotSpec
 from tests import dot_world
+from world_models.bundle import load_world, save_world
 from world_models.clips import ClipSampler
 from world_models.conv_flow import ConvFlow, ConvFlowConfig, _warp
 from world_models.dynamics import WorldModelError
@@ -145,8 +146,6 @@ def shaken(world: ConvFlow) -> ConvFlow:
 
 
 def test_a_model_survives_the_disk(clips: ClipSampler, tmp_path: Path) -> None:
-    from world_models.bundle import load_world, save_world
-
     world, outcome = dot_world.models()
     path = tmp_path / "world.safetensors"
     save_world(shaken(world), outcome, path, usual_error=0.25, metrics={"success_auc": 0.9})

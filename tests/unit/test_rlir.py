@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,8 +44,6 @@ def test_the_gate_tells_true_clips_from_spoilt_ones(inverse: InverseDynamics, cl
 def test_sampling_and_scoring_agree(clips: ClipSampler) -> None:
     world, _ = dot_world.models()
     world.fit_scales(*clips.statistics())
-    import numpy as np
-
     clip = clips.draw(np.random.default_rng(0), 4, 1)
     question = Question(moment=first_moment(world, clip), action=clip.action[:, 0], length=clip.length[:, 0])
     policy = WorldPolicy(world, build_kernel(FlowSDEConfig(steps=3), FlowMatching(FlowMatchingConfig())))
