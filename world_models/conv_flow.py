@@ -235,19 +235,19 @@ class ConvFlow(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions, the second FiLM-conditioned."""
+    """Two 3 x 3 convolutions behind one FiLM-conditioned normalisation."""
 
     def __init__(self, width: int, condition: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.GroupNorm(4, width), nn.GroupNorm(4, width)
+        self.norm = nn.GroupNorm(4, width)
         self.conv1, self.conv2 = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
         self.film = nn.Linear(condition, 2 * width)
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         scale, shift = self.film(F.silu(condition))[..., None, None].chunk(2, dim=1)
-        y = self.conv1(F.silu(self.norm1(x)))
-        return x + self.conv2(F.silu(torch.addcmul(shift, self.norm2(y), 1 + scale)))
+        y = self.conv1(F.silu(torch.addcmul(shift, self.norm(x), 1 + scale)))
+        return x + self.conv2(F.silu(y))
 
 
 class _CrossView(nn.Module):

@@ -38,7 +38,7 @@ class FitConfig:
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     warmup: int = 100
-    full_noise: float = 0.5
+    full_noise: float = 0.8
     motion_weight: float = 9.0
     moved: float = 0.12
     state_weight: float = 0.1

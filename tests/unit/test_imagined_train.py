@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from vla_rl.cli import main
 from vla_rl.config import load_config
 from vla_rl.experiment import Experiment
 from vla_rl.imagined import branch_steps
-from vla_rl.train import train
 from vla_rl.world_model import WORLD_FILE
 
 CONFIG = """\
@@ -41,6 +42,12 @@ evaluation: {{episodes: 2, validation_episodes: 2, videos_per_task: 0}}
 """
 
 
+def train(config: Path, folder: Path, *options: str) -> None:
+    words = ["train", str(config), "--run-dir", str(folder), *options]
+    done = subprocess.run([sys.executable, "-m", "vla_rl.cli", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("config") / "imagined.yaml"
@@ -51,7 +58,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(load_config(Experiment, config), folder, resume=False, command="test")
+    train(config, folder)
     return folder
 
 
@@ -81,7 +88,7 @@ def test_a_stopped_run_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
     (again / "stages.json").write_text(json.dumps(stages))
     shutil.rmtree(again / "imagination" / "round_1" / "checkpoints")
     shutil.rmtree(again / "bundle")
-    train(load_config(Experiment, config), again, resume=True, command="test")
+    train(config, again, "--resume")
     before, after = ((folder / "imagination/round_1/bundle/bundle.json") for folder in (run, again))
     assert json.loads(before.read_text())["sha256"] == json.loads(after.read_text())["sha256"]
 
