@@ -35,9 +35,9 @@ class FitConfig:
     steps: int = 3000
     batch_size: int = 32
     chunks: int = 2
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.01
-    warmup: int = 100
+    warmup: int = 50
     full_noise: float = 0.8
     motion_weight: float = 9.0
     moved: float = 0.12
