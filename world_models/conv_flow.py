@@ -107,6 +107,7 @@ class ConvFlow(nn.Module):
             nn.Linear(config.condition, config.condition),
             nn.SiLU(),
             nn.Linear(config.condition, config.condition),
+            nn.LayerNorm(config.condition),  # FiLM and heads need it of size one, three small layers leave a twentieth
         )
         self.spot = nn.Sequential(nn.SiLU(), nn.Linear(config.condition, self.cameras * config.points * 3))
         self.spots = nn.Conv2d(config.points, config.width, 1)
@@ -121,8 +122,10 @@ class ConvFlow(nn.Module):
         self.norm = nn.GroupNorm(4, config.width)
         self.out = nn.Conv2d(config.width, 8 * PATCH**2, 3, padding=1)  # flow 2, mixture 3, content 3
         pooled = self.cameras * config.deep_width + config.condition
-        self.state = nn.Sequential(nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, robot.state_dim))
-        self.error = nn.Sequential(nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
+        self.state = nn.Sequential(
+            nn.LayerNorm(pooled), nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, robot.state_dim)
+        )
+        self.error = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
         for layer in (self.out, self.state[-1]):
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
