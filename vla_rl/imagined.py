@@ -190,7 +190,7 @@ def compare_success(
         usual_error=fitted.info.usual_error,
         fingerprint=fitted.sha256[:16],
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle)
         check_robot(fitted.info, policy.robot, what=f"the policy {bundle}")

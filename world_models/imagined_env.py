@@ -237,7 +237,7 @@ class ImaginedEnv:
         known = [self._shown[row] for row in index.tolist()]
         assert all(pair is not None for pair in known)  # a verdict was due at a full chunk
         rows = self._rows[index]
-        latent, state = (torch.stack(part) for part in zip(*known, strict=True))  # type: ignore[arg-type]
+        latent, state = (torch.stack(part) for part in zip(*known, strict=True))
         moved = dataclasses.replace(
             rows,
             moment=rows.moment.advance(latent, state, rows.pending, rows.num_pending),
