@@ -126,10 +126,10 @@ class ConvFlow(nn.Module):
             nn.LayerNorm(pooled), nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, robot.state_dim)
         )
         self.error = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
-        for layer in (self.out, self.state[-1]):  # type: ignore[call-overload]  # torch.nn.Module takes it, its stub does not
+        for layer in (self.out, self.state[-1]):
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
     # -- the interface ---------------------------------------------------------------------------------------------
 
