@@ -23,6 +23,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from sims.errors import UserError
 from vla_rl.commands.robot import Deploy, Export, FakeArm, Serve
+from vla_rl.commands.world_model import WorldModel
 
 if TYPE_CHECKING:
     from vla_rl.experiment import Experiment
@@ -321,8 +322,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "deploy": Deploy,
     "fake-arm": FakeArm,
     "export": Export,
+    "world-model": WorldModel,
 }
-Command = Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims | Serve | Deploy | FakeArm | Export
+Command = (
+    Train | Eval | Collect | Report | Compare | Doctor | Bench | Data | Sims
+    | Serve | Deploy | FakeArm | Export | WorldModel
+)  # fmt: skip
 
 
 def _load_experiment(config: Path, overrides: Sequence[str]) -> Experiment:

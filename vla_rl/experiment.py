@@ -13,6 +13,7 @@ from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.world_model import ImaginationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +53,28 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops."""
+    """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops.
+    ``imagination``: reinforce in a learned world instead of the simulator (docs/world-models.md).
+    """
 
     seed: int = 0
     sim: Annotated[SimulatorConfig, Field(discriminator="name")] = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
     algorithm: Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")] = field(default_factory=PPOConfig)
+    imagination: ImaginationConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     audit_tolerance: float = 1e-3
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
+        if isinstance(algorithm, GRPOConfig) and self.imagination is not None:
+            rows = self.imagination.model.imagined.num_envs
+            if rows % algorithm.group_size:
+                raise ValueError(
+                    f"imagination.model.imagined.num_envs ({rows}) must be a multiple of algorithm.group_size "
+                    f"({algorithm.group_size}): a group's episodes run side by side"
+                )
         if isinstance(algorithm, GRPOConfig) and self.sim.num_envs % algorithm.group_size:
             raise ValueError(
                 f"sim.num_envs ({self.sim.num_envs}) must be a multiple of algorithm.group_size "

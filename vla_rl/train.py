@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vla_rl.evaluate import evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.failures import FailureLog
 from vla_rl.film import film_tasks
+from vla_rl.imagined import improve_in_imagination
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
@@ -40,7 +42,7 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
             failures.write("imitation")
             run.stage("evaluate_before", lambda: evaluate_bundle(run, env, Path(before), name="before"))
             failures.write("evaluation before")
-            run.stage("reinforce", lambda: reinforce(run, env, Path(before), failures))
+            run.stage("reinforce", lambda: improve(run, env, Path(before), failures))
             run.stage("evaluate_after", lambda: evaluate_bundle(run, env, run.bundle, name="after"))
         finally:
             failures.write("at the end")
@@ -105,18 +107,30 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
 # -- reinforcement ------------------------------------------------------------------------------------------------
 
 
-def reinforce(run: Run, env: VectorEnv, start: Path, failures: FailureLog) -> dict[str, Any]:
-    """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state."""
-    experiment = run.experiment
+def improve(run: Run, env: VectorEnv, start: Path, failures: FailureLog) -> dict[str, Any]:
+    """In the simulator, or in imagination where the configuration has that section."""
+    settings = run.experiment.imagination
+    if settings is None:
+        return reinforce(run, env, start, run.dir, failures=failures)
+    return improve_in_imagination(run, env, start, settings, practise=partial(reinforce, failures=failures))
+
+
+def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: FailureLog) -> dict[str, Any]:
+    """Improve the policy of bundle ``start``; leaves ``bundle`` and, at every checkpoint, a resumable state.
+
+    Into ``folder``; in the run's own folder validation is part of the curve, an imagined world cannot validate.
+    """
+    experiment, checkpoints = run.experiment, folder / run.checkpoints.name
     policy = load_bundle(start, action_dim=env.spec.action_dim, cameras=env.spec.cameras)
     learner = Learner(policy, env, experiment.algorithm, seed=experiment.seed)
-    if (latest := latest_checkpoint(run.checkpoints)) is not None:
+    if (latest := latest_checkpoint(checkpoints)) is not None:
         learner.load_state_dict(load_tree(latest))
     else:
         audit(learner, tolerance=experiment.audit_tolerance)
-    total, every = experiment.algorithm.iterations, experiment.evaluation.validate_every
+    total = experiment.algorithm.iterations
+    every = experiment.evaluation.validate_every if folder == run.dir else 0
     with (
-        Metrics(run.dir, next_iteration=learner.iteration) as record,
+        Metrics(folder, next_iteration=learner.iteration) as record,
         progress("reinforce", total, done=learner.iteration) as advance,
     ):
         while learner.iteration < total:
@@ -128,9 +142,11 @@ def reinforce(run: Run, env: VectorEnv, start: Path, failures: FailureLog) -> di
             record.write(learner.iteration - 1, metrics)
             advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
             if learner.iteration % experiment.checkpoint_every == 0 or learner.iteration == total:
-                save_checkpoint(run.checkpoints, learner.iteration, learner.state_dict())
+                save_checkpoint(checkpoints, learner.iteration, learner.state_dict())
     parent = read_bundle_info(start).sha256
-    save_bundle(learner.deployed(), run.bundle, provenance=Provenance(git_revision=git_revision(), parent=parent))
+    save_bundle(
+        learner.deployed(), folder / run.bundle.name, provenance=Provenance(git_revision=git_revision(), parent=parent)
+    )
     return {"iterations": learner.iteration}
 
 

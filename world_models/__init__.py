@@ -1,0 +1,1 @@
+"""Learned video worlds: what would the cameras show if these actions were taken?"""

@@ -26,7 +26,7 @@ SCATTER_BAND = 0.05  # width of the band around it for ood_position
 # Tool at (0.45, 0, 0.21), pointing down.
 START_JOINTS = (0.0, -0.1085, 0.0, -2.5345, 0.0, 2.426, math.pi / 4)
 
-_RGB = {
+RGB = {
     "red": (0.86, 0.11, 0.11),
     "green": (0.13, 0.62, 0.2),
     "blue": (0.12, 0.28, 0.86),
@@ -152,7 +152,7 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
 
 
 def _sample_look(task: Task, colours: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool) -> Look:
-    rgb = np.array([_RGB[colour] for colour in colours])
+    rgb = np.array([RGB[colour] for colour in colours])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
     surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)

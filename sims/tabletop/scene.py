@@ -36,6 +36,9 @@ DRAWER_Y = 0.085  # of the first drawer in the cabinet's frame; the second is at
 HANDLE = (0.13, 0.055)  # x, z of a closed handle in the cabinet's frame
 PARKED_X = 4.0  # behind the agent camera and beyond the far clipping plane
 
+# Position, (right, up) axes, vertical field of view [degrees]; it looks along right x up, backwards.
+AGENT_CAMERA = ((1.16, 0.0, 0.72), ((0.0, 1.0, 0.0), (-0.69, 0.0, 0.724)), 33)
+
 # Stiffness and damping of the position actuators; their ratio is the lag that the env's feed-forward cancels.
 JOINT_GAIN = (6000.0, 6000.0, 6000.0, 6000.0, 1500.0, 1500.0, 1500.0)
 LAG_S = 0.04
@@ -162,6 +165,7 @@ def _actuators() -> str:
 def build_mjcf() -> str:
     """The whole model as MJCF text; every backend compiles exactly this."""
     peg = _numbers(PEG_HALF)
+    position, (right, up), fovy = AGENT_CAMERA
     return f"""<mujoco model="tabletop">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" iterations="20"
@@ -180,7 +184,7 @@ def build_mjcf() -> str:
   <worldbody>
     <light name="key" directional="true" pos="0.8 -0.6 1.6" dir="-0.5 0.3 -0.8" diffuse="0.5 0.5 0.5"
       specular="0.15 0.15 0.15" castshadow="false"/>
-    <camera name="agent" pos="1.16 0 0.72" xyaxes="0 1 0 -0.69 0 0.724" fovy="33"/>
+    <camera name="agent" pos="{_numbers(position)}" xyaxes="{_numbers((*right, *up))}" fovy="{fovy}"/>
     <geom class="fixture" name="table" type="plane" size="2 2 0.1" rgba="0 0 0 0" friction="0.6 0.005 0.0001"/>
     <geom class="visual" type="box" size="0.7 0.9 0.02" pos="0.3 0 -0.023" rgba="0.72 0.57 0.42 1"/>
     <geom class="visual" name="surface" type="box" size="0.28 0.33 0.001" pos="0.46 0 -0.0015"/>

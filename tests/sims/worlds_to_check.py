@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
@@ -16,6 +18,7 @@ from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
 from sims.worker_process import WorkerConfig
+from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
@@ -85,6 +88,10 @@ def _libero(max_steps: int) -> VectorEnv:
     return ProcessPool(config, Libero)
 
 
+def _imagined(max_steps: int) -> VectorEnv:
+    return dot_world.imagined_env(Path(tempfile.mkdtemp()) / "episodes", max_steps=max_steps)
+
+
 def _isaaclab(max_steps: int) -> VectorEnv:
     isaaclab_double.install()
     config = IsaacLabConfig(
@@ -104,6 +111,7 @@ WORLDS = {
     "gymnasium": World(make=_maze),
     "pusht": World(make=_pusht, needs="pusht"),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
+    "imagined": World(make=_imagined),
     "isaaclab double": World(make=_isaaclab),
     "libero": World(make=_libero, needs="libero"),
     "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),

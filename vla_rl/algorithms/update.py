@@ -84,12 +84,9 @@ class Batch(Rows):
         return len(self.advantage)
 
 
-def encoded(policy: DenoisingPolicy, inputs: Rows) -> Context:
-    """What the policy sees: an observation is encoded, a context was already."""
-    if isinstance(inputs, Observation):
-        return policy.encode(inputs)
-    assert isinstance(inputs, Context)
-    return inputs
+def encoded(policy: DenoisingPolicy, inputs: Rows) -> Any:
+    """What the policy sees: an observation is encoded, a context (the policy knows of which kind) was already."""
+    return policy.encode(inputs) if isinstance(inputs, Observation) else inputs
 
 
 class PolicyUpdate:

@@ -1,0 +1,1 @@
+"""Commands of ``vla-rl`` that have a room of their own."""

@@ -1,0 +1,55 @@
+"""Where a coloured thing lies, measured in a picture alone: real and imagined pictures are compared by it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from sims.tabletop.episode import RGB
+from sims.tabletop.scene import AGENT_CAMERA, BLOCK_HALF
+
+MIN_PIXELS = 3.0
+SATURATION = 0.5  # arm, table and cabinet have less
+
+
+def named_colour(instruction: str) -> str | None:
+    """The first colour that the instruction names: of the thing that is to be moved."""
+    found = [word for word in re.findall(r"[a-z]+", instruction.lower()) if word in RGB]
+    return found[0] if found else None
+
+
+def locate(images: UInt8[Tensor, "B height width 3"], colours: Sequence[str | None]) -> Float[Tensor, "B 2"]:
+    """(x, y) [m] in the plane of the blocks' centres, of each agent-camera picture's pixels of that colour.
+
+    NaN where fewer than MIN_PIXELS show it. Compares hue, so light matters little; nothing is learned.
+    """
+    rgb = images.float() / 255
+    top, low = rgb.amax(-1), rgb.amin(-1)
+    saturation = (top - low) / top.clamp(min=0.05)
+    hue = (rgb - low[..., None]) / (top - low)[..., None].clamp(min=1e-3)  # [0, 1] pattern of the channels
+    table = {name: (torch.tensor(value) - min(value)) / (max(value) - min(value)) for name, value in RGB.items()}
+    wanted = torch.stack([table[c] if c is not None else torch.full((3,), 9.0) for c in colours])[:, None, None]
+    weight = ((hue - wanted).norm(dim=-1) < 0.4) & (saturation > SATURATION) & (top > 0.2)
+    weight = weight.float() * saturation
+    mass = weight.flatten(1).sum(1)
+    ground = _ground(images.shape[1], images.shape[2])
+    place = torch.einsum("bhw,hwc->bc", weight, ground) / mass.clamp(min=1e-6)[:, None]
+    enough = (weight > 0).flatten(1).sum(1) >= MIN_PIXELS
+    return torch.where(enough[:, None], place, torch.nan)
+
+
+def _ground(height: int, width: int) -> Float[Tensor, "height width 2"]:
+    """Where each pixel's ray meets the plane z = BLOCK_HALF [m], camera jitter neglected."""
+    (x0, y0, z0), (right, up), fovy = AGENT_CAMERA
+    forward = torch.linalg.cross(torch.tensor(up), torch.tensor(right))
+    half = math.tan(math.radians(fovy) / 2)
+    v = (1 - (torch.arange(height) + 0.5) * 2 / height) * half
+    u = ((torch.arange(width) + 0.5) * 2 / width - 1) * half * width / height
+    ray = forward + u[None, :, None] * torch.tensor(right) + v[:, None, None] * torch.tensor(up)
+    depth = (BLOCK_HALF - z0) / ray[..., 2].clamp(max=-0.05)
+    return torch.stack([x0 + depth * ray[..., 0], y0 + depth * ray[..., 1]], dim=-1)

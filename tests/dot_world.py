@@ -1,0 +1,110 @@
+"""A world of one dot, small enough to fit a world model to in seconds.
+
+Pictures of 16 x 16 show a red dot on grey, the second camera the same upside down. It begins at 5 + seed % 4; the first
+action moves it sideways by 2 pixels per unit. Success at the right edge; at the left edge the episode ends without it.
+state = [position, 0].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from episodes.schema import POLICY, Episode
+from episodes.store import EpisodeStore
+from policies.denoising_policy import RobotSpec
+from policies.vla import VLAConfig
+from world_models.clips import ClipSampler
+from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.imagined_env import ImaginedConfig, ImaginedEnv
+from world_models.keyframes import KeyframeConfig, Keyframes
+from world_models.outcome import OutcomeConfig, OutcomeModel
+
+SIZE, HORIZON = 16, 4
+ROBOT = RobotSpec(action_dim=2, state_dim=2, cameras=("front", "flipped"), image_size=(SIZE, SIZE), control_hz=10.0)
+VLA = VLAConfig(width=32, depth=0, text_width=32, text_depth=1, queries=2, query_heads=2, image_widths=(16,),
+                action_horizon=1, action_patch=1)  # fmt: skip
+WORLD = ConvFlowConfig(action_horizon=HORIZON, width=16, deep_width=32, blocks=1, deep_blocks=1, condition=48, points=4)
+OUTCOME = OutcomeConfig(vla=VLA, steps=40, batch_size=32, imagined_clips=40, imagined_chunks=2, min_successes=2)
+
+
+def picture(position: float) -> np.ndarray:
+    """[cameras, 16, 16, 3]"""
+    image = np.full((SIZE, SIZE, 3), 120, dtype=np.uint8)
+    at = round(float(np.clip(position, 1, SIZE - 4)))
+    image[6:10, at : at + 3] = (220, 30, 30)
+    return np.stack([image, image[::-1]])
+
+
+def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, limit: float | None = None) -> Episode:
+    """Random actions around ``drift``; looks ``every`` steps and at the end."""
+    rng = np.random.default_rng(seed)
+    position = 5.0 + seed % 4
+    looks, frames, states, actions, won, lost = [0], [picture(position)], [[position, 0.0]], [], False, False
+    for step in range(steps):
+        action = np.clip([drift + rng.normal() * 0.4, rng.normal() * 0.3], -1, 1).astype(np.float32)
+        position += 2 * float(action[0])
+        actions.append(action)
+        won, lost = position > SIZE - 4, position < 1
+        ended = won or lost or step == steps - 1
+        if ended or (step + 1) % every == 0:
+            looks.append(step + 1)
+            frames.append(picture(position))
+            states.append([position, 0.0])
+        if ended:
+            break
+    last = np.arange(len(actions)) == len(actions) - 1
+    images = np.stack(frames)
+    return Episode(
+        images={"front": images[:, 0], "flipped": images[:, 1]},
+        look_steps=np.array(looks, dtype=np.int32),
+        state=np.array(states, dtype=np.float32),
+        action=np.stack(actions),
+        reward=(last & won).astype(np.float32),
+        terminated=last & (won or lost),
+        truncated=last & ~np.bool_(won or lost),
+        success=last & won,
+        actor=np.full(len(actions), POLICY, dtype=np.uint8),
+        instruction="go right",
+        task="go",
+        split="train",
+        seed=seed,
+        source="policy",
+        control_hz=10.0,
+    )
+
+
+def store(path: Path, count: int = 40, *, every: int = 1) -> EpisodeStore:
+    """Episodes that drift right, left, and nowhere, in turn."""
+    episodes = EpisodeStore(path, create=True)
+    episodes.add_all(episode(seed, every=every, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(count))
+    return episodes
+
+
+def models() -> tuple[ConvFlow, OutcomeModel]:
+    """Untrained, always the same weights."""
+    torch.manual_seed(0)
+    return ConvFlow(WORLD, ROBOT).eval(), OutcomeModel(OUTCOME, ROBOT).eval()
+
+
+def imagined_env(
+    folder: Path, *, max_steps: int, beginnings: float = 1.0, config: ImaginedConfig | None = None
+) -> ImaginedEnv:
+    """Untrained models over a store in ``folder``; its verdicts never end an episode."""
+    clips = ClipSampler([store(folder)], action_horizon=HORIZON)
+    world, outcome = models()
+    world.fit_scales(*clips.statistics())
+    outcome.success_threshold.fill_(1.0)
+    outcome.failed_threshold.fill_(1.0)
+    keyframes = Keyframes(clips, KeyframeConfig(beginnings=beginnings, before_end=(1, 14)), tasks=("go",))
+    return ImaginedEnv(
+        config or ImaginedConfig(num_envs=3, verdict_every=2),
+        world,
+        outcome,
+        keyframes,
+        limits=[max_steps],
+        usual_error=1.0,
+        fingerprint="untrained",
+    )

@@ -1,0 +1,160 @@
+"""The convolutional world model: its contract, then that it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policies.denoising_policy import RobotSpec
+from tests import dot_world
+from world_models.bundle import load_world, save_world
+from world_models.clips import ClipSampler
+from world_models.conv_flow import ConvFlow, ConvFlowConfig, _warp
+from world_models.dynamics import WorldModelError
+from world_models.fit import FitConfig, Fitter, check_clips, first_moment
+
+H = dot_world.HORIZON
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
+    return ClipSampler([dot_world.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=H)
+
+
+def untrained(clips: ClipSampler, **changes: object) -> ConvFlow:
+    torch.manual_seed(0)
+    world = ConvFlow(ConvFlowConfig(**{**vars(dot_world.WORLD), **changes}), dot_world.ROBOT)  # type: ignore[arg-type]
+    world.fit_scales(*clips.statistics())
+    return world.eval()
+
+
+def test_decoding_inverts_encoding(clips: ClipSampler) -> None:
+    world = untrained(clips)
+    frames = clips.draw(np.random.default_rng(0), 4, 1).frames
+    latent = world.encode(frames)
+    assert latent.shape == (4, 2, *world.latent_shape)
+    assert torch.equal(world.decode(latent), frames)
+
+
+def test_untrained_it_nearly_repeats_the_last_frame(clips: ClipSampler) -> None:
+    world = untrained(clips)
+    clip = clips.draw(np.random.default_rng(0), 8, 1)
+    noise = world.noise(8, torch.Generator().manual_seed(0))
+    moment = first_moment(world, clip)
+    imagined = world.sample_chunk(world.prefill(moment), clip.action[:, 0], clip.length[:, 0], noise)
+    assert (imagined.latent - moment.current).abs().mean() < 0.05
+    torch.testing.assert_close(imagined.state, moment.state)
+
+
+def test_same_noise_same_future_and_later_actions_are_not_read(clips: ClipSampler) -> None:
+    world = shaken(untrained(clips, steps=2))
+    clip = clips.draw(np.random.default_rng(1), 6, 1)
+    noise = world.noise(6, torch.Generator().manual_seed(0))
+    memory, length = world.prefill(first_moment(world, clip)), torch.tensor([1, 2, 3, 1, 2, 3])
+    action = clip.action[:, 0].clone()
+    first = world.sample_chunk(memory, action, length, noise)
+    for row, taken in enumerate(length.tolist()):
+        action[row, taken:] = 0.77
+    again = world.sample_chunk(memory, action, length, noise)
+    assert torch.equal(first.latent, again.latent)
+    assert torch.equal(first.state, again.state)
+    action[:, 0] += 0.5
+    assert not torch.equal(world.sample_chunk(memory, action, length, noise).latent, first.latent)
+    other = world.sample_chunk(memory, action, length, world.noise(6, torch.Generator().manual_seed(1)))
+    assert not torch.equal(other.latent, first.latent)
+
+
+def test_the_baseline_does_not_see_actions(clips: ClipSampler) -> None:
+    world = shaken(untrained(clips, actions=False))
+    clip = clips.draw(np.random.default_rng(1), 4, 1)
+    noise, memory = world.noise(4, torch.Generator().manual_seed(0)), world.prefill(first_moment(world, clip))
+    length = torch.full((4,), H)
+    one = world.sample_chunk(memory, clip.action[:, 0], length, noise)
+    other = world.sample_chunk(memory, -clip.action[:, 0], length, noise)
+    assert torch.equal(one.latent, other.latent)
+
+
+def test_warping_moves_pixels_and_repeats_edges() -> None:
+    frame = torch.arange(16.0).view(1, 1, 4, 4)
+    flow = torch.zeros(1, 2, 4, 4)
+    flow[:, 0] = 1 / 8  # one pixel: every pixel shows its right neighbour
+    moved = _warp(frame, flow)
+    torch.testing.assert_close(moved[0, 0, :, :3], frame[0, 0, :, 1:])
+    torch.testing.assert_close(moved[0, 0, :, 3], frame[0, 0, :, 3])
+
+
+def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
+    """After some seconds: the state by action alone, the picture better than a copy of the last one, open loop."""
+    world = untrained(clips)
+    fitter = Fitter(world, FitConfig(steps=150, batch_size=16, learning_rate=3e-3, warmup=20), clips, seed=0)
+    for _ in range(150):
+        metrics = fitter.update()
+    assert np.isfinite(metrics["loss"])
+    clip = clips.draw_near_ends(np.random.default_rng(9), 64, 2, within=14)
+    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
+    for i in range(2):
+        imagined = world.sample_chunk(
+            world.prefill(moment), clip.action[:, i], clip.length[:, i], world.noise(64, generator)
+        )
+        moment = moment.advance(imagined.latent, imagined.state, clip.action[:, i], clip.length[:, i])
+    there = clip.length[:, 1] > 0
+    truth, start = world.encode(clip.frames[:, 2])[there], world.encode(clip.frames[:, 0])[there]
+    assert (imagined.latent[there] - truth).square().mean() < 0.5 * (start - truth).square().mean()
+    gone = (clip.state[:, 2] - clip.state[:, 0])[there, 0].abs()
+    missed = (imagined.state - clip.state[:, 2])[there, 0].abs()
+    assert missed.mean() < 0.3 * gone.mean()
+    assert (imagined.error > 0).all()
+
+
+def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
+    config = FitConfig(steps=6, batch_size=4, warmup=2)
+    whole = Fitter(untrained(clips), config, clips, seed=3)
+    for _ in range(6):
+        whole.update()
+    first = Fitter(untrained(clips), config, clips, seed=3)
+    for _ in range(3):
+        first.update()
+    state = first.state_dict()
+    second = Fitter(untrained(clips), config, clips, seed=99)
+    second.load_state_dict(state)
+    for _ in range(3):
+        second.update()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_a_wrong_robot_is_refused_in_one_line(clips: ClipSampler) -> None:
+    robot = RobotSpec(action_dim=7, state_dim=2, cameras=("front", "flipped"), image_size=(16, 16), control_hz=10.0)
+    with pytest.raises(WorldModelError, match="action dimensions 2, the world model was made for 7"):
+        check_clips(ConvFlow(dot_world.WORLD, robot), clips)
+    with pytest.raises(WorldModelError, match="multiples of 8"):
+        ConvFlow(
+            dot_world.WORLD, RobotSpec(action_dim=7, state_dim=2, cameras=("a",), image_size=(20, 16), control_hz=10.0)
+        )
+
+
+def shaken(world: ConvFlow) -> ConvFlow:
+    """Its zero-initialised layers at random, so that every input matters."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in world.parameters():
+        if not parameter.any():
+            parameter.data.normal_(std=0.05, generator=generator)
+    return world
+
+
+def test_a_model_survives_the_disk(clips: ClipSampler, tmp_path: Path) -> None:
+    world, outcome = dot_world.models()
+    path = tmp_path / "world.safetensors"
+    save_world(shaken(world), outcome, path, usual_error=0.25, metrics={"success_auc": 0.9})
+    loaded = load_world(path)
+    assert loaded.info.usual_error == 0.25
+    for name, value in world.state_dict().items():
+        assert torch.equal(value, loaded.world.state_dict()[name]), name
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(WorldModelError, match="truncated or not a world model"):
+        load_world(path)
+    with pytest.raises(WorldModelError, match="fit one with: vla-rl world-model fit"):
+        load_world(tmp_path / "nothing")

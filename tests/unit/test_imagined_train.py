@@ -1,0 +1,138 @@
+"""The closed loop, whole and small: every stage happens, nothing is learned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from episodes.store import EpisodeStore
+from vla_rl.cli import main
+from vla_rl.config import load_config
+from vla_rl.experiment import Experiment
+from vla_rl.imagined import branch_steps
+from vla_rl.world_model import WORLD_FILE
+
+CONFIG = """\
+extends: {tiny}
+seed: 3
+sim: {{tasks: [reach], num_envs: 4, max_steps: 16}}
+start: {{episodes: 12, policy: {{vla: {{width: 64, depth: 1, text_width: 32}}}}}}
+algorithm: {{iterations: 2, chunks: 1}}
+imagination:
+  rounds: 2
+  real_episodes: 5
+  model:
+    no_action_steps: 1
+    world: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16, points: 2}}
+    fit: {{steps: 2, batch_size: 2, chunks: 1}}
+    outcome:
+      vla: {{width: 64, depth: 1, text_width: 32}}
+      steps: 2
+      batch_size: 8
+      imagined_clips: 4
+      min_successes: 1
+    imagined: {{num_envs: 4, branch_steps: 8}}
+  trust: {{useless_auc: 0.0}}
+evaluation: {{episodes: 2, validation_episodes: 2, videos_per_task: 0}}
+"""
+
+
+def train(config: Path, folder: Path, *options: str) -> None:
+    words = ["train", str(config), "--run-dir", str(folder), *options]
+    done = subprocess.run([sys.executable, "-m", "vla_rl.cli", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "imagined.yaml"
+    path.write_text(CONFIG.format(tiny=Path(__file__).parents[1] / "data" / "tiny.yaml"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(config, folder)
+    return folder
+
+
+def test_every_real_step_is_counted(run: Path) -> None:
+    stages = json.loads((run / "stages.json").read_text())
+    recorded = [EpisodeStore(run / "imagination" / f"round_{number}" / "episodes") for number in range(2)]
+    steps = [sum(entry.steps for entry in store.entries()) for store in recorded]
+    assert [len(store.entries()) for store in recorded] == [5, 5]
+    assert [stages[f"real_{number}"]["control_steps"] for number in range(2)] == steps
+    assert stages["reinforce"]["real_steps"] == sum(steps)
+    starts = [entry.seed for store in recorded for entry in store.entries()]
+    assert len(set(starts)) == 10
+    for number in range(2):
+        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"trust_{number}"])
+        assert 0 <= stages[f"validate_{number}"]["success"] <= 1
+    assert (run / "bundle" / "bundle.json").exists()
+    assert (run / "result.json").exists()
+
+
+def test_a_stopped_run_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
+    """Everything after the second round's fit is lost; resuming gives the same again, and rolls out nothing anew."""
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    stages = json.loads((again / "stages.json").read_text())
+    for name in ("trust_1", "imagine_1", "validate_1", "reinforce", "evaluate_after"):
+        del stages[name]
+    (again / "stages.json").write_text(json.dumps(stages))
+    shutil.rmtree(again / "imagination" / "round_1" / "checkpoints")
+    shutil.rmtree(again / "bundle")
+    train(config, again, "--resume")
+    before, after = ((folder / "imagination/round_1/bundle/bundle.json") for folder in (run, again))
+    assert json.loads(before.read_text())["sha256"] == json.loads(after.read_text())["sha256"]
+
+
+def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episodes = str(run / "imagination" / "round_0" / "episodes")
+    common = [
+        str(config),
+        "--episodes",
+        episodes,
+        str(run / "demonstrations"),
+        "--out",
+        str(tmp_path / "world"),
+        "--json",
+    ]
+    main(["world-model", "fit", *common])
+    assert json.loads(capsys.readouterr().out)["world"] == str(tmp_path / "world" / WORLD_FILE)
+    main(["world-model", "evaluate", *common, "--bundles", str(run / "bundle"), "--starts", "2"])
+    report = json.loads(capsys.readouterr().out)
+    keys = "horizons psnr copy_psnr object_error_m copy_object_error_m hallucinated_success fps delta_success"
+    assert set(keys.split()) | {"no_action_hallucinated_success", "success_auc"} <= set(report)
+    assert len(report["policies"]) == 1
+    main(["world-model", "imagine", *common])
+    assert Path(json.loads(capsys.readouterr().out)["video"]).stat().st_size > 0
+    main(["world-model", "imagine", *common, "--keys", "wfco"])
+    assert Path(json.loads(capsys.readouterr().out)["video"]).stat().st_size > 0
+    with pytest.raises(SystemExit) as stopped:
+        main(["world-model", "imagine", *common, "--keys", "x"])
+    assert stopped.value.code == 2
+    assert "keys ['x']; allowed are" in capsys.readouterr().err
+
+
+def test_a_config_without_the_section_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["world-model", "fit", str(Path(__file__).parents[1] / "data" / "tiny.yaml")])
+    assert stopped.value.code == 2
+    assert "has no section 'imagination'" in capsys.readouterr().err
+
+
+def test_branches_are_halved_when_trust_falls(config: Path) -> None:
+    settings = load_config(Experiment, config, ["--imagination.model.imagined.branch_steps", "64"]).imagination
+    assert settings is not None
+    good = {"success_auc": 0.99, "hallucinated_success": 0.0, "delta_success": 0.05}
+    assert branch_steps(good, settings, 100) == 64
+    assert branch_steps(good | {"success_auc": 0.7}, settings, 100) == 32
+    assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, settings, 100) == 16
+    assert branch_steps(good | {"hallucinated_success": None}, settings, 100) == 64

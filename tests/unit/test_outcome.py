@@ -1,0 +1,67 @@
+"""The outcome model's arithmetic, and that it learns to tell looks apart on real and imagined pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policies.vla import VLA, VLAConfig
+from tests import dot_world
+from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
+from world_models.dynamics import WorldModelError
+from world_models.outcome import OutcomeFitter, auc, best_threshold, calibrate, imagine_looks, real_looks
+
+
+def test_auc_is_the_share_of_pairs_in_order() -> None:
+    score = torch.tensor([0.1, 0.4, 0.35, 0.8, 0.4])
+    truth = torch.tensor([False, False, True, True, True])
+    pairs = [(p > n) + 0.5 * (p == n) for p in score[truth].tolist() for n in score[~truth].tolist()]
+    assert auc(score, truth) == pytest.approx(sum(pairs) / len(pairs))
+    assert auc(-score, truth) == pytest.approx(1 - sum(pairs) / len(pairs))
+
+
+def test_the_best_threshold_lies_between_the_classes() -> None:
+    threshold, gain = best_threshold(torch.tensor([0.9, 0.8, 0.3, 0.1]), torch.tensor([True, True, False, False]))
+    assert threshold == pytest.approx(0.55)
+    assert gain == pytest.approx(1.0)
+
+
+def test_it_learns_to_judge(tmp_path: Path) -> None:
+    """Real looks of episodes it was not trained on: right edge, left edge, anywhere between."""
+    clips = ClipSampler([dot_world.store(tmp_path / "fit", 60)], action_horizon=dot_world.HORIZON)
+    other = ClipSampler([dot_world.store(tmp_path / "other", 90)], action_horizon=dot_world.HORIZON, part="held_out")
+    world, outcome = dot_world.models()
+    world.fit_scales(*clips.statistics())
+    outcome.normalizer.load_state_dict(world.normalizer.state_dict())
+    imagined = imagine_looks(world, clips, outcome.config, count=40, seed=0)
+    assert set(imagined.outcome.unique().tolist()) == {RUNNING, SUCCESS, FAILED}
+    fitter = OutcomeFitter(outcome, clips, imagined, seed=0)
+    outcome.train()
+    for _ in range(outcome.config.steps):
+        fitter.update()
+    looks = real_looks(other, np.arange(len(other)))
+    metrics = calibrate(outcome, looks)
+    assert metrics["success_auc"] > 0.95
+    assert metrics["failed_auc"] > 0.95
+    verdict = outcome.judge(looks.images, looks.state, looks.text)
+    assert not (verdict.success & verdict.failed).any()
+    assert (verdict.success == (looks.outcome == SUCCESS)).float().mean() > 0.9
+
+
+def test_too_few_successes_are_refused_in_one_line(tmp_path: Path) -> None:
+    clips = ClipSampler([dot_world.store(tmp_path / "dots", 3)], action_horizon=dot_world.HORIZON)
+    world, outcome = dot_world.models()
+    imagined = imagine_looks(world, clips, outcome.config, count=4, seed=0)
+    outcome.config = dataclasses.replace(outcome.config, min_successes=4)
+    with pytest.raises(WorldModelError, match=r"the episodes hold \d successes, a reward needs at least 4"):
+        OutcomeFitter(outcome, clips, imagined, seed=0)
+
+
+def test_a_policy_of_another_shape_is_refused(tmp_path: Path) -> None:
+    _, outcome = dot_world.models()
+    with pytest.raises(WorldModelError, match=r"outcome\.vla differs from the policy's vla"):
+        outcome.start_from(VLA(VLAConfig(), cameras=2, state_dim=2, action_dim=2), outcome.normalizer)

@@ -1,0 +1,239 @@
+"""Reinforcement in imagination, closed over reality (WoVR; World-VLA-Loop):
+
+    real rollouts -> fit the world model -> trust report -> reinforce in imagination -> real validation -> again
+
+The algorithm is the one that would run in the simulator, unchanged. Every real control step is counted. Where the trust
+report falls short of what the configuration asks for, imagined branches are halved; where it is worse than useless, the
+run stops and ships the best policy that reality has confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from episodes.recorder import RecordedEnv
+from episodes.store import EpisodeStore
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.denoising_policy import DenoisingPolicy, RobotSpec
+from sims.starts import StartSequence
+from sims.vector_env import Observation, StartState, Step, VectorEnv
+from vla_rl.evaluate import actor, evaluate_policy, run_episodes
+from vla_rl.run import Run
+from vla_rl.world_model import (
+    WORLD_FILE,
+    ImaginationConfig,
+    WorldModelConfig,
+    fit_world,
+    imagined_env,
+    open_clips,
+    report_trust,
+)
+from world_models.bundle import check_robot, load_world
+from world_models.imagined_env import ImaginedEnv
+from world_models.keyframes import Beginnings
+
+MIN_BRANCH = 16  # control steps: two chunks, where a value function can still tell good from bad
+
+Practise = Callable[[Run, VectorEnv, Path, Path], dict[str, Any]]
+"""Improve the bundle (third) in this world and leave ``bundle`` in the folder (fourth)."""
+
+
+def improve_in_imagination(
+    run: Run, env: VectorEnv, start: Path, settings: ImaginationConfig, *, practise: Practise
+) -> dict[str, Any]:
+    """All rounds; leaves ``run.bundle``, the policy of the round with the best real validation."""
+    bundle, earlier, real_steps = start, None, 0
+    best, shipped = -1.0, start
+    stores = [*(Path(store) for store in settings.stores)]
+    if (run.demonstrations / "catalog.sqlite").exists():
+        stores.append(run.demonstrations)
+    model = settings.model
+    for number in range(settings.rounds):
+        folder = run.dir / "imagination" / f"round_{number}"
+        stores.append(folder / "episodes")
+
+        def collect(folder: Path = folder, bundle: Path = bundle, number: int = number) -> dict[str, Any]:
+            return record_policy(run, env, bundle, folder / "episodes", settings, number=number)
+
+        def fit(folder: Path = folder, bundle: Path = bundle, earlier: Path | None = earlier) -> dict[str, Any]:
+            policy = load_bundle(bundle) if _same_encoder(bundle, model) else None
+            return fit_world(model, stores, folder, seed=run.experiment.seed, policy=policy, start=earlier)
+
+        def trust(folder: Path = folder) -> dict[str, Any]:
+            return report_trust(model, folder, stores, sim=run.experiment.sim, env=env, seed=run.experiment.seed)
+
+        real_steps += run.stage(f"real_{number}", collect)["control_steps"]
+        run.stage(f"fit_{number}", fit)
+        report = run.stage(f"trust_{number}", trust)
+        if (report["success_auc"] or 0.0) < settings.trust.useless_auc:
+            break
+        branch = branch_steps(report, settings, env.spec.max_steps)
+
+        def imagine(folder: Path = folder, bundle: Path = bundle, branch: int | None = branch) -> dict[str, Any]:
+            return _practise(run, env, bundle, folder, stores, model, branch, practise)
+
+        run.stage(f"imagine_{number}", imagine)
+        bundle, earlier = folder / "bundle", folder / WORLD_FILE
+
+        def validate(bundle: Path = bundle) -> dict[str, Any]:
+            return _validate(run, env, bundle)
+
+        score = run.stage(f"validate_{number}", validate)["success"]
+        if score > best:
+            best, shipped = score, bundle
+    save_bundle(load_bundle(shipped), run.bundle, provenance=read_bundle_info(shipped).provenance)
+    return {"iterations": run.experiment.algorithm.iterations, "real_steps": real_steps, "rounds": number + 1}
+
+
+def branch_steps(report: dict[str, Any], settings: ImaginationConfig, longest: int) -> int | None:
+    """The configured branch length, halved once for every trust measure that falls short."""
+    trust, branch = settings.trust, settings.model.imagined.branch_steps
+    short = [
+        (report["success_auc"] or 0.0) < trust.min_success_auc,
+        (report["hallucinated_success"] or 0.0) > trust.max_hallucinated,
+        report["delta_success"] > trust.max_delta_success,
+    ]
+    for _ in range(sum(short)):
+        branch = max(MIN_BRANCH, (branch or longest) // 2)
+    return branch
+
+
+def _practise(
+    run: Run,
+    env: VectorEnv,
+    bundle: Path,
+    folder: Path,
+    stores: Sequence[Path],
+    model: WorldModelConfig,
+    branch: int | None,
+    practise: Practise,
+) -> dict[str, Any]:
+    fitted = load_world(folder / WORLD_FILE)
+    check_robot(fitted.info, read_bundle_info(bundle).robot, what=f"the policy {bundle}")
+    check_robot(fitted.info, RobotSpec.of(env.spec), what=f"the world {env.spec.name}")
+    limited = replace(model, imagined=replace(model.imagined, branch_steps=branch))
+    world = imagined_env(
+        limited, fitted, open_clips(stores, model, "fit"), tasks=env.spec.tasks, max_steps=env.spec.max_steps
+    )
+    return practise(run, world, bundle, folder) | {"branch_steps": branch}
+
+
+def _validate(run: Run, env: VectorEnv, bundle: Path) -> dict[str, Any]:
+    settings = run.experiment.evaluation
+    return evaluate_policy(
+        load_bundle(bundle),
+        env,
+        episodes=settings.validation_episodes,
+        seed=settings.seed,
+        stream="validation",
+        stochastic=False,
+    )
+
+
+def _same_encoder(bundle: Path, model: WorldModelConfig) -> bool:
+    return read_bundle_info(bundle).config.vla == model.outcome.vla
+
+
+def record_policy(
+    run: Run, env: VectorEnv, bundle: Path, path: Path, settings: ImaginationConfig, *, number: int
+) -> dict[str, Any]:
+    """Real episodes of the exploring policy, kept whatever comes of them; what an interrupted try left is made anew."""
+    store = EpisodeStore(path, create=True)
+    for entry in store.entries():
+        store.file(entry.id).unlink()
+    store.close()
+    store = EpisodeStore(path)
+    seed = run.experiment.seed
+    recorder = RecordedEnv(env, store, source="policy", split="train", policy_version=read_bundle_info(bundle).sha256)
+    first = number * settings.real_episodes
+    starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks), next_index=first)
+    generator = torch.Generator().manual_seed(seed + number)
+    outcome = run_episodes(
+        LookingOften(recorder, every=settings.look_every),
+        actor(load_bundle(bundle), generator, stochastic=True),
+        starts.take(settings.real_episodes),
+    )
+    recorder.commit()
+    return {"control_steps": int(outcome.steps.sum()), "success": outcome.success.float().mean().item()}
+
+
+def compare_success(
+    config: WorldModelConfig,
+    directory: Path,
+    stores: Sequence[Path],
+    *,
+    env: VectorEnv,
+    bundles: Sequence[Path],
+    count: int,
+    seed: int,
+) -> dict[str, Any]:
+    """(c) for policies: each one's success in imagination and in ``env`` from the same held-out starts.
+
+    ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over the policies, from three on.
+    """
+    fitted, clips = load_world(directory / WORLD_FILE), open_clips(stores, config, "held_out")
+    whole = replace(config.imagined, branch_steps=None, max_error=None, num_envs=min(count, len(clips.entries)))
+    beginnings = Beginnings(clips, tasks=env.spec.tasks)
+    imagination = ImaginedEnv(
+        whole,
+        fitted.world,
+        fitted.outcome,
+        beginnings,
+        limits=[env.spec.max_steps] * len(env.spec.tasks),
+        usual_error=fitted.info.usual_error,
+        fingerprint=fitted.sha256[:16],
+    )
+    rows: list[dict[str, Any]] = []
+    for bundle in bundles:
+        policy = load_bundle(bundle)
+        check_robot(fitted.info, policy.robot, what=f"the policy {bundle}")
+
+        def success(world: VectorEnv, policy: DenoisingPolicy = policy) -> float:
+            act = actor(policy, torch.Generator().manual_seed(seed), stochastic=False)
+            return run_episodes(world, act, beginnings.starts(count)).success.float().mean().item()
+
+        rows.append({"bundle": str(bundle), "imagined": success(imagination), "real": success(env)})
+    gaps = [abs(row["imagined"] - row["real"]) for row in rows]
+    pairs = np.array([[row["imagined"], row["real"]] for row in rows])
+    known = len(rows) >= 3 and (pairs.std(0) > 0).all()
+    return {
+        "policies": rows,
+        "delta_success": float(np.mean(gaps)),
+        "correlation": float(np.corrcoef(pairs.T)[0, 1]) if known else None,
+    }
+
+
+class LookingOften:
+    """A VectorEnv that is looked at every ``every`` control steps, whoever steps it: for recorders of fine detail."""
+
+    def __init__(self, env: RecordedEnv, *, every: int) -> None:
+        self.env, self.spec, self.every, self._count = env, env.spec, every, 0
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        self.env.reset(env_ids, start=start)
+        self._count = 0
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        self._count += 1
+        if self._count % self.every == 0:
+            moving = (~(step.terminated | step.truncated)).nonzero().flatten().tolist()
+            if moving:
+                self.env.observe(moving)
+        return step
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        return self.env.observe(env_ids)
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        return self.env.capture(env_ids)
+
+    def close(self) -> None:
+        self.env.close()

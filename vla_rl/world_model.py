@@ -1,0 +1,314 @@
+"""Fit a world model to recorded episodes, and say how far it can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from episodes.store import EpisodeStore
+from policies.denoising_policy import DenoisingPolicy, RobotSpec
+from sims.tabletop import TabletopConfig
+from sims.tabletop.locator import locate, named_colour
+from sims.vector_env import VectorEnv
+from sims.video import write_video
+from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
+from vla_rl.metrics import Metrics
+from vla_rl.progress import progress
+from world_models.bundle import FittedWorld, check_robot, load_world, save_world
+from world_models.clips import ClipSampler, Part
+from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.dynamics import WorldModelError
+from world_models.fidelity import Locate, trust_report
+from world_models.fit import FitConfig, Fitter, first_moment
+from world_models.imagined_env import ImaginedConfig, ImaginedEnv
+from world_models.keyframes import KeyframeConfig, Keyframes
+from world_models.outcome import OutcomeConfig, OutcomeFitter, OutcomeModel, calibrate, imagine_looks
+
+WORLD_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
+USUAL = 0.9  # quantile of the model's own error estimate that counts as usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelConfig:
+    """``no_action_steps``: fit steps of the baseline that ignores actions, for the trust report (0: none)."""
+
+    world: ConvFlowConfig = field(default_factory=ConvFlowConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+    outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
+    keyframes: KeyframeConfig = field(default_factory=KeyframeConfig)
+    imagined: ImaginedConfig = field(default_factory=ImaginedConfig)
+    no_action_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustConfig:
+    """What the trust report must reach; below, branches are halved. ``useless_auc``: below it the run stops."""
+
+    min_success_auc: float = 0.8
+    max_hallucinated: float = 0.2
+    max_delta_success: float = 0.2
+    useless_auc: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginationConfig:
+    """``real_episodes``: recorded with the exploring policy at the beginning of each round, a look every
+    ``look_every`` control steps. ``stores``: episodes that exist already and are fitted too, demonstrations for one.
+    """
+
+    rounds: int = 2
+    real_episodes: int = 200
+    look_every: int = 4
+    stores: tuple[str, ...] = ()
+    model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "real_episodes", "look_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"imagination.{name} must be at least 1, got {getattr(self, name)}")
+
+
+def open_clips(stores: Sequence[Path], config: WorldModelConfig, part: Part) -> ClipSampler:
+    return ClipSampler([EpisodeStore(path) for path in stores], action_horizon=config.world.action_horizon, part=part)
+
+
+def robot_of(stores: Sequence[Path], clips: ClipSampler) -> RobotSpec:
+    """What the recorded robot is."""
+    store = EpisodeStore(stores[0])
+    entries = store.select()
+    if not entries:
+        raise WorldModelError(f"{store.path} holds no episodes; record some with: vla-rl collect")
+    return RobotSpec(
+        action_dim=clips.action_dim,
+        state_dim=clips.state_dim,
+        cameras=clips.cameras,
+        image_size=clips.image_size,
+        control_hz=store.read(entries[0].id).control_hz,
+    )
+
+
+def fit_world(
+    config: WorldModelConfig,
+    stores: Sequence[Path],
+    directory: Path,
+    *,
+    seed: int,
+    policy: DenoisingPolicy | None = None,
+    start: Path | None = None,
+) -> dict[str, Any]:
+    """Dynamics, then outcomes, into ``directory``; what is done is not repeated, dynamics resume where they stopped.
+
+    ``policy``: its encoder is where the outcome model starts. ``start``: an earlier world model to go on from.
+    """
+    clips, held_out = open_clips(stores, config, "fit"), open_clips(stores, config, "held_out")
+    robot = robot_of(stores, clips)
+    earlier = load_world(start) if start is not None else None
+    if not (directory / WORLD_FILE).exists():
+        world = fit_dynamics(config, config.world, clips, robot, directory / "dynamics", seed=seed, start=earlier)
+        outcome, metrics = fit_outcome(config, world, clips, held_out, directory, seed=seed, policy=policy)
+        save_world(
+            world, outcome, directory / WORLD_FILE, usual_error=usual_error(world, held_out, seed=seed), metrics=metrics
+        )
+    if config.no_action_steps and not (directory / NO_ACTION_FILE).exists():
+        blind, short = _no_action(config)
+        world = fit_dynamics(short, blind, clips, robot, directory / "no_action", seed=seed, start=None)
+        outcome = load_world(directory / WORLD_FILE).outcome
+        save_world(world, outcome, directory / NO_ACTION_FILE, usual_error=1.0, metrics={})
+    return {"world": str(directory / WORLD_FILE), **load_world(directory / WORLD_FILE).info.metrics}
+
+
+def _no_action(config: WorldModelConfig) -> tuple[ConvFlowConfig, WorldModelConfig]:
+    return replace(config.world, actions=False), replace(config, fit=replace(config.fit, steps=config.no_action_steps))
+
+
+def fit_dynamics(
+    config: WorldModelConfig,
+    world_config: ConvFlowConfig,
+    clips: ClipSampler,
+    robot: RobotSpec,
+    directory: Path,
+    *,
+    seed: int,
+    start: FittedWorld | None,
+) -> ConvFlow:
+    """The dynamics model after ``config.fit.steps``; checkpoints in ``directory`` make it resumable."""
+    torch.manual_seed(seed)
+    world = ConvFlow(world_config, robot)
+    if start is None:
+        world.fit_scales(*clips.statistics())
+    else:
+        check_robot(start.info, robot, what="the recorded robot")
+        world.load_state_dict(start.world.state_dict())
+    fitter = Fitter(world, config.fit, clips, seed=seed)
+    if (latest := latest_checkpoint(directory)) is not None:
+        fitter.load_state_dict(load_tree(latest))
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        Metrics(directory, next_iteration=fitter.step, tensorboard=False) as record,
+        progress("world model", config.fit.steps, done=fitter.step) as advance,
+    ):
+        while fitter.step < config.fit.steps:
+            metrics = fitter.update()
+            advance(note=f"frame {metrics['frame']:.4f}")
+            if fitter.step % 20 == 0:
+                record.write(fitter.step, metrics)
+            if fitter.step % 200 == 0 or fitter.step == config.fit.steps:
+                save_checkpoint(directory, fitter.step, fitter.state_dict(), keep=1)
+    return world.eval()
+
+
+def fit_outcome(
+    config: WorldModelConfig,
+    world: ConvFlow,
+    clips: ClipSampler,
+    held_out: ClipSampler,
+    directory: Path,
+    *,
+    seed: int,
+    policy: DenoisingPolicy | None,
+) -> tuple[OutcomeModel, dict[str, float]]:
+    """The calibrated outcome model, and what it reaches on held-out imagined looks."""
+    settings = config.outcome
+    imagined = imagine_looks(world, clips, settings, count=settings.imagined_clips, seed=seed)
+    check = imagine_looks(world, held_out, settings, count=max(2, settings.imagined_clips // 4), seed=seed + 1)
+    torch.manual_seed(seed)
+    outcome = OutcomeModel(settings, world.robot)
+    outcome.normalizer.load_state_dict(world.normalizer.state_dict())
+    if policy is not None:
+        outcome.start_from(policy.vla, policy.normalizer)
+    fitter = OutcomeFitter(outcome, clips, imagined, seed=seed)
+    outcome.train()
+    with (
+        Metrics(directory, next_iteration=0, tensorboard=False) as record,
+        progress("outcomes", settings.steps) as advance,
+    ):
+        while fitter.step < settings.steps:
+            metrics = fitter.update()
+            advance(note=f"loss {metrics['outcome_loss']:.3f}")
+            if fitter.step % 20 == 0:
+                record.write(fitter.step, metrics)
+    return outcome, calibrate(outcome, check)
+
+
+@torch.no_grad()
+def usual_error(world: ConvFlow, held_out: ClipSampler, *, seed: int) -> float:
+    """The model's own error estimate that a share USUAL of held-out first predictions stays below."""
+    clip = held_out.draw(np.random.default_rng(seed), 256, 1)
+    noise = world.noise(256, torch.Generator().manual_seed(seed))
+    imagined = world.sample_chunk(world.prefill(first_moment(world, clip)), clip.action[:, 0], clip.length[:, 0], noise)
+    return float(torch.quantile(imagined.error, USUAL))
+
+
+def imagined_env(
+    config: WorldModelConfig, fitted: FittedWorld, clips: ClipSampler, *, tasks: tuple[str, ...], max_steps: int
+) -> ImaginedEnv:
+    """Imagined episodes of these tasks, from keyframes of ``clips``."""
+    return ImaginedEnv(
+        config.imagined,
+        fitted.world,
+        fitted.outcome,
+        Keyframes(clips, config.keyframes, tasks=tasks),
+        limits=[max_steps] * len(tasks),
+        usual_error=fitted.info.usual_error,
+        fingerprint=fitted.sha256[:16],
+    )
+
+
+def report_trust(
+    config: WorldModelConfig, directory: Path, stores: Sequence[Path], *, sim: object, env: VectorEnv | None, seed: int
+) -> dict[str, Any]:
+    """The trust report of the world model in ``directory`` on held-out episodes of ``stores``."""
+    fitted, blind = load_world(directory / WORLD_FILE), directory / NO_ACTION_FILE
+    return trust_report(
+        fitted.world,
+        fitted.outcome,
+        open_clips(stores, config, "held_out"),
+        env=env,
+        no_action=load_world(blind).world if blind.exists() else None,
+        locate=locator(sim, fitted.info.robot.cameras),
+        seed=seed,
+    )
+
+
+def locator(sim: object, cameras: Sequence[str]) -> Locate | None:
+    """How objects are found in this simulator's pictures; None where nobody has said how."""
+    if not isinstance(sim, TabletopConfig) or "agent" not in cameras:
+        return None
+    agent = list(cameras).index("agent")
+
+    def find(images: Tensor, words: Sequence[str]) -> Tensor:
+        return locate(images[:, agent], [named_colour(text) for text in words])
+
+    return find
+
+
+@torch.no_grad()
+def film_side_by_side(fitted: FittedWorld, clips: ClipSampler, episode: int, path: Path, *, scale: int = 4) -> Path:
+    """Recorded above, imagined below, the same actions: one picture per look."""
+    world, chunks = fitted.world, -(-clips.entries[episode].steps // fitted.world.action_horizon)
+    clip = clips.clip(episode, 0, chunks)[None]
+    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
+    pictures = [_pair(clip.frames[0, 0], clip.frames[0, 0])]
+    for i in range(chunks):
+        action, length = clip.action[:, i], clip.length[:, i]
+        if not int(length):
+            break
+        imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(1, generator))
+        moment = moment.advance(imagined.latent, imagined.state, action, length)
+        pictures.append(_pair(clip.frames[0, i + 1], world.decode(imagined.latent)[0]))
+    hz = world.robot.control_hz / world.action_horizon
+    return write_video(
+        path, torch.stack(pictures).numpy(), fps=hz, caption=clips.entries[episode].instruction, scale=scale
+    )
+
+
+def _pair(above: Tensor, below: Tensor) -> Tensor:
+    """Cameras side by side, two rows: [2 h, cameras * w, 3]."""
+    return torch.cat([torch.cat(list(picture), dim=1) for picture in (above, below)], dim=0)
+
+
+KEYS = {
+    "w": (0, -1.0), "s": (0, 1.0), "a": (1, -1.0), "d": (1, 1.0), "r": (2, 1.0), "f": (2, -1.0), "c": (6, 1.0),
+    "o": (6, -1.0),
+}  # fmt: skip
+KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
+
+
+@torch.no_grad()
+def film_keys(fitted: FittedWorld, clips: ClipSampler, episode: int, keys: str, path: Path, *, scale: int = 4) -> Path:
+    """Drive the imagined robot from an episode's beginning: w/s away and back, a/d left and right, r/f up and down,
+    c/o close and open. The gripper keeps its last command."""
+    unknown = sorted(set(keys) - set(KEYS))
+    if unknown or not keys:
+        raise WorldModelError(f"keys {unknown or 'missing'}; allowed are {' '.join(KEYS)}")
+    world, horizon = fitted.world, fitted.world.action_horizon
+    action, grip = [], -1.0
+    for key in keys:
+        dim, sign = KEYS[key]
+        one = torch.zeros(world.robot.action_dim)
+        if dim == 6:
+            grip = sign
+        else:
+            one[dim] = sign * KEY_SPEED
+        one[6] = grip
+        action += [one] * KEY_STEPS
+    action += [action[-1]] * (-len(action) % horizon)
+    chunks = torch.stack(action).unflatten(0, (-1, horizon))
+    clip = clips.clip(episode, 0, 0)[None]
+    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
+    pictures = [clip.frames[0, 0]]
+    for chunk in chunks:
+        noise, memory = world.noise(1, generator), world.prefill(moment)
+        for length in range(2, horizon + 1, 2):
+            imagined = world.sample_chunk(memory, chunk[None], torch.tensor([length]), noise)
+            pictures.append(world.decode(imagined.latent)[0])
+        moment = moment.advance(imagined.latent, imagined.state, chunk[None], torch.tensor([horizon]))
+    frames = torch.stack([torch.cat(list(picture), dim=1) for picture in pictures])
+    return write_video(path, frames.numpy(), fps=world.robot.control_hz / 2, caption=keys, scale=scale)

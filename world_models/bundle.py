@@ -1,0 +1,104 @@
+"""A fitted world model on disk: one safetensors file with its configuration, hashed. Never a pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from policies.bundle import write_atomically
+from policies.denoising_policy import RobotSpec
+from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.dynamics import WorldModelError
+from world_models.outcome import OutcomeConfig, OutcomeModel
+
+FORMAT = "vla-rl world model 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldInfo:
+    """``usual_error``: the model's own error estimate that 90 % of held-out predictions stay below.
+
+    ``metrics``: what calibration on held-out imagined looks gave.
+    """
+
+    world: ConvFlowConfig
+    outcome: OutcomeConfig
+    robot: RobotSpec
+    usual_error: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedWorld:
+    """Ready to imagine; ``sha256`` is of the tensors."""
+
+    world: ConvFlow
+    outcome: OutcomeModel
+    info: WorldInfo
+    sha256: str
+
+
+def save_world(
+    world: ConvFlow, outcome: OutcomeModel, path: Path, *, usual_error: float, metrics: Mapping[str, float]
+) -> WorldInfo:
+    """Write both models to the file ``path``; a crash leaves the old one or the new one."""
+    info = WorldInfo(
+        world=world.config, outcome=outcome.config, robot=world.robot, usual_error=usual_error, metrics=dict(metrics)
+    )
+    tensors = {f"world.{name}": value for name, value in world.state_dict().items()}
+    tensors |= {f"outcome.{name}": value for name, value in outcome.state_dict().items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    metadata = {"format": FORMAT, "info": json.dumps(asdict(info)), "sha256": _digest(tensors)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, save(tensors, metadata=metadata))
+    return info
+
+
+def load_world(path: Path) -> FittedWorld:
+    """The models in eval mode, bit for bit as saved. Raises WorldModelError if the file is missing or damaged."""
+    if not path.is_file():
+        raise WorldModelError(f"{path}: no such world model; fit one with: vla-rl world-model fit CONFIG")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise WorldModelError(f"{path}: truncated or not a world model ({error}); fit it again") from None
+    if metadata.get("format") != FORMAT:
+        raise WorldModelError(f"{path}: not a world model of this version, format {metadata.get('format')!r}")
+    if _digest(tensors) != metadata["sha256"]:
+        raise WorldModelError(f"{path}: the content does not match its checksum; fit it again")
+    try:
+        info = TypeAdapter(WorldInfo).validate_json(metadata["info"])
+    except ValidationError as error:
+        raise WorldModelError(f"{path}: settings of another version: {error.errors()[0]['msg']}") from None
+    world, outcome = ConvFlow(info.world, info.robot), OutcomeModel(info.outcome, info.robot)
+    for prefix, module in (("world.", world), ("outcome.", outcome)):
+        module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    return FittedWorld(world=world.eval(), outcome=outcome.eval(), info=info, sha256=metadata["sha256"])
+
+
+def check_robot(info: WorldInfo, robot: RobotSpec, *, what: str) -> None:
+    """WorldModelError unless ``what`` (a policy, a simulator) acts and sees as the world model does."""
+    for name in RobotSpec.__dataclass_fields__:
+        own, other = getattr(info.robot, name), getattr(robot, name)
+        if own != other:
+            raise WorldModelError(f"the world model has {name} {own}, {what} has {other}; fit one for this robot")
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

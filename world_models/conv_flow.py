@@ -1,0 +1,281 @@
+"""A convolutional flow-matching world model for small frames: minutes on a CPU.
+
+A predicted frame is a mixture, pixel by pixel, of three sources: the last frame moved along a predicted flow field
+(Finn et al. 2016, motion transformations), the episode's first frame as it is, and newly drawn content. What stands
+still stays sharp however long the imagination, what the arm uncovers comes back from the first frame, and a small
+block keeps its shape because it is moved, not drawn again.
+
+The network denoises: x_s = (1 - s) x + s noise, it predicts x^, the velocity is (x_s - x^) / s. Steps are taken by the
+kernels of ``policies``, so a world model is sampled and scored by the code that samples and scores policies.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from policies.denoise import denoise
+from policies.denoising_policy import RobotSpec
+from policies.kernels import FlowODE, FlowODEConfig, Prediction
+from policies.normalizer import Normalizer
+from sims.rows import Rows
+from world_models.dynamics import Imagined, Moment, WorldModelError
+
+PATCH = 4  # pixels per side of a cell of the working map
+KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvFlowConfig:
+    """``points``: positions per camera that the actions draw as soft spots into the image (where is the hand going?).
+
+    ``actions`` False: the baseline that does not see them. ``steps``: denoising steps. ``precision`` bfloat16 pays on
+    CPUs with AMX and on GPUs.
+    """
+
+    name: Literal["conv_flow"] = "conv_flow"
+    action_horizon: int = 8
+    actions: bool = True
+    width: int = 48
+    deep_width: int = 96
+    blocks: int = 2
+    deep_blocks: int = 2
+    condition: int = 192
+    points: int = 8
+    heads: int = 4
+    steps: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.deep_width % self.heads:
+            raise ValueError(f"world.deep_width must be a multiple of heads {self.heads}, got {self.deep_width}")
+        if self.steps < 1 or self.action_horizon < 1:
+            raise ValueError(
+                f"world.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvMemory(Rows):
+    """The moment, and its frames as features [B * cameras, width, h, w] kept per row: [B, cameras, width, h, w]."""
+
+    moment: Moment
+    features: Float[Tensor, "*B cameras width h w"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Denoised(Rows):
+    """One network call: clean-frame estimate, state, and the log of its expected squared error."""
+
+    latent: Float[Tensor, "*B cameras 3 height width"]
+    state: Float[Tensor, "*B state_dim"]
+    log_error: Float[Tensor, "*B"]
+
+
+class ConvFlow(nn.Module):
+    """Implements ``world_models.dynamics.WorldModel``; latents are the pixels in [-1, 1]."""
+
+    step_std: Tensor  # of a chunk's change of the normalised state, [state_dim]
+
+    def __init__(self, config: ConvFlowConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        height, width = robot.image_size
+        if height % (2 * PATCH) or width % (2 * PATCH):
+            raise WorldModelError(
+                f"conv_flow needs image sides that are multiples of {2 * PATCH}, got {height} x {width}"
+            )
+        self.config, self.robot = config, robot
+        self.action_horizon = config.action_horizon
+        self.cameras = len(robot.cameras)
+        self.latent_shape = (self.cameras, 3, height, width)
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.register_buffer("step_std", torch.ones(robot.state_dim))
+        patch = 3 * PATCH**2
+        chunk = config.action_horizon * (robot.action_dim + 1)
+        self.look = nn.Conv2d(3 * patch, config.width, 1)
+        self.noisy = nn.Conv2d(patch, config.width, 1, bias=False)
+        self.camera = nn.Parameter(0.02 * torch.randn(self.cameras, config.condition))
+        self.condition = nn.Sequential(
+            nn.Linear(2 * chunk + 2 * robot.action_dim + 2 * robot.state_dim + 1, config.condition),
+            nn.SiLU(),
+            nn.Linear(config.condition, config.condition),
+            nn.SiLU(),
+            nn.Linear(config.condition, config.condition),
+            nn.LayerNorm(config.condition),  # FiLM and heads need it of size one, three small layers leave a twentieth
+        )
+        self.spot = nn.Sequential(nn.SiLU(), nn.Linear(config.condition, self.cameras * config.points * 3))
+        self.spots = nn.Conv2d(config.points, config.width, 1)
+        self.place = nn.Parameter(0.02 * torch.randn(self.cameras, config.width, height // PATCH, width // PATCH))
+        self.enter = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
+        self.down = nn.Conv2d(config.width, config.deep_width, 2, stride=2)
+        self.deep = nn.ModuleList([_Residual(config.deep_width, config.condition) for _ in range(config.deep_blocks)])
+        self.cross = _CrossView(config.deep_width, config.heads)
+        self.deeper = nn.ModuleList([_Residual(config.deep_width, config.condition) for _ in range(config.deep_blocks)])
+        self.up = nn.Conv2d(config.deep_width, 4 * config.width, 1)
+        self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
+        self.norm = nn.GroupNorm(4, config.width)
+        self.out = nn.Conv2d(config.width, 8 * PATCH**2, 3, padding=1)  # flow 2, mixture 3, content 3
+        pooled = self.cameras * config.deep_width + config.condition
+        self.state = nn.Sequential(
+            nn.LayerNorm(pooled), nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, robot.state_dim)
+        )
+        self.error = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
+        for layer in (self.out, self.state[-1]):
+            nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
+
+    # -- the interface ---------------------------------------------------------------------------------------------
+
+    def encode(self, images: Tensor) -> Tensor:
+        return images.movedim(-1, -3).float().mul_(1 / 127.5).sub_(1)
+
+    def decode(self, latent: Tensor) -> Tensor:
+        return latent.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).contiguous()
+
+    def prefill(self, moment: Moment) -> ConvMemory:
+        frames = torch.cat([moment.current, moment.previous, moment.first], dim=-3).flatten(0, 1)
+        with self._precision(frames.device):
+            features = self.look(F.pixel_unshuffle(frames, PATCH)).float()
+        return ConvMemory(moment=moment, features=features.unflatten(0, (-1, self.cameras)))
+
+    @torch.no_grad()
+    def sample_chunk(self, memory: ConvMemory, action: Tensor, length: Tensor, noise: Tensor) -> Imagined:
+        last: list[Denoised] = []
+
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            last[:] = [self.denoised(memory, action, length, x_t.reshape(noise.shape), t.expand(len(noise), -1)[:, 0])]
+            clean = last[0].latent.reshape(x_t.shape)
+            return Prediction(target=(x_t - clean) / t[..., None, None])
+
+        kernel = FlowODE(FlowODEConfig(steps=self.config.steps))
+        path, _ = denoise(predict, kernel, noise.flatten(2), torch.Generator(noise.device))
+        return Imagined(
+            latent=path.states[:, -1].reshape(noise.shape).clamp(-1, 1),
+            state=last[0].state,
+            error=(0.5 * last[0].log_error).exp(),
+        )
+
+    # -- the network -----------------------------------------------------------------------------------------------
+
+    def denoised(self, memory: ConvMemory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
+        """One call at x_t = ``noisy`` [B, cameras, 3, height, width], t [B] in (0, 1]; differentiable."""
+        moment = memory.moment
+        batch = len(action)
+        condition = self._condition(moment, action, length, t)  # [B, condition]
+        per_camera = (condition[:, None] + self.camera).flatten(0, 1)
+        with self._precision(noisy.device):
+            x = memory.features.flatten(0, 1) + self.noisy(F.pixel_unshuffle(noisy.flatten(0, 1), PATCH))
+            x = x + self.place.repeat(batch, 1, 1, 1) + self.spots(self._draw_spots(condition, x.shape[-2:]))
+            x = x.to(getattr(torch, self.config.precision))  # else every residual sum is widened again
+            for block in self.enter:
+                x = block(x, per_camera)
+            y = self.down(x)
+            for block in self.deep:
+                y = block(y, per_camera)
+            y = self.cross(y, self.cameras)
+            for block in self.deeper:
+                y = block(y, per_camera)
+            x = x + F.pixel_shuffle(self.up(y), 2)
+            for block in self.leave:
+                x = block(x, per_camera)
+            out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
+        pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
+        change = self.state(pooled) * self.step_std * self.normalizer.state_std
+        return Denoised(
+            latent=self._mix(out.float(), moment),
+            state=moment.state + change,
+            log_error=self.error(pooled.detach())[:, 0],
+        )
+
+    def _mix(self, out: Tensor, moment: Moment) -> Tensor:
+        """The three sources, weighted. out: [B * cameras, 8, height, width]."""
+        flow, mixture, content = out.split([2, 3, 3], dim=1)
+        moved = _warp(moment.current.flatten(0, 1), flow)
+        mixture = mixture + mixture.new_tensor([KEEP_LOGIT, 0.0, 0.0])[:, None, None]
+        weight = torch.softmax(mixture, dim=1)
+        first = moment.first.flatten(0, 1)
+        mixed = weight[:, :1] * moved + weight[:, 1:2] * first + weight[:, 2:] * content
+        return mixed.unflatten(0, (-1, self.cameras))
+
+    def _condition(self, moment: Moment, action: Tensor, length: Tensor, t: Tensor) -> Float[Tensor, "B condition"]:
+        state = self.normalizer.normalize_state(moment.state)
+        moved = self.normalizer.normalize_state(moment.previous_state) - state
+        parts = [state, moved / self.step_std, t[:, None]]
+        for chunk, taken in ((action, length), (moment.past_action, moment.past_length)):
+            chunk = chunk if self.config.actions else torch.zeros_like(chunk)
+            mask = (torch.arange(self.action_horizon, device=action.device) < taken[:, None]).to(chunk.dtype)[..., None]
+            parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
+        return self.condition(torch.cat(parts, dim=1))
+
+    def _draw_spots(self, condition: Tensor, size: torch.Size) -> Float[Tensor, "BC points h w"]:
+        """Gaussian spots whose places the actions choose; one map per point."""
+        spot = self.spot(condition).view(-1, self.config.points, 3)
+        where, radius = torch.tanh(spot[..., :2]) * 1.2, 0.05 + 0.3 * torch.sigmoid(spot[..., 2])
+        y = torch.linspace(-1, 1, size[0], device=spot.device)[:, None] - where[..., 1, None, None]
+        x = torch.linspace(-1, 1, size[1], device=spot.device) - where[..., 0, None, None]
+        return torch.exp(-(x**2 + y**2) / (2 * radius[..., None, None] ** 2))
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.config.precision == "bfloat16":
+            return torch.autocast(device.type, torch.bfloat16)
+        return nullcontext()
+
+    def fit_scales(self, state: Tensor, action: Tensor, change: Tensor) -> None:
+        """From all recorded states and actions, and the states' changes over a chunk [N, state_dim]."""
+        self.normalizer.fit(state, action)
+        std = (change / self.normalizer.state_std).std(0, correction=0)
+        self.step_std.copy_(torch.where(std > 1e-4, std, 1.0))
+
+    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)
+
+
+class _Residual(nn.Module):
+    """Two 3 x 3 convolutions behind one FiLM-conditioned normalisation."""
+
+    def __init__(self, width: int, condition: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, width)
+        self.conv1, self.conv2 = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.film = nn.Linear(condition, 2 * width)
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift = self.film(F.silu(condition))[..., None, None].chunk(2, dim=1)
+        y = self.conv1(F.silu(torch.addcmul(shift, self.norm(x), 1 + scale)))
+        return x + self.conv2(F.silu(y))
+
+
+class _CrossView(nn.Module):
+    """Self-attention over the cells of all cameras of a row: what one camera sees, the others can use."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor, cameras: int) -> Tensor:
+        rows, width, height, breadth = x.shape
+        tokens = x.flatten(2).transpose(1, 2).reshape(rows // cameras, -1, width)
+        parts = self.qkv(self.norm(tokens)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.out(mixed).reshape(rows, height * breadth, width).transpose(1, 2).reshape(x.shape)
+
+
+def _warp(frames: Float[Tensor, "B C h w"], flow: Float[Tensor, "B 2 h w"]) -> Float[Tensor, "B C h w"]:
+    """out[y, x] = frames[y + flow_y, x + flow_x], bilinear, edges repeated; flow in units of 8 pixels."""
+    height, width = frames.shape[-2:]
+    y = torch.arange(height, device=frames.device, dtype=frames.dtype)[:, None] + 8 * flow[:, 1]
+    x = torch.arange(width, device=frames.device, dtype=frames.dtype) + 8 * flow[:, 0]
+    grid = torch.stack([2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1], dim=-1)
+    return F.grid_sample(frames, grid, padding_mode="border", align_corners=True)
