@@ -22,11 +22,11 @@ import torch
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
+from sims.catalog import make_env
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, VectorEnv
 from vla_rl.bench import machine
-from vla_rl.build import make_env
 from vla_rl.collect import run_expert
 from vla_rl.config import load_config
 from vla_rl.experiment import Experiment

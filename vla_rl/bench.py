@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -186,11 +187,10 @@ def bench_robot(bundle: Path | None) -> list[Row]:
     read_bundle_info(bundle)
     if not program.exists():
         raise UserError("bench robot needs a checkout of the repository: it runs benchmarks/robot.py")
-    from tests.ros.cell import ros_python
-
-    if ros_python() is None:
-        raise UserError("bench robot needs ROS. Run: tests/ros/install.sh, or set VLA_RL_ROS_PYTHON")
-    command = [sys.executable, "-m", "benchmarks.robot", str(bundle.resolve())]
+    python = Path(sys.executable) if find_spec("rclpy") else program.parents[1] / ".venv-ros" / "bin" / "python"
+    if not python.exists():
+        raise UserError("bench robot needs ROS. Run: make ros")
+    command = [str(python), "-m", "benchmarks.robot", str(bundle.resolve())]
     subprocess.run(command, cwd=program.parents[1], check=True, stdout=sys.stderr)
     rows: list[Row] = json.loads((program.parent / "results" / "robot.json").read_text())["rows"]
     return rows

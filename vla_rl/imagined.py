@@ -127,13 +127,9 @@ def _practise(
 
 def _validate(run: Run, env: VectorEnv, bundle: Path) -> dict[str, Any]:
     settings = run.experiment.evaluation
+    starts = StartSequence("validation", seed=settings.seed, num_tasks=len(env.spec.tasks))
     return evaluate_policy(
-        load_bundle(bundle),
-        env,
-        episodes=settings.validation_episodes,
-        seed=settings.seed,
-        stream="validation",
-        stochastic=False,
+        load_bundle(bundle), env, starts.take(settings.validation_episodes), seed=settings.seed, stochastic=False
     )
 
 

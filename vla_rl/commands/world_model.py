@@ -64,7 +64,7 @@ class WorldModel:
     def _evaluate(
         self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
     ) -> dict[str, Any]:
-        from vla_rl.build import make_env
+        from sims.catalog import make_env
         from vla_rl.imagined import compare_success
         from vla_rl.world_model import report_trust
 
