@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,17 @@ import torch
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
-from sims.catalog import SimulatorConfig, make_env, split_of
+from sims.catalog import make_env, split_of
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, VectorEnv
-from vla_rl.experiment import Experiment, FromBundle, Imitation
+from vla_rl.experiment import Experiment, Imitation
 from vla_rl.progress import progress
 
 
 def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, Any]:
     """``vla-rl collect``: add ``episodes`` successful demonstrations to the store at ``out``."""
-    env = make_env(_demonstrated(experiment))
+    env = make_env(experiment.sim)
     try:
         store = EpisodeStore(out, create=True)
         return demonstrate(experiment, env, store, episodes=episodes, first=len(store.select()))
@@ -31,31 +30,12 @@ def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, An
 
 
 def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) -> dict[str, Any]:
-    """A run's own demonstrations; what an interrupted try left is made anew, so the same run has the same ones.
-
-    In ``env``, or in a world of their own where demonstrations have another time limit.
-    """
+    """A run's own demonstrations; what an interrupted try left is made anew, so the same run has the same ones."""
     assert isinstance(experiment.start, Imitation)
     if path.exists():
         shutil.rmtree(path)
-    sim = _demonstrated(experiment)
-    world = env if sim == experiment.sim else make_env(sim)
-    try:
-        store = EpisodeStore(path, create=True)
-        return demonstrate(experiment, world, store, episodes=experiment.start.episodes, first=0)
-    finally:
-        if world is not env:
-            world.close()
-
-
-def _demonstrated(experiment: Experiment) -> SimulatorConfig:
-    """The simulator with the demonstrator's time limit."""
-    sim, start = experiment.sim, experiment.start
-    if isinstance(start, FromBundle) or start.max_steps is None:
-        return sim
-    if not hasattr(sim, "max_steps"):
-        raise UserError(f"{sim.name} has a time limit of its own; remove start.max_steps")
-    return replace(sim, max_steps=start.max_steps)
+    store = EpisodeStore(path, create=True)
+    return demonstrate(experiment, env, store, episodes=experiment.start.episodes, first=0)
 
 
 def demonstrate(

@@ -20,15 +20,12 @@ from vla_rl.world_model import ImaginationConfig
 class Imitation:
     """Start from behaviour cloning of the simulator's scripted expert.
 
-    ``noise``: how sloppy the expert is. ``max_steps``: its time limit, where it is given longer than the policy;
-    without it slow demonstrators would show only what is close at hand. ``store``: recorded episodes to imitate instead
-    of collecting them.
+    ``noise``: how sloppy the expert is. ``store``: recorded episodes to imitate instead of collecting them.
     """
 
     name: Literal["imitation"] = "imitation"
     episodes: int = 400
     noise: float = 0.0
-    max_steps: int | None = None
     store: str | None = None
     policy: DenoisingPolicyConfig = field(default_factory=DenoisingPolicyConfig)
     bc: BCConfig = field(default_factory=BCConfig)

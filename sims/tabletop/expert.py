@@ -192,19 +192,16 @@ class Demonstrated(Protocol):
 
 
 JITTER = 0.1  # std of the AR(1) noise on actions of full size
-AIM = 0.003  # [m] std of an episode's aiming error
-SLOWNESS = 0.6  # an episode's speed is drawn between 1 - SLOWNESS and 1
-HESITATION = 0.03  # chance per step to stop for a moment
-RESUME = 1 / 6  # chance per step to go on after that
-PARALLAX = 0.022  # [m] how much higher the hand is believed to be than it is
+AIM = 0.001  # [m] std of an episode's aiming error
+ASIDE = 0.022  # [m] how far to the robot's left the hand is believed to be of where it is
 
 
 class ScriptedExpert:
     """Acts by the rule of each row's task. ``noise`` scales every way in which an operator falls short of it.
 
-    With 0 it does its best. With 1 it is a mediocre operator: some episodes are slow, it hesitates now and then, its
-    hand trembles, it aims some millimetres beside the thing, and it believes its hand 22 mm higher than it is, so it
-    works too low. Larger values are worse.
+    With 0 it does its best. With 1 it is a mediocre operator with a badly calibrated camera: its hand trembles, and it
+    believes its hand 22 mm further left than it is, so it works beside the thing and succeeds less often. A policy that
+    imitates it inherits the error; reinforcement has to undo it.
     """
 
     def __init__(self, env: Demonstrated, *, noise: float, seed: int) -> None:
@@ -214,15 +211,13 @@ class ScriptedExpert:
         n = len(env.candidate)
         self._drift = torch.zeros(n, 7, device=device)
         self._offset = torch.zeros(n, 3, device=device)
-        self._speed = torch.ones(n, 1, device=device)
-        self._hesitates = torch.zeros(n, 1, dtype=torch.bool, device=device)
-        self._seen_higher = torch.tensor([0.0, 0.0, noise * PARALLAX], device=device)
+        self._believed = torch.tensor([0.0, noise * ASIDE, 0.0], device=device)
         self._down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=device))
 
     def act(self) -> Float[Tensor, "N 7"]:
         """The next action of every row, in [-1, 1]."""
         env, n = self._env, len(self._drift)
-        scene = replace(env.scene, tool=env.scene.tool + self._seen_higher)
+        scene = replace(env.scene, tool=env.scene.tool + self._believed)
         goal = torch.zeros(n, 3, device=self._drift.device)
         yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
         for name, rows in env.task_rows:
@@ -230,25 +225,21 @@ class ScriptedExpert:
             goal[rows], yaw[rows], gripper[rows] = wish.goal, wish.yaw, wish.gripper
         self._draw_noise()
         position, rotation = env.target
-        limit = POSITION_SPEED * self._speed
-        move = goal + self._offset - (position + self._seen_higher)
-        move = move * (limit / torch.maximum(move.norm(dim=1, keepdim=True), limit))
+        move = goal + self._offset - (position + self._believed)
+        move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
         zero = torch.zeros_like(yaw)
         wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
-        turn = (rotation_vector(wanted @ rotation.mT) / 0.5).clamp(-0.5, 0.5)
-        motion = torch.where(self._hesitates, 0.0, torch.cat([move / 0.05, turn], dim=1))
+        turn = rotation_vector(wanted @ rotation.mT)
+        action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
         # Fast motion is noisier than fine motion, as in people.
-        size = 0.15 + motion[:, :3].norm(dim=1, keepdim=True)
-        return (torch.cat([motion, gripper[:, None]], dim=1) + size * self._drift).clamp(-1, 1)
+        size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
+        return (action + size * self._drift).clamp(-1, 1)
 
     def _draw_noise(self) -> None:
-        """Advance tremor and hesitation; a row at the start of an episode gets a new speed and aiming error."""
-        noise, n, device = self._noise, len(self._drift), self._drift.device
-        draw = torch.randn((n, 10), generator=self._generator, device=device)
-        chance = torch.rand((n, 2), generator=self._generator, device=device)
+        """Advance the drift; a row at the start of an episode gets a new aiming error."""
+        shape = (len(self._drift), 10)
+        draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
         fresh = (self._env.elapsed == 0)[:, None]
-        shock = noise * JITTER * draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
+        shock = JITTER * draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
         self._drift = torch.where(fresh, shock, 0.8 * self._drift + 0.6 * shock)
-        self._offset = torch.where(fresh, noise * AIM * draw[:, 7:], self._offset)
-        self._speed = torch.where(fresh, 1 - min(noise * SLOWNESS, 0.9) * chance[:, :1], self._speed)
-        self._hesitates = torch.where(self._hesitates, chance[:, 1:] > RESUME, chance[:, 1:] < noise * HESITATION)
+        self._offset = torch.where(fresh, AIM * draw[:, 7:], self._offset)
