@@ -136,5 +136,5 @@ class DemonstratedEnv(Protocol):
     """A world that comes with a scripted demonstrator."""
 
     def expert(self, *, noise: float, seed: int) -> Expert:
-        """``noise`` = 0 is the best it can do; larger is sloppier (std of the action noise, in action units)."""
+        """``noise`` = 0 is the best it can do, larger is worse; each world says in what way."""
         ...

@@ -298,7 +298,7 @@ class TabletopEnv:
         return Observation(images=images, state=state[rows], text=self._text[rows])
 
     def expert(self, *, noise: float, seed: int) -> ScriptedExpert:
-        """The scripted demonstrator; ``noise`` is the std of its smooth action noise."""
+        """The scripted demonstrator; ``noise`` 1 is a mediocre operator (see ScriptedExpert)."""
         return ScriptedExpert(self, noise=noise, seed=seed)
 
     @property

@@ -125,13 +125,13 @@ def test_expert_succeeds(name):
 
 def test_expert_gets_sloppier_with_noise():
     rates = []
-    for noise in (0.0, 0.3, 0.8):
+    for noise in (0.0, 1.0, 1.3):
         env = make(48, tasks=("pick",))
         env.reset(start=starts(48, ("pick",)))
         rates.append(drive(env, env.expert(noise=noise, seed=0), 64).success.float().mean().item())
         env.close()
     assert rates[0] > rates[1] > rates[2]
-    assert rates[1] > 0.5
+    assert rates[1] > 0.2
 
 
 class Misled:
