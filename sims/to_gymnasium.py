@@ -116,7 +116,7 @@ def action_space(spec: EnvSpec) -> spaces.Box:
 
 def to_numpy(obs: Observation, spec: EnvSpec) -> dict[str, np.ndarray]:
     names = ("images", "state", "text") if spec.cameras else ("state", "text")
-    return {name: getattr(obs, name).cpu().numpy() for name in names}
+    return {name: getattr(obs, name).cpu().numpy().copy() for name in names}  # a caller may keep and change them
 
 
 def _chosen(options: dict[str, Any] | None) -> list[StartState] | None:

@@ -245,8 +245,8 @@ def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_comm
     for action in (*random_actions(12, 30), *(push,) * 10, *(-push,) * 20):
         env.step(action)
         q = env.backend.qpos[:, :7]
-        assert (q > env._panda.low - 0.05).all()
-        assert (q < env._panda.high + 0.05).all()
+        assert (q > env._control.panda.low - 0.05).all()
+        assert (q < env._control.panda.high + 0.05).all()
         assert (env.target[0] - env.scene.tool).norm(dim=1).max() < 0.3
     env.close()
 

@@ -38,4 +38,4 @@ def reduce_log_ratio(
 
 def approximate_kl(log_ratio: Float[Tensor, "*B"]) -> Float[Tensor, ""]:
     """Mean of (r - 1) - log r, a non-negative estimate of KL(old || new) (Schulman 2020, 'k3')."""
-    return (log_ratio.exp() - 1 - log_ratio).mean()
+    return (log_ratio.expm1() - log_ratio).clamp(min=0).mean()
