@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import signal
 import sys
@@ -18,14 +17,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import yaml
 
+from benchmarks.safety import command_times, saturated, smooth
 from policies.bundle import load_bundle, read_bundle_info
-from real_robot.limits_file import load_limits
-from real_robot.safety import Command, Measurement, SafetyFilter
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
@@ -40,25 +39,11 @@ Row = dict[str, Any]
 
 
 def filter_rows() -> list[Row]:
-    """Time of one command of a Franka Panda: a smooth stream, and one in which every joint is at its limits."""
-    limits = load_limits(ROOT / "configs/robots/franka_panda.yaml")
-    ready = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
+    """Processor time of one command of a Franka Panda, when it moves smoothly and when every joint is at its limits."""
     rows = []
-    for name in ("smooth", "jumping"):
-        safety, spent = SafetyFilter(limits), []
-        safety.start(ready, 0.0)
-        for k in range(1, 5001):
-            now = k / limits.command_hz
-            sign = 1 if (k // 20) % 2 else -1
-            offset = 0.1 * sign if name == "jumping" else 0.15 * math.sin(1.5 * now) * (1 - math.exp(-now))
-            command = Command([q + offset for q in ready], now)
-            measured = Measurement(ready, now, [0.0] * 7)
-            began = time.perf_counter_ns()
-            safety.filter(command, measured, now)
-            spent.append((time.perf_counter_ns() - began) / 1000.0)
-        spent.sort()
-        label = "filter_us" if name == "smooth" else "filter_jumping_us"
-        rows += [row(label, spent[2500], "us"), row(label.replace("us", "p99_us"), spent[4950], "us")]
+    for name, offset in (("filter", smooth), ("filter_saturated", saturated)):
+        times = command_times(offset)
+        rows += [row(f"{name}_us", median(times), "us"), row(f"{name}_p99_us", times[len(times) * 99 // 100], "us")]
     return rows
 
 
