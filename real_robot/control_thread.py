@@ -106,8 +106,8 @@ class ControlThread:
         due_s = time.monotonic() + period_s
         while self._running or not self.loop.filter.at_rest:
             time.sleep(max(0.0, due_s - time.monotonic()))
-            measured, now_s = self._joints.measure(), time.monotonic()
-            with self.lock:
+            with self.lock:  # time is read inside: while this thread waits, a new episode may set the clock
+                measured, now_s = self._joints.measure(), time.monotonic()
                 silent = self._resting and self.loop.filter.at_rest
                 if not silent:
                     out = self.loop.tick(measured, now_s)
