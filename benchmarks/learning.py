@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def main() -> None:
 def one_run(name: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
     """Train (or resume) and read what it left."""
     run_dir = runs / f"{name}-{seed}"
-    command = ["vla-rl", "train", f"configs/{name}.yaml", "--seed", str(seed), *settings, "--run-dir", str(run_dir)]
+    command = ["vla-rl", "train", f"configs/{name}.yaml", "--seed", str(seed), *settings, "--run-dir", os.path.relpath(run_dir, ROOT)]
     resume = ["--resume"] if (run_dir / "config.yaml").exists() else []
     subprocess.run([sys.executable, "-m", "vla_rl.cli", *command[1:], *resume], cwd=ROOT, check=True)
     result = json.loads((run_dir / "result.json").read_text())
