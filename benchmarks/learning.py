@@ -56,7 +56,8 @@ def main() -> None:
 def one_run(name: str, seed: int, settings: list[str], runs: Path) -> dict[str, Any]:
     """Train (or resume) and read what it left."""
     run_dir = runs / f"{name}-{seed}"
-    command = ["vla-rl", "train", f"configs/{name}.yaml", "--seed", str(seed), *settings, "--run-dir", os.path.relpath(run_dir, ROOT)]
+    place = os.path.relpath(run_dir, ROOT)
+    command = ["vla-rl", "train", f"configs/{name}.yaml", "--seed", str(seed), *settings, "--run-dir", place]
     resume = ["--resume"] if (run_dir / "config.yaml").exists() else []
     subprocess.run([sys.executable, "-m", "vla_rl.cli", *command[1:], *resume], cwd=ROOT, check=True)
     result = json.loads((run_dir / "result.json").read_text())
