@@ -15,8 +15,6 @@ Writes benchmarks/results/chunking.json.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,9 +38,8 @@ from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
 from sims.vector_env import Observation, encode_text
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.bench import machine
+from vla_rl.bench import Row, row, write_record
 from vla_rl.evaluate import wilson_interval
-from vla_rl.run import git_revision
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("prefix", "guided", "jacobian_free", "replace", "ensemble", "synchronous")
@@ -57,7 +54,6 @@ TARGET_SPEED, TARGET_RANGE, TURN = 0.12, 0.14, 0.04  # [m/s], [m] to either side
 TOOL_SPEED = 0.02  # [m] per control step
 
 ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
-Row = dict[str, Any]
 
 
 class Targets:
@@ -293,10 +289,6 @@ def measure(policies: int, episodes: int, steps: int) -> list[Row]:
     return rows
 
 
-def row(name: str, value: float, unit: str, **more: Any) -> Row:
-    return {"name": name, "value": value, "unit": unit, "interval": None, "ratio": None, "against": None, **more}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=40, help="per policy, method and delay")
@@ -305,16 +297,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(options.policies, options.episodes, options.steps)
-    record = {
-        "command": "python -m benchmarks.chunking " + " ".join(sys.argv[1:]),
-        "date": datetime.date.today().isoformat(),
-        "revision": git_revision(),
-        "machine": machine(),
-        "versions": {"torch": torch.__version__, "numpy": np.__version__},
-        "rows": rows,
-    }
-    path = ROOT / "benchmarks" / "results" / "chunking.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_record("chunking", rows, command="python -m benchmarks.chunking " + " ".join(sys.argv[1:]))
     for entry in rows:
         print(f"{entry['name']:36} {entry.get('method', ''):14} {entry.get('delay_steps', ''):>2} {entry['value']:.3f}")
 

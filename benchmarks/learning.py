@@ -10,7 +10,6 @@ on the held-out starts (deployed and stochastic, with Wilson intervals), the cur
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -18,12 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vla_rl.bench import machine
+from vla_rl.bench import row, write_record
 from vla_rl.metrics import read_metrics
-from vla_rl.run import git_revision
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 CURVE = ("success", "validation", "kl", "explained_variance")
 
 
@@ -39,17 +36,12 @@ def main() -> None:
     if arguments.bundle:
         settings += ["--start.name", "bundle", "--start.path", arguments.bundle]
     rows = [one_run(arguments.name, seed, settings, arguments.runs) for seed in arguments.seeds]
-    record = {
-        "command": "python benchmarks/learning.py " + " ".join(sys.argv[1:]),
-        "date": datetime.date.today().isoformat(),
-        "revision": git_revision(),
-        "machine": machine(),
-        "rows": [row for group in rows for row in group["rows"]],
-        "runs": rows,
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"learning_{arguments.name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path = write_record(
+        f"learning_{arguments.name}",
+        [one for group in rows for one in group["rows"]],
+        command="python benchmarks/learning.py " + " ".join(sys.argv[1:]),
+        runs=rows,
+    )
     print(path)
 
 
@@ -73,15 +65,7 @@ def one_run(name: str, seed: int, settings: list[str], runs: Path) -> dict[str, 
 
 
 def figure(name: str, summary: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": summary["success"],
-        "unit": "1",
-        "interval": summary["interval"],
-        "seeds": [seed],
-        "against": None,
-        "ratio": None,
-    }
+    return row(name, summary["success"], "1", interval=summary["interval"], seeds=[seed])
 
 
 if __name__ == "__main__":

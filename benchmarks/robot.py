@@ -8,8 +8,6 @@ Needs ROS (`make ros`). Prints the rows and writes benchmarks/results/NAME.json.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import signal
 import sys
@@ -31,11 +29,8 @@ from sims.tabletop.scene import CONTROL_HZ
 from sims.tabletop.tasks import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
-from vla_rl.bench import machine
+from vla_rl.bench import Row, row, write_record
 from vla_rl.evaluate import actor, run_episodes, wilson_interval
-from vla_rl.run import git_revision
-
-Row = dict[str, Any]
 
 
 def filter_rows() -> list[Row]:
@@ -45,10 +40,6 @@ def filter_rows() -> list[Row]:
         times = command_times(offset)
         rows += [row(f"{name}_us", median(times), "us"), row(f"{name}_p99_us", times[len(times) * 99 // 100], "us")]
     return rows
-
-
-def row(name: str, value: float, unit: str, **more: Any) -> Row:
-    return {"name": name, "value": value, "unit": unit, "ratio": None, "against": None, **more}
 
 
 def success_row(name: str, wins: Sequence[bool], **more: Any) -> Row:
@@ -166,20 +157,15 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = measure(options.bundle, options.tasks, options.episodes, options.seconds, tuple(options.image))
     info = read_bundle_info(options.bundle)
-    record = {
-        "bench": "robot",
-        "command": "python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
-        "bundle": {"sha256": info.sha256, "max_prefix": info.config.max_prefix},
-        "date": datetime.date.today().isoformat(),
-        "revision": git_revision(),
-        "machine": machine() | {"load": os.getloadavg()},
-        "rows": rows,
-    }
-    path = ROOT / f"benchmarks/results/{options.name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path = write_record(
+        options.name,
+        rows,
+        command="python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
+        bench="robot",
+        bundle={"sha256": info.sha256, "max_prefix": info.config.max_prefix},
+    )
     if options.json:
-        print(json.dumps(record))
+        print(path.read_text())
     for entry in rows if not options.json else ():
         print(f"{entry['name']:30} {entry['value']:10.3f} {entry['unit']}")
 

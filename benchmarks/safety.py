@@ -11,8 +11,6 @@ Writes benchmarks/results/safety.json.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import re
@@ -21,17 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, SafetyFilter
-from vla_rl.bench import machine
-from vla_rl.run import git_revision
+from vla_rl.bench import Row, row, write_record
 
 ROOT = Path(__file__).parents[1]
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
 TICKS = 5000
-Row = dict[str, Any]
 
 
 def smooth(tick: int) -> float:
@@ -105,10 +100,6 @@ def check_properties(streams: int) -> Row:
     return row("properties_held", int(passed[1]), "properties", streams=streams)
 
 
-def row(name: str, value: float, unit: str, **more: Any) -> Row:
-    return {"name": name, "value": value, "unit": unit, "interval": None, "ratio": None, "against": None, **more}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=0, help="random and adversarial streams per property")
@@ -116,15 +107,7 @@ def main() -> None:
     rows = list(rows_of_times())
     if options.streams:
         rows.append(check_properties(options.streams))
-    record = {
-        "command": "python -m benchmarks.safety " + " ".join(sys.argv[1:]),
-        "date": datetime.date.today().isoformat(),
-        "revision": git_revision(),
-        "machine": {**machine(), "load": os.getloadavg()},
-        "versions": {"python": sys.version.split()[0]},
-        "rows": rows,
-    }
-    (ROOT / "benchmarks" / "results" / "safety.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_record("safety", rows, command="python -m benchmarks.safety " + " ".join(sys.argv[1:]))
     for entry in rows:
         print(f"{entry['name']:28} {entry['value']:10.2f} {entry['unit']}")
 

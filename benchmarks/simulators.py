@@ -9,19 +9,14 @@ ours (step, then look) to theirs.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 from sims.bench import compare
 from tests.sims.counting import Counting, CountingConfig
-from vla_rl.bench import compared, machine, run_simulator
-from vla_rl.run import git_revision
+from vla_rl.bench import compared, run_simulator, write_record
 
-RESULTS = Path(__file__).parent / "results"
 PEERS = ("gymnasium", "stable-baselines3")
 NOTHING = "nothing"
 
@@ -41,15 +36,11 @@ def main() -> None:
                 run_simulator(name, against=peers, num_envs=asked.num_envs, image_size=size, seconds=asked.seconds)
                 for size in (0, 128)
             ]
-        result = {
-            "command": shlex.join(["python", *sys.argv]),
-            "date": datetime.date.today().isoformat(),
-            "revision": git_revision(),
-            "machine": machine() | {"kind": "2-core x86 machine"},
-            "rows": [{**row, "name": f"{run['bench']}: {row['name']}"} for run in runs for row in run["rows"]],
-        }
-        path = RESULTS / f"simulators_{name}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        path = write_record(
+            f"simulators_{name}",
+            [{**row, "name": f"{run['bench']}: {row['name']}"} for run in runs for row in run["rows"]],
+            command=shlex.join(["python", *sys.argv]),
+        )
         print(path)
 
 

@@ -11,8 +11,6 @@ was interrupted.
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import time
 from pathlib import Path
@@ -26,16 +24,15 @@ from sims.catalog import make_env
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, VectorEnv
-from vla_rl.bench import machine
+from vla_rl.bench import write_record
 from vla_rl.collect import run_expert
 from vla_rl.config import load_config
 from vla_rl.experiment import Experiment
-from vla_rl.run import git_revision, write_json
+from vla_rl.run import write_json
 from vla_rl.world_model import WORLD_FILE, fit_world, open_clips, report_trust
 from world_models.bundle import load_world
 from world_models.fidelity import frames_per_second
 
-RESULTS = Path(__file__).parent / "results" / "world_model.json"
 NOISE = ((0.1, 120), (0.3, 120), (0.4, 120), (0.6, 120), (1.0, 120))  # (noise of the expert, episodes)
 
 
@@ -58,8 +55,16 @@ def main() -> None:
     speed = {str(batch): frames_per_second(fitted.world, clips, batch=batch) for batch in (1, 8, 32, 64)}
     simulator = simulator_frames_per_second(env, horizon=fitted.world.action_horizon, seed=experiment.seed)
     env.close()
-    write_json(RESULTS, result(arguments, report, seconds, speed, simulator, fitted.info.metrics))
-    print(RESULTS)
+    path = write_record(
+        "world_model",
+        figures(report, seconds, speed, simulator),
+        command=f"python benchmarks/world_model.py --config {arguments.config} "
+        + " ".join(["--", *arguments.settings] if arguments.settings else []),
+        episodes=[{"noise": noise, "episodes": count} for noise, count in NOISE],
+        calibration=dict(fitted.info.metrics),
+        report=report,
+    )
+    print(path)
 
 
 def record(env: VectorEnv, path: Path, *, seed: int) -> None:
@@ -105,43 +110,26 @@ def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seco
     return count / (time.perf_counter() - started)
 
 
-def result(
-    arguments: argparse.Namespace,
-    report: dict[str, Any],
-    seconds: dict[str, float],
-    speed: dict[str, float],
-    simulator: float,
-    calibration: Any,
-) -> dict[str, Any]:
+def figures(
+    report: dict[str, Any], seconds: dict[str, float], speed: dict[str, float], simulator: float
+) -> list[dict[str, Any]]:
     rows = [
-        row(f"{name} at {h} chunks", value, unit, against=copy)
+        figure(f"{name} at {h} chunks", value, unit, against=copy)
         for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
         for h, value, copy in zip(report["horizons"], report[name], report[f"copy_{name}"], strict=True)
     ]
     rows += [
-        row(name, report[name], "1")
+        figure(name, report[name], "1")
         for name in ("hallucinated_success", "no_action_hallucinated_success", "success_auc", "delta_success")
     ]
-    rows += [row(f"pictures/s, batch {batch}", value, "1/s", against=simulator) for batch, value in speed.items()]
-    rows += [row(f"CPU time of {name}", value, "s") for name, value in seconds.items()]
-    return {
-        "command": f"python benchmarks/world_model.py --config {arguments.config} "
-        + " ".join(["--", *arguments.settings] if arguments.settings else []),
-        "date": datetime.date.today().isoformat(),
-        "revision": git_revision(),
-        "machine": machine(),
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "mujoco", "numpy")},
-        "episodes": [{"noise": noise, "episodes": count} for noise, count in NOISE],
-        "rows": rows,
-        "calibration": dict(calibration),
-        "report": report,
-    }
+    rows += [figure(f"pictures/s, batch {batch}", value, "1/s", against=simulator) for batch, value in speed.items()]
+    rows += [figure(f"CPU time of {name}", value, "s") for name, value in seconds.items()]
+    return rows
 
 
-def row(name: str, value: float | None, unit: str, *, against: float | None = None) -> dict[str, Any]:
+def figure(name: str, value: float | None, unit: str, *, against: float | None = None) -> dict[str, Any]:
     ratio = value / against if value is not None and against else None
-    figures = {"value": value, "unit": unit, "interval": None, "against": against, "ratio": ratio}
-    return {"name": name, "seeds": [0], **figures}
+    return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio, "seeds": [0]}
 
 
 if __name__ == "__main__":

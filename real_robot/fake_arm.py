@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, String
@@ -33,6 +33,7 @@ from trajectory_msgs.msg import JointTrajectory
 from real_robot import fake_cameras
 from real_robot.fake_cameras import Scenery, begin_episode, start_cameras
 from real_robot.priority import take_priority
+from real_robot.ros_io import LATCHED_QOS
 from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS
 from sims.tabletop.kinematics import Panda
 from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
@@ -164,10 +165,9 @@ class FakeArm(Node):
         self.declare_parameter("camera_hz", CAMERA_HZ)
         self.declare_parameter("joint_fault", "none", ParameterDescriptor(description=f"one of {JOINT_FAULTS}"))
         self.declare_parameter("camera_fault", "none", ParameterDescriptor(description=f"one of {fake_cameras.FAULTS}"))
-        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._states = self.create_publisher(JointState, "/joint_states", QoSProfile(depth=10))
-        self._outcome = [self.create_publisher(Bool, f"~/{name}", latched) for name in ("success", "failure")]
-        self._instruction = self.create_publisher(String, "~/instruction", latched)
+        self._outcome = [self.create_publisher(Bool, f"~/{name}", LATCHED_QOS) for name in ("success", "failure")]
+        self._instruction = self.create_publisher(String, "~/instruction", LATCHED_QOS)
         self._sub = self.create_subscription(
             JointTrajectory, "/joint_trajectory_controller/joint_trajectory", self._on_trajectory, 1
         )

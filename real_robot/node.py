@@ -23,7 +23,6 @@ from rclpy._rclpy_pybind11 import RCLError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool
 from std_srvs.srv import SetBool, Trigger
@@ -37,11 +36,10 @@ from real_robot.priority import take_priority
 from real_robot.recorder import Recorder
 from real_robot.remote_policy import RemotePolicy
 from real_robot.robot_file import Robot, load_robot
-from real_robot.ros_io import CameraInput, CommandOutput, JointInput
+from real_robot.ros_io import LATCHED_QOS, CameraInput, CommandOutput, JointInput
 from real_robot.wire import Hello, Outcome
 from sims.vector_env import TEXT_BYTES
 
-_LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 PRIORITY = 40
 # read on configuration
 _CONNECTIONS = {
@@ -78,7 +76,7 @@ class PolicyNode(LifecycleNode):
         self._announced: bool | None = None
         self._in_episode = False
         self._ending: Outcome | None = None
-        self._stopped = self.create_publisher(Bool, "~/stopped", _LATCHED)
+        self._stopped = self.create_publisher(Bool, "~/stopped", LATCHED_QOS)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._services_kept = [
             self.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))

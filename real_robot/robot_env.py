@@ -28,7 +28,6 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
@@ -38,12 +37,10 @@ from real_robot.control_loop import ControlLoop
 from real_robot.control_thread import ControlThread
 from real_robot.embodiment import embodiment_of
 from real_robot.robot_file import Robot, load_robot
-from real_robot.ros_io import CameraInput, CommandOutput, JointInput
+from real_robot.ros_io import LATCHED_QOS, CameraInput, CommandOutput, JointInput
 from real_robot.safety import Measurement
 from sims.errors import UserError
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
-
-LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 class RobotWorldError(UserError):
@@ -108,8 +105,8 @@ class Scene:
         self._parameters = node.create_client(SetParameters, f"{name}/set_parameters")
         self._reset = node.create_client(Trigger, f"{name}/reset")
         self._subscriptions = [
-            node.create_subscription(Bool, f"{name}/success", self._on_success, LATCHED),
-            node.create_subscription(Bool, f"{name}/failure", self._on_failure, LATCHED),
+            node.create_subscription(Bool, f"{name}/success", self._on_success, LATCHED_QOS),
+            node.create_subscription(Bool, f"{name}/failure", self._on_failure, LATCHED_QOS),
         ]
 
     def begin(self, task: str, seed: int, timeout_s: float) -> str:
@@ -212,8 +209,13 @@ class RobotEnv:
             raise ValueError(f"reset: task {state.task} is not in 0..{len(self.spec.tasks) - 1} ({self.spec.tasks})")
         self._hold()
         self._instruction = self._scene.begin(self.spec.tasks[state.task], state.seed, self.config.reset_timeout_s)
-        limits = self._robot.limits
-        self._wait(lambda: self._joints.fresh(limits.max_measurement_age_s), lambda: self._joints.trouble)
+        # Joint states still on their way may be those of before: one is believed once even the oldest that would pass
+        # for fresh was taken in the new scene.
+        max_age_s = self._robot.limits.max_measurement_age_s
+        settled_s = time.monotonic() + max_age_s
+        self._wait(
+            lambda: self._joints.fresh(max_age_s) and self._joints.stamp_s >= settled_s, lambda: self._joints.trouble
+        )
         try:
             self._control.start()
         except ValueError as error:

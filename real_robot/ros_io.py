@@ -19,7 +19,7 @@ from geometry_msgs.msg import TwistStamped
 from numpy.typing import NDArray
 from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -30,6 +30,7 @@ from real_robot.robot_file import RosSection
 from real_robot.safety import Measurement, RobotLimits, SafeCommand
 
 SENSOR_QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+LATCHED_QOS = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 # A stop path is thinned to at most this many points per trajectory; the controller's splines fill in the rest.
 STOP_POINTS = 6
 # External torques older than this are no proof that nothing is touched [s].
@@ -113,6 +114,11 @@ class JointInput:
         measurement = Measurement(positions, stamp_s, self._external())
         self._last = stamp_ns, measurement
         return measurement
+
+    @property
+    def stamp_s(self) -> float:
+        """When the last measurement was taken [s, monotonic]; -inf before the first."""
+        return -math.inf if self._last is None else self._last[1].stamp_s
 
     def fresh(self, max_age_s: float) -> bool:
         """Whether the arm's position is known now; ``trouble`` says why not."""

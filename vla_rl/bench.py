@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -27,8 +29,11 @@ from real_robot.wire import Act
 from sims.bench import Measured
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_text
+from vla_rl.run import git_revision, write_json
 
 Row = dict[str, Any]
+VERSIONS = ("torch", "mujoco", "numpy")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 TABLETOP = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
 
 
@@ -200,8 +205,27 @@ BUNDLE_BENCHES: dict[str, Callable[[Path | None], list[Row]]] = {"latency": benc
 BENCHES: dict[str, Callable[[], list[Row]]] = {"sim": bench_sim, "policy": bench_policy}
 
 
-def row(name: str, value: float, unit: str, *, ratio: float | None = None, against: str | None = None) -> Row:
-    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "against": against}
+def row(
+    name: str, value: float, unit: str, *, ratio: float | None = None, against: str | None = None, **more: Any
+) -> Row:
+    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "against": against, **more}
+
+
+def write_record(name: str, rows: Sequence[Row], *, command: str, **more: Any) -> Path:
+    """benchmarks/results/NAME.json: what was measured, by which command, when, of which revision and where."""
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    record = {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": machine() | {"load": os.getloadavg()},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
+        **more,
+        "rows": [{"interval": None, "seeds": None, **one} for one in rows],
+    }
+    write_json(path, record)
+    return path
 
 
 def seconds(work: Callable[[], object], *, repeats: int = 5) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from policies.tensor_file import digest, read_tensors
 from sims.errors import UserError
 
 FORMAT = "vla-rl training state 1"
@@ -65,7 +65,7 @@ def save_tree(path: Path, tree: Any) -> None:
     TypeError where the tree holds something else than the module's docstring lists."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(tree, "", tensors))
-    metadata = {"format": FORMAT, "tree": text, "sha256": _digest(text, tensors)}
+    metadata = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
     partial = path.with_name(path.name + ".tmp")
     try:
         save_file(tensors, partial, metadata=metadata)
@@ -88,14 +88,12 @@ def load_tree(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        metadata, tensors = read_tensors(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path}: truncated or not a checkpoint ({error}). {_next_step(path)}") from None
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a training state of this program, format {metadata.get('format')!r}")
-    if _digest(metadata["tree"], tensors) != metadata["sha256"]:
+    if digest(tensors, metadata["tree"]) != metadata["sha256"]:
         raise CheckpointError(f"{path}: the content does not match its checksum. {_next_step(path)}")
     return _decode(json.loads(metadata["tree"]), tensors)
 
@@ -116,15 +114,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------- tree <-> JSON

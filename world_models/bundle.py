@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
-from torch import Tensor
 
 from policies.bundle import write_atomically
 from policies.denoising_policy import RobotSpec
+from policies.tensor_file import digest, read_tensors
 from world_models.conv_flow import ConvFlow, ConvFlowConfig
 from world_models.dynamics import WorldModelError
 from world_models.outcome import OutcomeConfig, OutcomeModel
@@ -57,7 +55,7 @@ def save_world(
     tensors = {f"world.{name}": value for name, value in world.state_dict().items()}
     tensors |= {f"outcome.{name}": value for name, value in outcome.state_dict().items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    metadata = {"format": FORMAT, "info": json.dumps(asdict(info)), "sha256": _digest(tensors)}
+    metadata = {"format": FORMAT, "info": json.dumps(asdict(info)), "sha256": digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(tensors, metadata=metadata))
     return info
@@ -68,14 +66,12 @@ def load_world(path: Path) -> FittedWorld:
     if not path.is_file():
         raise WorldModelError(f"{path}: no such world model; fit one with: vla-rl world-model fit CONFIG")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        metadata, tensors = read_tensors(path)
     except SafetensorError as error:
         raise WorldModelError(f"{path}: truncated or not a world model ({error}); fit it again") from None
     if metadata.get("format") != FORMAT:
         raise WorldModelError(f"{path}: not a world model of this version, format {metadata.get('format')!r}")
-    if _digest(tensors) != metadata["sha256"]:
+    if digest(tensors) != metadata["sha256"]:
         raise WorldModelError(f"{path}: the content does not match its checksum; fit it again")
     try:
         info = TypeAdapter(WorldInfo).validate_json(metadata["info"])
@@ -93,12 +89,3 @@ def check_robot(info: WorldInfo, robot: RobotSpec, *, what: str) -> None:
         own, other = getattr(info.robot, name), getattr(robot, name)
         if own != other:
             raise WorldModelError(f"the world model has {name} {own}, {what} has {other}; fit one for this robot")
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
