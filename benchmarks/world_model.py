@@ -80,7 +80,7 @@ def record(env: VectorEnv, path: Path, *, seed: int) -> None:
             continue
         recorder = RecordedEnv(env, store, source="expert", split="train")
         expert = env.expert(noise=noise, seed=seed + int(100 * noise))
-        run_expert(recorder, expert, starts, episodes=episodes - done, on_recorded=lambda count: None)
+        run_expert(recorder, expert, starts, episodes=episodes - done, look_every=1, on_recorded=lambda count: None)
         done = 0
 
 

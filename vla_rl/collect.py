@@ -48,12 +48,13 @@ def demonstrate(
     """
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
-    noise = experiment.start.noise if isinstance(experiment.start, Imitation) else 0.0
+    start = experiment.start if isinstance(experiment.start, Imitation) else None
+    noise, look_every = (start.noise, start.look_every) if start else (0.0, 1)
     expert = env.expert(noise=noise, seed=experiment.seed)
     starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
     with progress("demonstrate", episodes) as advance:
-        run_expert(recorder, expert, starts, episodes=episodes, on_recorded=advance)
+        run_expert(recorder, expert, starts, episodes=episodes, look_every=look_every, on_recorded=advance)
     return {"episodes": recorder.recorded, "attempts": recorder.ended}
 
 
@@ -63,20 +64,25 @@ def run_expert(
     starts: StartSequence,
     *,
     episodes: int,
+    look_every: int,
     on_recorded: Callable[[int], None],
 ) -> None:
-    """Step the expert, looking at every step, until ``episodes`` are recorded."""
+    """Step the expert, looking at every ``look_every``-th step, until ``episodes`` are recorded."""
     num_envs = recorder.spec.num_envs
     live = torch.zeros(num_envs, dtype=torch.bool)
+    steps = torch.zeros(num_envs, dtype=torch.int64)
     reported = 0
     while recorder.recorded < episodes:
         idle = (~live).nonzero().flatten().tolist()
         wanted = idle[: max(0, episodes - recorder.recorded - int(live.sum()))]
         if wanted:
             recorder.reset(wanted, start=starts.take(len(wanted)))
-            live[wanted] = True
-        recorder.observe(live.nonzero().flatten().tolist())
+            live[wanted], steps[wanted] = True, 0
+        looking = (live & (steps % look_every == 0)).nonzero().flatten().tolist()
+        if looking:
+            recorder.observe(looking)
         step = recorder.step(expert.act())
+        steps += 1
         ended = (step.terminated | step.truncated) & live
         if ended.any():
             recorder.observe(ended.nonzero().flatten().tolist())  # the final look, which commits

@@ -20,12 +20,14 @@ from vla_rl.world_model import ImaginationConfig
 class Imitation:
     """Start from behaviour cloning of the simulator's scripted expert.
 
-    ``noise``: how sloppy the expert is. ``store``: recorded episodes to imitate instead of collecting them.
+    ``noise``: how sloppy the expert is. ``look_every``: control steps from one recorded look to the next (neighbouring
+    images differ little and rendering them takes most of the time). ``store``: recorded episodes to imitate instead.
     """
 
     name: Literal["imitation"] = "imitation"
     episodes: int = 400
     noise: float = 0.0
+    look_every: int = 1
     store: str | None = None
     policy: DenoisingPolicyConfig = field(default_factory=DenoisingPolicyConfig)
     bc: BCConfig = field(default_factory=BCConfig)

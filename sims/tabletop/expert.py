@@ -191,17 +191,19 @@ class Demonstrated(Protocol):
     def elapsed(self) -> Int[Tensor, " N"]: ...
 
 
-JITTER = 0.1  # std of the AR(1) noise on actions of full size
+JITTER = 0.05  # std of the AR(1) noise on actions of full size
 AIM = 0.001  # [m] std of an episode's aiming error
-ASIDE = 0.022  # [m] how far to the robot's left the hand is believed to be of where it is
+# A hand above a thing hides it. How far from its place such a hand is believed to be [m]: to the left, and too low.
+HIDDEN = (0.0, 0.022, -0.007)
+FROM_ABOVE = ("reach", "pick", "stack", "insert_peg")
 
 
 class ScriptedExpert:
     """Acts by the rule of each row's task. ``noise`` scales every way in which an operator falls short of it.
 
-    With 0 it does its best. With 1 it is a mediocre operator with a badly calibrated camera: its hand trembles, and it
-    believes its hand 22 mm further left than it is, so it works beside the thing and succeeds less often. A policy that
-    imitates it inherits the error; reinforcement has to undo it.
+    With 0 it does its best. With 1 it is a mediocre operator: its hand trembles, and where the hand comes from above and
+    hides the thing, it works 22 mm beside it and 7 mm too high, so it often fails. A policy that imitates it inherits
+    the error; reinforcement has to undo it.
     """
 
     def __init__(self, env: Demonstrated, *, noise: float, seed: int) -> None:
@@ -211,21 +213,21 @@ class ScriptedExpert:
         n = len(env.candidate)
         self._drift = torch.zeros(n, 7, device=device)
         self._offset = torch.zeros(n, 3, device=device)
-        self._believed = torch.tensor([0.0, noise * ASIDE, 0.0], device=device)
+        self._hidden = noise * torch.tensor(HIDDEN, device=device)
         self._down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=device))
 
     def act(self) -> Float[Tensor, "N 7"]:
         """The next action of every row, in [-1, 1]."""
         env, n = self._env, len(self._drift)
-        scene = replace(env.scene, tool=env.scene.tool + self._believed)
         goal = torch.zeros(n, 3, device=self._drift.device)
         yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
         for name, rows in env.task_rows:
-            wish = RULES[name](scene[rows], env.candidate[rows])
-            goal[rows], yaw[rows], gripper[rows] = wish.goal, wish.yaw, wish.gripper
+            scene, error = env.scene[rows], self._hidden if name in FROM_ABOVE else 0 * self._hidden
+            wish = RULES[name](replace(scene, tool=scene.tool + error), env.candidate[rows])
+            goal[rows], yaw[rows], gripper[rows] = wish.goal - error, wish.yaw, wish.gripper
         self._draw_noise()
         position, rotation = env.target
-        move = goal + self._offset - (position + self._believed)
+        move = goal + self._offset - position
         move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
         zero = torch.zeros_like(yaw)
         wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
