@@ -201,9 +201,9 @@ FROM_ABOVE = ("reach", "pick", "stack", "insert_peg")
 class ScriptedExpert:
     """Acts by the rule of each row's task. ``noise`` scales every way in which an operator falls short of it.
 
-    With 0 it does its best. With 1 it is a mediocre operator: its hand trembles, and where the hand comes from above and
-    hides the thing, it works 22 mm beside it and 7 mm too high, so it often fails. A policy that imitates it inherits
-    the error; reinforcement has to undo it.
+    With 0 it does its best. With 1 it is a mediocre operator: its hand trembles, and where the hand comes from above
+    and hides the thing, it works 22 mm beside it and 7 mm too high, so it often fails. A policy that imitates it
+    inherits the error; reinforcement has to undo it.
     """
 
     def __init__(self, env: Demonstrated, *, noise: float, seed: int) -> None:

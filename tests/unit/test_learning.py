@@ -30,7 +30,8 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     store = EpisodeStore(Path(tmp_path_factory.mktemp("demonstrations")), create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
-    run_expert(recorder, world.expert(noise=0.5, seed=0), starts, episodes=200, look_every=1, on_recorded=lambda count: None)
+    expert = world.expert(noise=0.5, seed=0)
+    run_expert(recorder, expert, starts, episodes=200, look_every=1, on_recorded=lambda count: None)
     assert recorder.recorded == 200
     sampler = WindowSampler(store, action_horizon=8, batch_size=128, seed=0)
     torch.manual_seed(0)
