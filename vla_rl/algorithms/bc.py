@@ -10,15 +10,22 @@ import torch
 
 from episodes.sampler import Batch
 from policies.denoising_policy import DenoisingPolicy
+from sims.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class BCConfig:
-    """AdamW with a linear warm-up of ``warmup`` steps and a cosine decay over ``steps``."""
+    """AdamW with a linear warm-up of ``warmup`` steps and a cosine decay over ``steps``.
+
+    ``matrix_learning_rate``: of Muon for the weight matrices (Jordan et al. 2024, with the update's size matched to
+    AdamW's as in Liu et al. 2025, Sec. 2.2), AdamW then moves the rest alone; null: AdamW moves everything. Muon gets
+    as far in two thirds of the updates and costs a tenth more per update.
+    """
 
     steps: int = 1500
     batch_size: int = 256
     learning_rate: float = 1e-3
+    matrix_learning_rate: float | None = None
     warmup: int = 50
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
@@ -32,40 +39,58 @@ def cosine_schedule(step: int, *, steps: int, warmup: int, floor: float = 0.05) 
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+SMALLEST_MATRIX = 8  # below, orthogonalising the update means little
+
+
 class BC:
-    """Owns the optimizer and the generator of imitation."""
+    """Owns the optimizers and the generator of imitation."""
 
     def __init__(self, policy: DenoisingPolicy, config: BCConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator, self.step = policy, config, generator, 0
         self.parameters = policy.trainable_parameters(encoder=True)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95)
-        )
+        matrices, rest = [], []
+        for parameter in self.parameters:
+            is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX
+            (matrices if is_matrix and config.matrix_learning_rate is not None else rest).append(parameter)
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95))
+        ]
+        if config.matrix_learning_rate is not None:
+            if not hasattr(torch.optim, "Muon"):
+                raise UserError(f"bc.matrix_learning_rate needs torch 2.9 or later, this is {torch.__version__}")
+            self.optimizers.append(
+                torch.optim.Muon(
+                    matrices, lr=config.matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+                )
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.policy.load_state_dict(state["policy"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"])
 
     def update(self, batch: Batch) -> dict[str, float]:
-        rate = self.config.learning_rate * cosine_schedule(
-            self.step, steps=self.config.steps, warmup=self.config.warmup
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
         loss = self.policy.bc_loss(self.policy.encode(batch.obs), batch.action, batch.mask, self.generator)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.step += 1
+        rate = self.optimizers[0].param_groups[0]["lr"]
         return {"bc_loss": loss.item(), "bc_grad_norm": norm.item(), "bc_learning_rate": rate}
