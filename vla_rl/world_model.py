@@ -153,7 +153,7 @@ def fit_dynamics(
     seed: int,
     start: FittedWorld | None,
 ) -> FlowWorld:
-    """The dynamics model after ``config.fit.steps``, distilled if asked; checkpoints in ``directory`` make it resumable."""
+    """The dynamics after ``config.fit.steps``, distilled if asked; checkpoints in ``directory`` make it resumable."""
     torch.manual_seed(seed)
     world = build_world(world_config, robot).to(config.device)
     if start is None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from policies.denoising_policy import RobotSpec
+from policies.tensor_file import read_tensors
 from world_models.clips import Clip, ClipSampler
 from world_models.dynamics import WorldModelError
 from world_models.flow_world import Pixels
@@ -65,7 +67,8 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.untrained = config.folder is None
         self.network: Any = load(config.folder, KINDS) if config.folder else build(config.kind, config.settings)
-        kind, settings = type(self.network).__name__, settings_of(self.network)
+        kind: Any = type(self.network).__name__
+        settings = settings_of(self.network)
         self.config = replace(config, kind=kind, settings=settings, folder=None)
         self.video = kind == "AutoencoderKLWan"  # a picture is a video of one frame
         self.latent_shape = channels, _, _ = self._probe(*robot.image_size)
@@ -151,17 +154,22 @@ def settings_of(network: Any) -> dict[str, Any]:
 
 
 def load(folder: str | Path, kinds: Sequence[str]) -> Any:
-    """The network that ``save_pretrained`` of ``diffusers`` wrote into ``folder``; its class must be one of ``kinds``."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise WorldModelError(f"{path} is missing; give a folder that save_pretrained of diffusers wrote")
-    kind = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
-    if kind not in kinds:
-        raise WorldModelError(f"{path} is of a {kind}, allowed are {', '.join(kinds)}")
-    try:
-        return diffusers_class(kind).from_pretrained(folder, low_cpu_mem_usage=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise WorldModelError(f"{folder}: the weights cannot be read: {str(error).splitlines()[0]}") from None
+    """The network that ``save_pretrained`` of ``diffusers`` wrote into ``folder``, of a class among ``kinds``."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise WorldModelError(f"{folder} has no config.json; give a folder that save_pretrained of diffusers wrote")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if (kind := settings.get("_class_name")) not in kinds:
+        raise WorldModelError(f"{folder} holds a {kind}, allowed are {', '.join(kinds)}")
+    network = diffusers_class(kind).from_config(settings)
+    tensors: dict[str, Tensor] = {}
+    try:  # not by from_pretrained: where parts stay in float32 (Wan) that insists on another package, accelerate
+        for file in sorted(folder.glob("diffusion_pytorch_model*.safetensors")):
+            tensors |= read_tensors(file)[1]
+        network.load_state_dict(tensors)
+    except (SafetensorError, RuntimeError) as error:
+        raise WorldModelError(f"{folder}: the weights do not fit: {' '.join(str(error).split())[:200]}") from None
+    return network
 
 
 def diffusers_class(kind: str) -> Any:

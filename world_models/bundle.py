@@ -52,7 +52,11 @@ def save_world(
 ) -> WorldInfo:
     """Write both models to the file ``path``; a crash leaves the old one or the new one."""
     info = WorldInfo(
-        world=world.config, outcome=outcome.config, robot=world.robot, usual_error=usual_error, metrics=dict(metrics)
+        world=world.config,  # type: ignore[arg-type]  # of a world that build_world made
+        outcome=outcome.config,
+        robot=world.robot,
+        usual_error=usual_error,
+        metrics=dict(metrics),
     )
     tensors = {f"world.{name}": value for name, value in world.state_dict().items()}
     tensors |= {f"outcome.{name}": value for name, value in outcome.state_dict().items()}

@@ -26,7 +26,7 @@ KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
 
 @dataclass(frozen=True, kw_only=True)
 class ConvFlowConfig(FlowWorldConfig):
-    """``points``: positions per camera that the actions draw as soft spots into the image (where is the hand going?)."""
+    """``points``: positions per camera that the actions draw as soft spots into the image (where does the hand go?)."""
 
     name: Literal["conv_flow"] = "conv_flow"
     width: int = 48

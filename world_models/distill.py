@@ -40,7 +40,7 @@ class DistillConfig(FitConfig):
 
 
 class Distiller(Fitter):
-    """Turns ``model`` into its own student: ``config.to`` steps instead of the ``config.steps`` it was fitted for (``world.steps``).
+    """Turns ``model`` into its own student: from now on it takes ``config.to`` steps, what it was is the teacher.
 
     Contexts are recorded and rolled in as in a fit, and state and error are still learned from what truly happened.
     """

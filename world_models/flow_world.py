@@ -169,7 +169,7 @@ class FlowWorld(nn.Module, Generic[M]):
     def conditioning(
         self, moment: Moment, action: Tensor, length: Tensor, t: Tensor
     ) -> Float[Tensor, "B condition_features"]:
-        """State, its last change, t; of the coming and of the last chunk the taken actions, which they are, their sum."""
+        """State, its last change, t; of the coming and of the last chunk the actions taken, which, their sum."""
         state = self.normalizer.normalize_state(moment.state)
         moved = self.normalizer.normalize_state(moment.previous_state) - state
         parts = [state, moved / self.step_std, t[:, None]]

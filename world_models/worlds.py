@@ -14,4 +14,4 @@ WorldConfig = ConvFlowConfig | LatentDiTConfig | WanConfig
 def build_world(config: WorldConfig, robot: RobotSpec) -> FlowWorld:
     """Untrained, for this robot. WorldModelError if the robot's pictures do not fit the kind."""
     worlds = {ConvFlowConfig: ConvFlow, LatentDiTConfig: LatentDiT, WanConfig: WanWorld}
-    return worlds[type(config)](config, robot)  # type: ignore[arg-type]
+    return worlds[type(config)](config, robot)

@@ -219,7 +219,7 @@ def test_bad_settings_are_one_line_each(tmp_path: Path) -> None:
     cases = {
         "does not divide the latents' 4 x 4 cells": replace(DIT, patch=3),
         "AutoencoderTiny cannot be built": replace(DIT, autoencoder=AutoencoderConfig(settings={"widht": 3})),
-        "config.json is missing": replace(DIT, autoencoder=AutoencoderConfig(folder=str(tmp_path))),
+        "has no config.json": replace(DIT, autoencoder=AutoencoderConfig(folder=str(tmp_path))),
     }
     for message, config in cases.items():
         with pytest.raises(WorldModelError, match=message):
