@@ -34,10 +34,12 @@ def teacher(clips: ClipSampler, fit_steps: int) -> ConvFlow:
 
 
 def test_the_student_is_closer_to_its_teacher_than_the_teacher_in_one_step(clips: ClipSampler) -> None:
-    world = teacher(clips, 150)
+    world = teacher(clips, 80)
     four, one = copy.deepcopy(world), copy.deepcopy(world)
     one.config = replace(one.config, steps=1)
-    distiller = Distiller(world, DistillConfig(steps=100, batch_size=16, chunks=1, learning_rate=2e-3), clips, seed=0)
+    distiller = Distiller(
+        world, DistillConfig(steps=50, batch_size=16, warmup=10, chunks=1, learning_rate=2e-3), clips, seed=0
+    )
     while distiller.step < distiller.steps:
         distiller.update()
     assert world.config.steps == 1
@@ -49,7 +51,7 @@ def test_the_student_is_closer_to_its_teacher_than_the_teacher_in_one_step(clips
 
     target = imagine(four)
     student, undistilled = ((imagine(model) - target).square().mean().item() for model in (world, one))
-    assert student < 0.7 * undistilled, (student, undistilled)
+    assert student < 0.5 * undistilled, (student, undistilled)
 
 
 @pytest.mark.parametrize("to", [1, 2])

@@ -10,13 +10,19 @@ import pytest
 import torch
 
 from tests import dot_world
+from vla_rl.config import ConfigError, load_config
+from vla_rl.experiment import Experiment
+from vla_rl.world_model import WORLD_FILE, WorldModelConfig, fit_world
 from world_models.autoencoder import AutoencoderConfig, AutoencoderFitter
 from world_models.bundle import load_world, save_world
 from world_models.clips import Clip, ClipSampler
+from world_models.conv_flow import ConvFlowConfig
+from world_models.distill import DistillConfig
 from world_models.dynamics import WorldModelError
 from world_models.fit import FitConfig, Fitter, first_moment
 from world_models.latent_dit import CausalTransformer, LatentDiT, LatentDiTConfig, block_causal
 from world_models.optimization import OptimizerConfig
+from world_models.wan import WanConfig
 
 H = dot_world.HORIZON
 TINY = AutoencoderConfig(
@@ -127,6 +133,32 @@ def test_it_sees_taken_actions_alone(clips: ClipSampler) -> None:
     )
 
 
+def test_bfloat16_is_float32_rounded(clips: ClipSampler) -> None:
+    clip, length = drawn(clips), torch.full((6,), H)
+    one, other = (shaken(untrained(clips, replace(DIT, precision=p))) for p in ("float32", "bfloat16"))
+    noise = one.noise(6, torch.Generator().manual_seed(0))
+    exact, rounded = (
+        world.sample_chunk(world.prefill(first_moment(world, clip)), clip.action[:, 0], length, noise)
+        for world in (one, other)
+    )
+    assert other.prefill(first_moment(other, clip)).keys.dtype == torch.bfloat16
+    assert rounded.latent.dtype == torch.float32
+    difference = (rounded.latent - exact.latent).abs().mean()
+    assert 0 < difference < 0.02 * exact.latent.abs().mean()
+
+
+def test_the_network_compiles_to_one_graph() -> None:
+    """Without breaks, both ways it is called; the graphs run as they are, generated code is not part of this test."""
+    torch.manual_seed(0)
+    transformer = CausalTransformer(width=32, depth=2, heads=2, grid=(2, 2, 2))
+    compiled = torch.compile(transformer, backend="eager", fullgraph=True)
+    tokens, condition = torch.randn(2, 4, 8, 32), torch.randn(2, 4, 32)
+    whole, _ = transformer(tokens, condition)
+    _, past = compiled(tokens[:, :3], condition[:, :3])
+    last, _ = compiled(tokens[:, 3:], condition[:, 3:], past)
+    torch.testing.assert_close(last, whole[:, 3:], rtol=1e-4, atol=1e-5)
+
+
 def test_context_noise_is_for_fitting_and_spares_the_first_look(clips: ClipSampler) -> None:
     world = shaken(untrained(clips, replace(DIT, context_noise=0.5)))
     moment = first_moment(world, drawn(clips))
@@ -213,6 +245,46 @@ def test_it_survives_the_disk(clips: ClipSampler, tmp_path: Path) -> None:
         for w in (world, loaded)
     )
     assert torch.equal(one, other)
+
+
+def test_a_world_is_fitted_in_stages_and_a_broken_fit_goes_on(clips: ClipSampler, tmp_path: Path) -> None:
+    """Autoencoder, dynamics, student, outcomes; without its last file the same world comes from the checkpoints."""
+    store = dot_world.store(tmp_path / "store", 24)
+    short = {"batch_size": 4, "warmup": 1}
+    autoencoder = replace(TINY, fit=OptimizerConfig(steps=3, **short))
+    config = WorldModelConfig(
+        world=replace(DIT, autoencoder=autoencoder, context_noise=0.2),
+        fit=FitConfig(steps=3, **short),
+        distill=DistillConfig(steps=2, **short),
+        outcome=replace(dot_world.OUTCOME, steps=2),
+    )
+    fit_world(config, [store.path], tmp_path / "fit", seed=0)
+    first = load_world(tmp_path / "fit" / WORLD_FILE)
+    assert isinstance(first.world, LatentDiT)
+    assert first.world.config.steps == 1
+    assert (first.world.codec.scale != 1).all()
+    (tmp_path / "fit" / WORLD_FILE).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fitter, "loss", None)  # every stage is done: nothing may be fitted again
+        fit_world(config, [store.path], tmp_path / "fit", seed=0)
+    assert load_world(tmp_path / "fit" / WORLD_FILE).sha256 == first.sha256
+
+
+def test_one_key_switches(tmp_path: Path) -> None:
+    path = tmp_path / "imagined.yaml"
+    path.write_text(f"extends: {Path(__file__).parents[1] / 'data' / 'tiny.yaml'}\nimagination: {{}}\n")
+
+    def world(*overrides: str) -> object:
+        imagination = load_config(Experiment, path, overrides).imagination
+        assert imagination is not None
+        return imagination.model.world
+
+    key = "--imagination.model.world"
+    assert isinstance(world(), ConvFlowConfig)
+    assert world(f"{key}.name", "latent_dit", f"{key}.depth", "12") == LatentDiTConfig(depth=12)
+    assert world(f"{key}.name", "wan", f"{key}.folder", "here") == WanConfig(folder="here")
+    with pytest.raises(ConfigError, match=r"distill\.to must divide the teacher's 1 steps"):
+        world("--imagination.model.distill.to", "2")
 
 
 def test_bad_settings_are_one_line_each(tmp_path: Path) -> None:
