@@ -158,7 +158,7 @@ def fit_dynamics(
     world = build_world(world_config, robot).to(config.device)
     if start is None:
         world.fit_scales(*(part.to(config.device) for part in clips.statistics()))
-        fit_autoencoder(world, clips, directory / "autoencoder", seed=seed)
+        fit_autoencoder(world, clips, directory.parent / "autoencoder", seed=seed)
     else:
         check_robot(start.info, robot, what="the recorded robot")
         world.load_state_dict(start.world.state_dict())
@@ -169,7 +169,7 @@ def fit_dynamics(
 
 
 def fit_autoencoder(world: FlowWorld, clips: ClipSampler, directory: Path, *, seed: int) -> None:
-    """Train the autoencoder of a latent world unless it was loaded, then set its scales."""
+    """Train the autoencoder of a latent world unless it was loaded, then set its scales; the baseline shares it."""
     codec = world.codec
     if not isinstance(codec, Autoencoder):
         return
