@@ -20,10 +20,10 @@ from vla_rl.algorithms.advantages import group_advantage
 from vla_rl.algorithms.update import Batch, Metrics, PolicyUpdate, UpdateConfig
 from world_models.as_policy import Question, WorldPolicy
 from world_models.clips import ClipSampler
-from world_models.conv_flow import ConvFlow
 from world_models.dynamics import WorldModelError
 from world_models.fit import FitConfig, first_moment, motion_weight
-from world_models.inverse_dynamics import InverseDynamics, gate
+from world_models.flow_world import FlowWorld
+from world_models.inverse_dynamics import InverseDynamics, gate, latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class RLIR:
 
     def __init__(
         self,
-        world: ConvFlow,
+        world: FlowWorld,
         inverse: InverseDynamics,
         clips: ClipSampler,
         held_out: ClipSampler,
@@ -99,6 +99,6 @@ class RLIR:
         moment = question.moment
         weight = motion_weight(truth, moment.current, moment, FitConfig()) - 1
         missed = (weight * (frames - truth).square()).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1)
-        return -self.inverse.error(moment.current, frames, question.action, question.length) - (
-            self.config.object_weight * missed.sqrt()
-        )
+        before, after = (latents(self.policy.world.decode(look)) for look in (moment.current, frames))
+        error = self.inverse.error(before, after, question.action, question.length)
+        return -error - self.config.object_weight * missed.sqrt()

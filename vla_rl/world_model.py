@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from episodes.store import EpisodeStore
@@ -20,15 +21,20 @@ from sims.video import write_video
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
+from world_models.autoencoder import Autoencoder, AutoencoderFitter
 from world_models.bundle import FittedWorld, check_robot, load_world, save_world
 from world_models.clips import ClipSampler, Part
-from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.conv_flow import ConvFlowConfig
+from world_models.distill import DistillConfig, Distiller
 from world_models.dynamics import WorldModelError
 from world_models.fidelity import Locate, trust_report
 from world_models.fit import FitConfig, Fitter, first_moment
+from world_models.flow_world import FlowWorld
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
 from world_models.keyframes import KeyframeConfig, Keyframes
+from world_models.optimization import Optimization
 from world_models.outcome import OutcomeConfig, OutcomeFitter, OutcomeModel, calibrate, imagine_looks
+from world_models.worlds import WorldConfig, build_world
 
 WORLD_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
 USUAL = 0.9  # quantile of the model's own error estimate that counts as usual
@@ -36,14 +42,22 @@ USUAL = 0.9  # quantile of the model's own error estimate that counts as usual
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
-    """``no_action_steps``: fit steps of the baseline that ignores actions, for the trust report (0: none)."""
+    """``distill``: after the fit, into fewer denoising steps. ``device``: where the dynamics are fitted and imagined.
+    ``no_action_steps``: fit steps of the baseline that ignores actions, for the trust report (0: none).
+    """
 
-    world: ConvFlowConfig = field(default_factory=ConvFlowConfig)
+    world: Annotated[WorldConfig, Field(discriminator="name")] = field(default_factory=ConvFlowConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    distill: DistillConfig | None = None
+    device: str = "cpu"
     outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
     keyframes: KeyframeConfig = field(default_factory=KeyframeConfig)
     imagined: ImaginedConfig = field(default_factory=ImaginedConfig)
     no_action_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.distill is not None:
+            self.distill.stride(self.world.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,49 +138,67 @@ def fit_world(
     return {"world": str(directory / WORLD_FILE), **load_world(directory / WORLD_FILE).info.metrics}
 
 
-def _no_action(config: WorldModelConfig) -> tuple[ConvFlowConfig, WorldModelConfig]:
-    return replace(config.world, actions=False), replace(config, fit=replace(config.fit, steps=config.no_action_steps))
+def _no_action(config: WorldModelConfig) -> tuple[WorldConfig, WorldModelConfig]:
+    short = replace(config.fit, steps=config.no_action_steps)
+    return replace(config.world, actions=False), replace(config, fit=short, distill=None)
 
 
 def fit_dynamics(
     config: WorldModelConfig,
-    world_config: ConvFlowConfig,
+    world_config: WorldConfig,
     clips: ClipSampler,
     robot: RobotSpec,
     directory: Path,
     *,
     seed: int,
     start: FittedWorld | None,
-) -> ConvFlow:
-    """The dynamics model after ``config.fit.steps``; checkpoints in ``directory`` make it resumable."""
+) -> FlowWorld:
+    """The dynamics after ``config.fit.steps``, distilled if asked; checkpoints in ``directory`` make it resumable."""
     torch.manual_seed(seed)
-    world = ConvFlow(world_config, robot)
+    world = build_world(world_config, robot).to(config.device)
     if start is None:
-        world.fit_scales(*clips.statistics())
+        world.fit_scales(*(part.to(config.device) for part in clips.statistics()))
+        fit_autoencoder(world, clips, directory.parent / "autoencoder", seed=seed)
     else:
         check_robot(start.info, robot, what="the recorded robot")
         world.load_state_dict(start.world.state_dict())
-    fitter = Fitter(world, config.fit, clips, seed=seed)
+    run_fit(Fitter(world, config.fit, clips, seed=seed), directory, "world model", "frame")
+    if config.distill is not None:
+        run_fit(Distiller(world, config.distill, clips, seed=seed), directory / "distilled", "distillation", "frame")
+    return world.eval()
+
+
+def fit_autoencoder(world: FlowWorld, clips: ClipSampler, directory: Path, *, seed: int) -> None:
+    """Train the autoencoder of a latent world unless it was loaded, then set its scales; the baseline shares it."""
+    codec = world.codec
+    if not isinstance(codec, Autoencoder):
+        return
+    if codec.untrained:
+        run_fit(AutoencoderFitter(codec, clips, seed=seed), directory, "autoencoder", "reconstruction")
+    codec.measure(clips.draw(np.random.default_rng(seed), 256, 1).frames.flatten(0, 2))
+
+
+def run_fit(fitter: Optimization, directory: Path, title: str, shown: str) -> None:
+    """To the fitter's end, from the latest checkpoint in ``directory`` on; ``shown``: the metric beside the bar."""
     if (latest := latest_checkpoint(directory)) is not None:
         fitter.load_state_dict(load_tree(latest))
     directory.mkdir(parents=True, exist_ok=True)
     with (
         Metrics(directory, next_iteration=fitter.step, tensorboard=False) as record,
-        progress("world model", config.fit.steps, done=fitter.step) as advance,
+        progress(title, fitter.steps, done=fitter.step) as advance,
     ):
-        while fitter.step < config.fit.steps:
+        while fitter.step < fitter.steps:
             metrics = fitter.update()
-            advance(note=f"frame {metrics['frame']:.4f}")
+            advance(note=f"{shown} {metrics[shown]:.4f}")
             if fitter.step % 20 == 0:
                 record.write(fitter.step, metrics)
-            if fitter.step % 200 == 0 or fitter.step == config.fit.steps:
+            if fitter.step % 200 == 0 or fitter.step == fitter.steps:
                 save_checkpoint(directory, fitter.step, fitter.state_dict(), keep=1)
-    return world.eval()
 
 
 def fit_outcome(
     config: WorldModelConfig,
-    world: ConvFlow,
+    world: FlowWorld,
     clips: ClipSampler,
     held_out: ClipSampler,
     directory: Path,
@@ -198,7 +230,7 @@ def fit_outcome(
 
 
 @torch.no_grad()
-def usual_error(world: ConvFlow, held_out: ClipSampler, *, seed: int) -> float:
+def usual_error(world: FlowWorld, held_out: ClipSampler, *, seed: int) -> float:
     """The model's own error estimate that a share USUAL of held-out first predictions stays below."""
     clip = held_out.draw(np.random.default_rng(seed), 256, 1)
     noise = world.noise(256, torch.Generator().manual_seed(seed))
@@ -212,7 +244,7 @@ def imagined_env(
     """Imagined episodes of these tasks, from keyframes of ``clips``."""
     return ImaginedEnv(
         config.imagined,
-        fitted.world,
+        fitted.world.to(config.device),
         fitted.outcome,
         Keyframes(clips, config.keyframes, tasks=tasks),
         limits=[max_steps] * len(tasks),
@@ -227,7 +259,7 @@ def report_trust(
     """The trust report of the world model in ``directory`` on held-out episodes of ``stores``."""
     fitted, blind = load_world(directory / WORLD_FILE), directory / NO_ACTION_FILE
     return trust_report(
-        fitted.world,
+        fitted.world.to(config.device),
         fitted.outcome,
         open_clips(stores, config, "held_out"),
         env=env,

@@ -17,8 +17,8 @@ from policies.denoise import Predict, denoise, path_transition
 from policies.kernels import Kernel, Prediction
 from policies.policy import ActionSample, DenoisingPath
 from sims.rows import Rows
-from world_models.conv_flow import ConvFlow
 from world_models.dynamics import Moment
+from world_models.flow_world import FlowWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Question(Rows):
 class WorldPolicy:
     """What ``vla_rl.algorithms.update.PolicyUpdate`` asks of a policy; frames [B, cameras, pixels] are its actions."""
 
-    def __init__(self, world: ConvFlow, kernel: Kernel) -> None:
+    def __init__(self, world: FlowWorld, kernel: Kernel) -> None:
         self.world, self.kernel = world, kernel
 
     def trainable_parameters(self, *, encoder: bool) -> list[torch.nn.Parameter]:
@@ -41,9 +41,9 @@ class WorldPolicy:
 
     @torch.no_grad()
     def sample(self, context: Question, generator: torch.Generator) -> ActionSample:
-        noise = self.world.noise(len(context.action), generator).flatten(2)
+        noise, limit = self.world.noise(len(context.action), generator).flatten(2), self.world.codec.limit
         path, log_prob = denoise(self._predict(context), self.kernel, noise, generator)
-        return ActionSample(action=path.states[:, -1].clamp(-1, 1), path=path, log_prob=log_prob)
+        return ActionSample(action=path.states[:, -1].clamp(-limit, limit), path=path, log_prob=log_prob)
 
     def log_prob(self, context: Question, path: DenoisingPath) -> Float[Tensor, "B S cameras pixels"]:
         transition, x_next = path_transition(self._predict(context), self.kernel, path)

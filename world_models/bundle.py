@@ -6,17 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save
 
 from policies.bundle import write_atomically
 from policies.denoising_policy import RobotSpec
 from policies.tensor_file import digest, read_tensors
-from world_models.conv_flow import ConvFlow, ConvFlowConfig
 from world_models.dynamics import WorldModelError
+from world_models.flow_world import FlowWorld
 from world_models.outcome import OutcomeConfig, OutcomeModel
+from world_models.worlds import WorldConfig, build_world
 
 FORMAT = "vla-rl world model 1"
 
@@ -28,7 +30,7 @@ class WorldInfo:
     ``metrics``: what calibration on held-out imagined looks gave.
     """
 
-    world: ConvFlowConfig
+    world: Annotated[WorldConfig, Field(discriminator="name")]
     outcome: OutcomeConfig
     robot: RobotSpec
     usual_error: float
@@ -39,18 +41,22 @@ class WorldInfo:
 class FittedWorld:
     """Ready to imagine; ``sha256`` is of the tensors."""
 
-    world: ConvFlow
+    world: FlowWorld
     outcome: OutcomeModel
     info: WorldInfo
     sha256: str
 
 
 def save_world(
-    world: ConvFlow, outcome: OutcomeModel, path: Path, *, usual_error: float, metrics: Mapping[str, float]
+    world: FlowWorld, outcome: OutcomeModel, path: Path, *, usual_error: float, metrics: Mapping[str, float]
 ) -> WorldInfo:
     """Write both models to the file ``path``; a crash leaves the old one or the new one."""
     info = WorldInfo(
-        world=world.config, outcome=outcome.config, robot=world.robot, usual_error=usual_error, metrics=dict(metrics)
+        world=world.config,  # type: ignore[arg-type]  # of a world that build_world made
+        outcome=outcome.config,
+        robot=world.robot,
+        usual_error=usual_error,
+        metrics=dict(metrics),
     )
     tensors = {f"world.{name}": value for name, value in world.state_dict().items()}
     tensors |= {f"outcome.{name}": value for name, value in outcome.state_dict().items()}
@@ -77,7 +83,7 @@ def load_world(path: Path) -> FittedWorld:
         info = TypeAdapter(WorldInfo).validate_json(metadata["info"])
     except ValidationError as error:
         raise WorldModelError(f"{path}: settings of another version: {error.errors()[0]['msg']}") from None
-    world, outcome = ConvFlow(info.world, info.robot), OutcomeModel(info.outcome, info.robot)
+    world, outcome = build_world(info.world, info.robot), OutcomeModel(info.outcome, info.robot)
     for prefix, module in (("world.", world), ("outcome.", outcome)):
         module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
     return FittedWorld(world=world.eval(), outcome=outcome.eval(), info=info, sha256=metadata["sha256"])

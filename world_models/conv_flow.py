@@ -4,14 +4,10 @@ A predicted frame is a mixture, pixel by pixel, of three sources: the last frame
 (Finn et al. 2016, motion transformations), the episode's first frame as it is, and newly drawn content. What stands
 still stays sharp however long the imagination, what the arm uncovers comes back from the first frame, and a small
 block keeps its shape because it is moved, not drawn again.
-
-The network denoises: x_s = (1 - s) x + s noise, it predicts x^, the velocity is (x_s - x^) / s. Steps are taken by the
-kernels of ``policies``, so a world model is sampled and scored by the code that samples and scores policies.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,28 +16,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from policies.denoise import denoise
 from policies.denoising_policy import RobotSpec
-from policies.kernels import FlowODE, FlowODEConfig, Prediction
-from policies.normalizer import Normalizer
-from sims.rows import Rows
-from world_models.dynamics import Imagined, Moment, WorldModelError
+from world_models.dynamics import Moment, WorldModelError
+from world_models.flow_world import Denoised, FlowWorld, FlowWorldConfig, Memory, Pixels, read_out_heads
 
 PATCH = 4  # pixels per side of a cell of the working map
 KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvFlowConfig:
-    """``points``: positions per camera that the actions draw as soft spots into the image (where is the hand going?).
-
-    ``actions`` False: the baseline that does not see them. ``steps``: denoising steps. ``precision`` bfloat16 pays on
-    CPUs with AMX and on GPUs.
-    """
+class ConvFlowConfig(FlowWorldConfig):
+    """``points``: positions per camera that the actions draw as soft spots into the image (where does the hand go?)."""
 
     name: Literal["conv_flow"] = "conv_flow"
-    action_horizon: int = 8
-    actions: bool = True
     width: int = 48
     deep_width: int = 96
     blocks: int = 2
@@ -49,60 +36,39 @@ class ConvFlowConfig:
     condition: int = 192
     points: int = 8
     heads: int = 4
-    steps: int = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.deep_width % self.heads:
             raise ValueError(f"world.deep_width must be a multiple of heads {self.heads}, got {self.deep_width}")
-        if self.steps < 1 or self.action_horizon < 1:
-            raise ValueError(
-                f"world.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvMemory(Rows):
-    """The moment, and its frames as features [B * cameras, width, h, w] kept per row: [B, cameras, width, h, w]."""
+class ConvMemory(Memory):
+    """The moment's frames as features."""
 
-    moment: Moment
     features: Float[Tensor, "*B cameras width h w"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Denoised(Rows):
-    """One network call: clean-frame estimate, state, and the log of its expected squared error."""
+class ConvFlow(FlowWorld[ConvMemory]):
+    """Latents are the pixels in [-1, 1]."""
 
-    latent: Float[Tensor, "*B cameras 3 height width"]
-    state: Float[Tensor, "*B state_dim"]
-    log_error: Float[Tensor, "*B"]
-
-
-class ConvFlow(nn.Module):
-    """Implements ``world_models.dynamics.WorldModel``; latents are the pixels in [-1, 1]."""
-
-    step_std: Tensor  # of a chunk's change of the normalised state, [state_dim]
+    config: ConvFlowConfig
 
     def __init__(self, config: ConvFlowConfig, robot: RobotSpec) -> None:
-        super().__init__()
+        super().__init__(config, robot, Pixels())
         height, width = robot.image_size
         if height % (2 * PATCH) or width % (2 * PATCH):
             raise WorldModelError(
                 f"conv_flow needs image sides that are multiples of {2 * PATCH}, got {height} x {width}"
             )
-        self.config, self.robot = config, robot
-        self.action_horizon = config.action_horizon
-        self.cameras = len(robot.cameras)
         self.latent_shape = (self.cameras, 3, height, width)
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
-        self.register_buffer("step_std", torch.ones(robot.state_dim))
         patch = 3 * PATCH**2
-        chunk = config.action_horizon * (robot.action_dim + 1)
         self.look = nn.Conv2d(3 * patch, config.width, 1)
         self.noisy = nn.Conv2d(patch, config.width, 1, bias=False)
         self.camera = nn.Parameter(0.02 * torch.randn(self.cameras, config.condition))
         self.condition = nn.Sequential(
-            nn.Linear(2 * chunk + 2 * robot.action_dim + 2 * robot.state_dim + 1, config.condition),
+            nn.Linear(self.condition_features, config.condition),
             nn.SiLU(),
             nn.Linear(config.condition, config.condition),
             nn.SiLU(),
@@ -122,55 +88,24 @@ class ConvFlow(nn.Module):
         self.norm = nn.GroupNorm(4, config.width)
         self.out = nn.Conv2d(config.width, 8 * PATCH**2, 3, padding=1)  # flow 2, mixture 3, content 3
         pooled = self.cameras * config.deep_width + config.condition
-        self.state = nn.Sequential(
-            nn.LayerNorm(pooled), nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, robot.state_dim)
-        )
-        self.error = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
-        for layer in (self.out, self.state[-1]):
-            nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        self.state, self.error = read_out_heads(pooled, robot.state_dim)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
-    # -- the interface ---------------------------------------------------------------------------------------------
-
-    def encode(self, images: Tensor) -> Tensor:
-        return images.movedim(-1, -3).float().mul_(1 / 127.5).sub_(1)
-
-    def decode(self, latent: Tensor) -> Tensor:
-        return latent.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).contiguous()
-
     def prefill(self, moment: Moment) -> ConvMemory:
+        moment = moment.to(self.device)
         frames = torch.cat([moment.current, moment.previous, moment.first], dim=-3).flatten(0, 1)
-        with self._precision(frames.device):
+        with self.autocast(frames.device):
             features = self.look(F.pixel_unshuffle(frames, PATCH)).float()
         return ConvMemory(moment=moment, features=features.unflatten(0, (-1, self.cameras)))
 
-    @torch.no_grad()
-    def sample_chunk(self, memory: ConvMemory, action: Tensor, length: Tensor, noise: Tensor) -> Imagined:
-        last: list[Denoised] = []
-
-        def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            last[:] = [self.denoised(memory, action, length, x_t.reshape(noise.shape), t.expand(len(noise), -1)[:, 0])]
-            clean = last[0].latent.reshape(x_t.shape)
-            return Prediction(target=(x_t - clean) / t[..., None, None])
-
-        kernel = FlowODE(FlowODEConfig(steps=self.config.steps))
-        path, _ = denoise(predict, kernel, noise.flatten(2), torch.Generator(noise.device))
-        return Imagined(
-            latent=path.states[:, -1].reshape(noise.shape).clamp(-1, 1),
-            state=last[0].state,
-            error=(0.5 * last[0].log_error).exp(),
-        )
-
-    # -- the network -----------------------------------------------------------------------------------------------
-
     def denoised(self, memory: ConvMemory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
-        """One call at x_t = ``noisy`` [B, cameras, 3, height, width], t [B] in (0, 1]; differentiable."""
         moment = memory.moment
         batch = len(action)
-        condition = self._condition(moment, action, length, t)  # [B, condition]
+        condition = self.condition(self.conditioning(moment, action, length, t))  # [B, condition]
         per_camera = (condition[:, None] + self.camera).flatten(0, 1)
-        with self._precision(noisy.device):
+        with self.autocast(noisy.device):
             x = memory.features.flatten(0, 1) + self.noisy(F.pixel_unshuffle(noisy.flatten(0, 1), PATCH))
             x = x + self.place.repeat(batch, 1, 1, 1) + self.spots(self._draw_spots(condition, x.shape[-2:]))
             x = x.to(getattr(torch, self.config.precision))  # else every residual sum is widened again
@@ -187,12 +122,7 @@ class ConvFlow(nn.Module):
                 x = block(x, per_camera)
             out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
-        change = self.state(pooled) * self.step_std * self.normalizer.state_std
-        return Denoised(
-            latent=self._mix(out.float(), moment),
-            state=moment.state + change,
-            log_error=self.error(pooled.detach())[:, 0],
-        )
+        return self.read_out(self._mix(out.float(), moment), pooled, moment)
 
     def _mix(self, out: Tensor, moment: Moment) -> Tensor:
         """The three sources, weighted. out: [B * cameras, 8, height, width]."""
@@ -204,16 +134,6 @@ class ConvFlow(nn.Module):
         mixed = weight[:, :1] * moved + weight[:, 1:2] * first + weight[:, 2:] * content
         return mixed.unflatten(0, (-1, self.cameras))
 
-    def _condition(self, moment: Moment, action: Tensor, length: Tensor, t: Tensor) -> Float[Tensor, "B condition"]:
-        state = self.normalizer.normalize_state(moment.state)
-        moved = self.normalizer.normalize_state(moment.previous_state) - state
-        parts = [state, moved / self.step_std, t[:, None]]
-        for chunk, taken in ((action, length), (moment.past_action, moment.past_length)):
-            chunk = chunk if self.config.actions else torch.zeros_like(chunk)
-            mask = (torch.arange(self.action_horizon, device=action.device) < taken[:, None]).to(chunk.dtype)[..., None]
-            parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
-        return self.condition(torch.cat(parts, dim=1))
-
     def _draw_spots(self, condition: Tensor, size: torch.Size) -> Float[Tensor, "BC points h w"]:
         """Gaussian spots whose places the actions choose; one map per point."""
         spot = self.spot(condition).view(-1, self.config.points, 3)
@@ -221,20 +141,6 @@ class ConvFlow(nn.Module):
         y = torch.linspace(-1, 1, size[0], device=spot.device)[:, None] - where[..., 1, None, None]
         x = torch.linspace(-1, 1, size[1], device=spot.device) - where[..., 0, None, None]
         return torch.exp(-(x**2 + y**2) / (2 * radius[..., None, None] ** 2))
-
-    def _precision(self, device: torch.device) -> AbstractContextManager[object]:
-        if self.config.precision == "bfloat16":
-            return torch.autocast(device.type, torch.bfloat16)
-        return nullcontext()
-
-    def fit_scales(self, state: Tensor, action: Tensor, change: Tensor) -> None:
-        """From all recorded states and actions, and the states' changes over a chunk [N, state_dim]."""
-        self.normalizer.fit(state, action)
-        std = (change / self.normalizer.state_std).std(0, correction=0)
-        self.step_std.copy_(torch.where(std > 1e-4, std, 1.0))
-
-    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)
 
 
 class _Residual(nn.Module):

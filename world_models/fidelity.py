@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sims.vector_env import StartState, VectorEnv, decode_text
 from world_models.clips import Clip, ClipSampler
-from world_models.conv_flow import ConvFlow
 from world_models.fit import first_moment
+from world_models.flow_world import FlowWorld
 from world_models.outcome import OutcomeModel, auc
 
 Locate = Callable[[Tensor, Sequence[str]], Tensor]
@@ -59,7 +59,7 @@ def swapped_scripts(clips: ClipSampler, *, seed: int, count: int) -> list[Script
 
 @torch.no_grad()
 def imagined_success(
-    world: ConvFlow, outcome: OutcomeModel, clips: ClipSampler, scripts: Sequence[Script], *, seed: int, every: int = 4
+    world: FlowWorld, outcome: OutcomeModel, clips: ClipSampler, scripts: Sequence[Script], *, seed: int, every: int = 4
 ) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
     """Whether each script is imagined to succeed, and its largest success probability until it ended."""
     won, score = [], []
@@ -72,7 +72,7 @@ def imagined_success(
 
 
 def _play(
-    world: ConvFlow, outcome: OutcomeModel, clips: ClipSampler, scripts: Sequence[Script], *, seed: int, every: int
+    world: FlowWorld, outcome: OutcomeModel, clips: ClipSampler, scripts: Sequence[Script], *, seed: int, every: int
 ) -> tuple[Tensor, Tensor]:
     horizon, generator = world.action_horizon, torch.Generator().manual_seed(seed)
     clip = Clip.stack([clips.clip(script.episode, 0, 0) for script in scripts])
@@ -124,7 +124,7 @@ def true_success(env: VectorEnv, clips: ClipSampler, scripts: Sequence[Script]) 
 
 @torch.no_grad()
 def open_loop(
-    world: ConvFlow, clips: ClipSampler, *, horizons: Sequence[int], locate: Locate | None, seed: int
+    world: FlowWorld, clips: ClipSampler, *, horizons: Sequence[int], locate: Locate | None, seed: int
 ) -> list[dict[str, Any]]:
     """(a) After h chunks of an episode's own actions from its beginning, for every h of ``horizons``.
 
@@ -191,7 +191,7 @@ def bootstrap(values: Float[np.ndarray, " N"], rng: np.random.Generator, draws: 
 
 
 @torch.no_grad()
-def frames_per_second(world: ConvFlow, clips: ClipSampler, *, batch: int, seconds: float = 2.0) -> float:
+def frames_per_second(world: FlowWorld, clips: ClipSampler, *, batch: int, seconds: float = 2.0) -> float:
     """Predicted pictures (every camera counts) per second of wall clock, from recorded moments, after a warm-up."""
     rng = np.random.default_rng(0)
     clip = clips.draw(rng, batch, 1)
@@ -207,12 +207,12 @@ def frames_per_second(world: ConvFlow, clips: ClipSampler, *, batch: int, second
 
 
 def trust_report(
-    world: ConvFlow,
+    world: FlowWorld,
     outcome: OutcomeModel,
     clips: ClipSampler,
     *,
     env: VectorEnv | None,
-    no_action: ConvFlow | None,
+    no_action: FlowWorld | None,
     locate: Locate | None,
     horizons: Sequence[int] = (1, 2, 4, 8),
     swaps: int = 64,
@@ -225,7 +225,7 @@ def trust_report(
     fails = ~true_success(env, clips, scripts) if env is not None else torch.ones(len(scripts), dtype=torch.bool)
     failing = [script for script, failed in zip(scripts, fails.tolist(), strict=True) if failed]
 
-    def hallucinated(model: ConvFlow | None) -> float | None:
+    def hallucinated(model: FlowWorld | None) -> float | None:
         if model is None or not failing:
             return None
         return imagined_success(model, outcome, clips, failing, seed=seed)[0].float().mean().item()

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from sims.rows import Rows
 from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, Step
-from world_models.conv_flow import ConvFlow
 from world_models.dynamics import Imagined, Moment
+from world_models.flow_world import FlowWorld
 from world_models.keyframes import Starts
 from world_models.outcome import OutcomeModel
 
@@ -64,7 +64,7 @@ class ImaginedEnv:
     def __init__(
         self,
         config: ImaginedConfig,
-        world: ConvFlow,
+        world: FlowWorld,
         outcome: OutcomeModel,
         keyframes: Starts,
         *,

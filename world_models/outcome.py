@@ -23,9 +23,9 @@ from policies.vla import VLA, VLAConfig
 from sims.rows import Rows
 from sims.vector_env import Observation
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
-from world_models.conv_flow import ConvFlow
 from world_models.dynamics import WorldModelError
 from world_models.fit import Metrics, first_moment
+from world_models.flow_world import FlowWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ def real_looks(clips: ClipSampler, rows: np.ndarray) -> Looks:
 
 @torch.no_grad()
 def imagine_looks(
-    model: ConvFlow, clips: ClipSampler, config: OutcomeConfig, *, count: int, seed: int, batch: int = 64
+    model: FlowWorld, clips: ClipSampler, config: OutcomeConfig, *, count: int, seed: int, batch: int = 64
 ) -> Looks:
     """Imagined versions of recorded looks with their true labels: ``count`` clips of up to ``imagined_chunks``.
 
