@@ -48,7 +48,8 @@ class BC:
     def __init__(self, policy: DenoisingPolicy, config: BCConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator, self.step = policy, config, generator, 0
         self.parameters = policy.trainable_parameters(encoder=True)
-        matrices, rest = [], []
+        matrices: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
         for parameter in self.parameters:
             is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX
             (matrices if is_matrix and config.matrix_learning_rate is not None else rest).append(parameter)
