@@ -3,7 +3,7 @@
     python benchmarks/learning.py quickstart --seeds 0 1 2
     python benchmarks/learning.py quickstart_grpo --from runs/learning/quickstart-0/imitation/bundle
 
-Runs ``vla-rl train configs/NAME.yaml`` once per seed and writes benchmarks/results/learning_NAME.json: before and after
+Runs ``vla-rl train configs/NAME.yaml`` once per seed (--section.key VALUE overrides any setting) and writes benchmarks/results/learning_NAME.json: before and after
 on the held-out starts (deployed and stochastic, with Wilson intervals), the curve, the wall-clock seconds, the command.
 """
 
@@ -30,9 +30,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--from", dest="bundle", help="start from this bundle instead of imitation")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
-    parser.add_argument("settings", nargs="*", help="overrides, after a --")
-    arguments = parser.parse_args()
-    settings = list(arguments.settings)
+    arguments, settings = parser.parse_known_args()
     if arguments.bundle:
         settings += ["--start.name", "bundle", "--start.path", arguments.bundle]
     rows = [one_run(arguments.name, seed, settings, arguments.runs) for seed in arguments.seeds]
