@@ -17,9 +17,9 @@ from sims.errors import UserError
 class BCConfig:
     """AdamW with a linear warm-up of ``warmup`` steps and a cosine decay over ``steps``.
 
-    ``matrix_learning_rate``: of Muon for the weight matrices (Jordan et al. 2024, with the update's size matched to
-    AdamW's as in Liu et al. 2025, Sec. 2.2), AdamW then moves the rest alone; null: AdamW moves everything. Muon gets
-    as far in two thirds of the updates and costs a tenth more per update.
+    ``matrix_learning_rate``: of Muon for the encoder's weight matrices (Jordan et al. 2024, with the update's size
+    matched to AdamW's as in Liu et al. 2025, Sec. 2.2), AdamW then moves the rest alone; null: AdamW moves everything.
+    The action expert is left to AdamW: what Muon has trained, PPO moves only half as fast (docs/status.md).
     """
 
     steps: int = 1500
@@ -50,8 +50,9 @@ class BC:
         self.parameters = policy.trainable_parameters(encoder=True)
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
+        expert = {id(parameter) for parameter in policy.trainable_parameters(encoder=False)}
         for parameter in self.parameters:
-            is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX
+            is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX and id(parameter) not in expert
             (matrices if is_matrix and config.matrix_learning_rate is not None else rest).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(rest, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95))
