@@ -22,8 +22,9 @@ from sims.peers import PEERS, memory_mib, rate
 from sims.process_pool import ProcessPool
 from sims.single_env import SingleEnv
 from sims.vector_env import StartState
+from sims.worker_config import environment_of, interpreter_of
 from sims.worker_group import PoolConfig
-from sims.worker_process import bootstrap, environment_of, interpreter_of
+from sims.worker_process import bootstrap
 
 STEP_AND_LOOK = "step and look"
 BORROWED = """

@@ -12,7 +12,7 @@ import numpy as np
 from sims.errors import UserError
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 RENDER = "render"
 
@@ -66,6 +66,11 @@ class Gymnasium:
             tasks=(config.instruction or words(config.id),),
             fingerprint={"gymnasium": importlib.metadata.version("gymnasium"), "id": config.id},
         )
+
+    @staticmethod
+    def imports(config: GymnasiumConfig) -> tuple[str, ...]:
+        module, colon, _ = config.id.partition(":")
+        return ("gymnasium", module) if colon else ("gymnasium",)
 
     def reset(self, *, task: int, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed32(seed))

@@ -19,7 +19,7 @@ from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 PUBLISHED: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # the papers' table
@@ -116,6 +116,10 @@ class Libero:
             },
         )
         self.reset(task=0, seed=0)  # imports and compiles, for half a minute on a first start
+
+    @staticmethod
+    def imports(config: LiberoConfig) -> tuple[str, ...]:
+        return ("robosuite", "torch", "bddl")  # LIBERO's own packages ask on the terminal where its files are
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task

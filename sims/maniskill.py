@@ -15,7 +15,7 @@ from sims.errors import UserError
 from sims.grasping import grasp_and_carry
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
     "PickCube-v1": "pick up the red cube and bring it to the goal",
@@ -65,6 +65,10 @@ class ManiSkill:
         self._low, self._high = action_bounds(self._env)
         self.reset(task=0, seed=0)
         self.spec = single_spec(config, self._env, self._observation)
+
+    @staticmethod
+    def imports(config: ManiSkillConfig) -> tuple[str, ...]:
+        return ("mani_skill.envs",)
 
     def reset(self, *, task: int, seed: int) -> None:
         options = {"reconfigure": True} if self.config.reconfigure else {}

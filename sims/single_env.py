@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -48,6 +48,11 @@ class SingleEnv(Protocol):
     """One episode at a time. The constructor takes the adapter's configuration dataclass."""
 
     spec: SingleSpec
+
+    @staticmethod
+    def imports(config: Any) -> Sequence[str]:
+        """Modules that the constructor will import for ``config``. Workers share what is imported beforehand."""
+        ...
 
     def reset(self, *, task: int, seed: int) -> None:
         """Begin an episode that task and seed alone determine. ``seed`` < 2**63."""

@@ -23,7 +23,6 @@ import importlib
 import json
 import signal
 import socket
-import sys
 import typing
 from typing import Any
 
@@ -119,7 +118,3 @@ def make_simulator(module: str, simulator: str, settings: dict[str, Any]) -> tup
     cls = getattr(importlib.import_module(module), simulator)
     config = restore(typing.get_type_hints(cls.__init__)["config"], settings)
     return cls(config), config
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -13,7 +13,8 @@ from sims.errors import UserError
 from sims.latency import Latency
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
-from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, encode, environment_of, interpreter_of
+from sims.worker_config import WorkerConfig, environment_of, interpreter_of
+from sims.worker_process import ForkServer, WorkerLost, WorkerProcess, encode
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class WorkerGroup:
         self._request = 0
         self._started = False
         self.workers: list[WorkerProcess] = []
+        self.server = self._start_server()
         try:
             for row in range(config.num_envs):
                 self.workers.append(self._launch(row))
@@ -86,6 +88,8 @@ class WorkerGroup:
         for row in answered:
             if requests[row]["do"] == "advance":
                 self._streak[row] = 0
+            elif requests[row]["do"] == "reset":
+                self.workers[row].trim_stderr()
         return sorted(answered)
 
     def make_ready(self, rows: Collection[int]) -> None:
@@ -100,16 +104,26 @@ class WorkerGroup:
         for worker in self.workers:
             worker.stop(deadline)
         self.workers = []
+        self.server.close()
         if self.memory is not None:
             self.memory.close()
 
     # -- starting -------------------------------------------------------------------------------------------------
 
+    def _start_server(self) -> ForkServer:
+        environment = environment_of(self.config.workers, 0)
+        return ForkServer(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
+
     def _launch(self, row: int) -> WorkerProcess:
-        environment = environment_of(self.config.workers, row)
-        worker = WorkerProcess(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
+        if self.server.ended:
+            self.server.close()
+            self.server = self._start_server()
         self._ready[row] = False
-        return worker
+        environment = environment_of(self.config.workers, row)
+        try:
+            return WorkerProcess(self.server, self.simulator, self.config, environment=environment)
+        except WorkerLost as lost:
+            raise SimulatorFailure(f"{self.config.name}: worker {row} {lost}") from lost
 
     def _attach(self, row: int, introduction: dict[str, Any]) -> None:
         worker, rows = self.workers[row], self.config.num_envs

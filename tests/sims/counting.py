@@ -12,7 +12,7 @@ import numpy as np
 
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
 
@@ -28,6 +28,7 @@ class CountingConfig:
     image_side: int = 8
     step_s: float = 0.0
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "look"] = "none"
+    imports: tuple[str, ...] = ()
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -44,6 +45,10 @@ class Counting:
             image_size=(config.image_side, config.image_side), control_hz=10.0, max_steps=config.max_steps,
             tasks=("go up", "go down"), fingerprint={"numpy": np.__version__},
         )  # fmt: skip
+
+    @staticmethod
+    def imports(config: CountingConfig) -> tuple[str, ...]:
+        return config.imports
 
     def reset(self, *, task: int, seed: int) -> None:
         self.seed, self.elapsed = seed, 0

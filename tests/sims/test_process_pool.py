@@ -18,7 +18,7 @@ from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.process_pool import ProcessPool
 from sims.vector_env import StartState
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
 UP = torch.tensor([1.0, 0.0])

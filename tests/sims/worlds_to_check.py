@@ -17,7 +17,7 @@ from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
