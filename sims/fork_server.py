@@ -1,10 +1,10 @@
 """The process that a simulator's workers are forked from: it has imported the simulator and does nothing else.
 
-It runs in the simulator's interpreter, with the standard library alone. What it has imported is shared by all workers
-until they write to it, and a worker starts without importing anything. On a SOCK_SEQPACKET socket
+There is one per pool, in the simulator's interpreter. What it has imported is shared by all workers until they write to
+it, and they start without importing anything. On a SOCK_SEQPACKET socket
 
     trainer -> server   {"do": "fork", "environment": {...}} with two descriptors: the worker's socket, its stderr
-    server -> trainer   {"pid": p}
+    server -> trainer   {"pid": p}, or {"error": text for the person} where the simulator cannot be imported
     trainer -> server   {"do": "end", "pid": p, "within_s": s, "dump": bool}
     server -> trainer   {"code": exit code, or null for one that had to be killed}
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -25,19 +23,27 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
+from sims.errors import UserError
+from sims.single_env import SingleEnv
+
+IMPORT_LATER = "--import-later"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # for workers to close their simulators when the trainer is gone
 
 
-def serve(control_fd: int, modules: Sequence[str]) -> int:
-    """Import ``modules``, then fork workers until the trainer hangs up. Returns in each worker: its socket."""
+def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
+    """Preload the simulator, then fork workers until the trainer hangs up. Returns in each worker: its socket."""
     faulthandler.enable()
-    for name in modules:
-        if importlib.util.find_spec(name.partition(".")[0]):  # else the simulator's own message says what to install
-            importlib.import_module(name)
-    if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
-        os.execv(sys.executable, [*sys.orig_argv[:-1], "[]"])
+    refusal = ""
+    if IMPORT_LATER not in sys.argv:
+        try:
+            simulator.preload(config)
+        except UserError as error:
+            refusal = str(error)
+        if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
+            os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
     gc.collect()
     gc.freeze()  # else the collector writes to every object, and nothing stays shared
     control = socket.socket(fileno=control_fd)
@@ -48,7 +54,11 @@ def serve(control_fd: int, modules: Sequence[str]) -> int:
             _wait(workers, GRACE_S)
             os._exit(0)
         request = json.loads(message)
-        if request["do"] == "fork":
+        if request["do"] == "fork" and refusal:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            control.send(json.dumps({"error": refusal}).encode())
+        elif request["do"] == "fork":
             pid = _fork(control, descriptors, request["environment"])
             if pid == 0:
                 return descriptors[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,9 +69,19 @@ class Gymnasium:
         )
 
     @staticmethod
-    def imports(config: GymnasiumConfig) -> tuple[str, ...]:
-        module, colon, _ = config.id.partition(":")
-        return ("gymnasium", module) if colon else ("gymnasium",)
+    def preload(config: GymnasiumConfig) -> None:
+        import gymnasium
+        from gymnasium.envs.registration import load_env_creator
+
+        module, _, name = config.id.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            entry_point = gymnasium.spec(name).entry_point
+            if isinstance(entry_point, str):
+                load_env_creator(entry_point)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise _cannot_make(config, error) from error
 
     def reset(self, *, task: int, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed32(seed))
@@ -141,10 +152,14 @@ def _make(config: GymnasiumConfig) -> Any:
     try:
         return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise UserError(
-            f"sim.id: gymnasium cannot make {config.id!r}: {error}. Write 'module:Name-v0' to import the module that "
-            "registers it, and install that module where the workers run."
-        ) from error
+        raise _cannot_make(config, error) from error
+
+
+def _cannot_make(config: GymnasiumConfig, error: Exception) -> UserError:
+    return UserError(
+        f"sim.id: gymnasium cannot make {config.id!r}: {error}. Write 'module:Name-v0' to import the module that "
+        "registers it, and install that module where the workers run."
+    )
 
 
 def _action_bounds(space: Any, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -118,8 +118,10 @@ class Libero:
         self.reset(task=0, seed=0)  # imports and compiles, for half a minute on a first start
 
     @staticmethod
-    def imports(config: LiberoConfig) -> tuple[str, ...]:
-        return ("robosuite", "torch", "bddl")  # LIBERO's own packages ask on the terminal where its files are
+    def preload(config: LiberoConfig) -> None:
+        _prepare(config)
+        from libero.libero import benchmark  # noqa: F401
+        from libero.libero.envs import env_wrapper  # noqa: F401
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task

@@ -63,8 +63,8 @@ class Metaworld:
         )
 
     @staticmethod
-    def imports(config: MetaworldConfig) -> tuple[str, ...]:
-        return ("metaworld.env_dict", "metaworld.policies")
+    def preload(config: MetaworldConfig) -> None:
+        _catalog(config)
 
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:

@@ -19,7 +19,7 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.single_env import SingleEnv
-from sims.worker import make_simulator
+from sims.worker import load
 
 Rate = tuple[float, float]
 
@@ -28,7 +28,8 @@ def main(request: str) -> None:
     asked = json.loads(request)
 
     def make() -> SingleEnv:
-        return make_simulator(asked["module"], asked["simulator"], asked["config"])[0]
+        simulator, config = load(asked)
+        return simulator(config)
 
     steps_per_s, memory_mib = PEERS[asked["peer"]](make, asked["num_envs"], asked["seconds"])
     print(json.dumps({"steps_per_s": steps_per_s, "memory_mib": memory_mib}), flush=True)

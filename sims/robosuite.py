@@ -87,8 +87,11 @@ class Robosuite:
         self.step(np.zeros(self.spec.action_dim, dtype=np.float32))  # compiles, for half a minute on a first start
 
     @staticmethod
-    def imports(config: RobosuiteConfig) -> tuple[str, ...]:
-        return ("robosuite",)
+    def preload(config: RobosuiteConfig) -> None:
+        _import()
+        from robosuite.utils.transform_utils import mat2quat
+
+        mat2quat(np.eye(3))  # loads the compiler and what it compiled before
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
@@ -151,12 +154,18 @@ class Robosuite:
         return self._cameras
 
 
-def _make(config: RobosuiteConfig) -> Any:
+def _import() -> Any:
     try:
         import robosuite
-        from robosuite.controllers import load_composite_controller_config
     except ModuleNotFoundError as error:
         raise UserError("robosuite is not installed. Run: vla-rl sims install robosuite") from error
+    return robosuite
+
+
+def _make(config: RobosuiteConfig) -> Any:
+    robosuite = _import()
+    from robosuite.controllers import load_composite_controller_config
+
     if config.task not in robosuite.ALL_ENVIRONMENTS:
         raise UserError(f"sim.task: robosuite has no {config.task!r}; it has {sorted(robosuite.ALL_ENVIRONMENTS)}")
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,8 +50,11 @@ class SingleEnv(Protocol):
     spec: SingleSpec
 
     @staticmethod
-    def imports(config: Any) -> Sequence[str]:
-        """Modules that the constructor will import for ``config``. Workers share what is imported beforehand."""
+    def preload(config: Any) -> None:
+        """Import what the constructor will import, without starting threads or opening devices.
+
+        Runs once, in the process that workers are forked from: they share what it leaves in memory.
+        """
         ...
 
     def reset(self, *, task: int, seed: int) -> None:

@@ -119,9 +119,8 @@ class WorkerGroup:
             self.server.close()
             self.server = self._start_server()
         self._ready[row] = False
-        environment = environment_of(self.config.workers, row)
         try:
-            return WorkerProcess(self.server, self.simulator, self.config, environment=environment)
+            return WorkerProcess(self.server, environment_of(self.config.workers, row))
         except WorkerLost as lost:
             raise SimulatorFailure(f"{self.config.name}: worker {row} {lost}") from lost
 

@@ -36,8 +36,9 @@ for name, folder in json.loads(sys.argv[2]).items():
 """
 FORK_WORKERS = """
 from sims.fork_server import serve
-from sims.worker import main
-main(serve(int(sys.argv[1]), json.loads(sys.argv[3])))
+from sims.worker import load, work
+simulator, config = load(json.loads(sys.argv[3]))
+work(serve(int(sys.argv[1]), simulator, config), simulator, config)
 """
 
 
@@ -52,13 +53,12 @@ class ForkServer:
         self, simulator: type[SingleEnv], config: Any, *, interpreter: str, environment: Mapping[str, str]
     ) -> None:
         code, packages = bootstrap(simulator, FORK_WORKERS)
-        modules = json.dumps([simulator.__module__, *simulator.imports(config)])
         self._start_timeout_s = config.workers.start_timeout_s
         self._stderr = anonymous_file("stderr")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [interpreter, "-c", code, str(theirs.fileno()), packages, modules],
+                [interpreter, "-c", code, str(theirs.fileno()), packages, json.dumps(named(simulator, config))],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
@@ -73,7 +73,10 @@ class ForkServer:
         return self._process.poll() is not None
 
     def fork(self, control: socket.socket, stderr: int, environment: Mapping[str, str]) -> int:
-        """The process id of a new worker. Raises WorkerLost with the server's last words."""
+        """The process id of a new worker.
+
+        Raises UserError where the simulator cannot be imported, WorkerLost with the server's last words where it ended.
+        """
         answer = self._ask(
             {"do": "fork", "environment": dict(environment)},
             descriptors=[control.fileno(), stderr],
@@ -81,6 +84,8 @@ class ForkServer:
         )
         if answer is None:
             raise WorkerLost(f"cannot be forked: {self._lost()}. Its last words:\n{tail(self._stderr)}")
+        if "error" in answer:
+            raise UserError(answer["error"])
         return int(answer["pid"])
 
     def end(self, pid: int, *, within_s: float, dump: bool) -> str:
@@ -108,7 +113,7 @@ class ForkServer:
         self._control.settimeout(timeout_s)
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-            line = self._control.recv(1 << 10)
+            line = self._control.recv(1 << 16)
         except (TimeoutError, BrokenPipeError, ConnectionResetError):
             line = b""
         if not line:
@@ -125,9 +130,7 @@ class ForkServer:
 class WorkerProcess:
     """One process and the socket that controls it."""
 
-    def __init__(
-        self, server: ForkServer, simulator: type[SingleEnv], config: Any, *, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, server: ForkServer, environment: Mapping[str, str]) -> None:
         self.demonstrates = False
         self._ending = ""
         self._server = server
@@ -135,11 +138,14 @@ class WorkerProcess:
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
         self.control, theirs = socket.socketpair()
         with theirs:
-            self.pid = server.fork(theirs, self._stderr, environment)
+            try:
+                self.pid = server.fork(theirs, self._stderr, environment)
+            except BaseException:
+                self.control.close()
+                os.close(self._stderr)
+                raise
         self._received = b""
         self._patience_s = 0.0
-        start = {"module": simulator.__module__, "simulator": simulator.__qualname__}
-        self.send(encode({**start, "config": dataclasses.asdict(config)}))
 
     def send(self, line: bytes) -> None:
         try:
@@ -245,6 +251,15 @@ def bootstrap(simulator: type[SingleEnv], program: str) -> tuple[str, str]:
     """The code for ``python -c`` that runs ``program`` with our packages, and its second argument."""
     packages = {name: _folder(name) for name in ("sims", simulator.__module__.split(".")[0])}
     return BOOTSTRAP + program, json.dumps(packages)
+
+
+def named(simulator: type[SingleEnv], config: Any) -> dict[str, Any]:
+    """A simulator and its configuration as ``worker.load`` takes them."""
+    return {
+        "module": simulator.__module__,
+        "simulator": simulator.__qualname__,
+        "config": dataclasses.asdict(config),
+    }
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
