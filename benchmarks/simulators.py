@@ -2,8 +2,9 @@
 
     python -m benchmarks.simulators nothing metaworld robosuite pusht
 
-writes benchmarks/results/simulators_<name>.json: steps per second and memory per environment of each, and the ratio of
-ours (step, then look) to theirs.
+writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
+per environment of each, and the ratio of ours (step, then look) to theirs: for steps per second the median over rounds
+of slices. Processor time per step depends little on what else the machine does.
 """
 
 from __future__ import annotations

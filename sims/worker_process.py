@@ -93,6 +93,8 @@ class ForkServer:
         request = {"do": "end", "pid": pid, "within_s": within_s, "dump": dump}
         answer = self._ask(request, timeout_s=within_s + 10.0)
         if answer is None:
+            while not has_ended(pid):  # the kernel has killed it with its parent
+                time.sleep(0.005)
             return f"was lost: {self._lost()}"
         return "closed its socket" if answer["code"] is None else how_it_ended(answer["code"])
 
@@ -230,6 +232,15 @@ class WorkerProcess:
         if not self._ending:  # else its id may be another's by now
             self._ending = self._server.end(self.pid, within_s=within_s, dump=dump)
         return self._ending
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process runs no more, be it that nobody has asked for its exit code yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"  # proc(5): zombie, dead
 
 
 def how_it_ended(code: int) -> str:

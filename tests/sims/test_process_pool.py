@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from sims.errors import UserError
 from sims.process_pool import ProcessPool
 from sims.vector_env import StartState
 from sims.worker_config import WorkerConfig
+from sims.worker_process import has_ended
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
 UP = torch.tensor([1.0, 0.0])
@@ -277,7 +277,7 @@ def test_workers_are_forked_again_when_the_process_they_come_from_is_killed() ->
         os.kill(env.fork_server_pid, signal.SIGKILL)
         assert not env.advance(UP.expand(2, 2, 2), 1.0).valid.any()
         assert all("SIGKILL" in failure.cause for failure in env.failures)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+        assert all(has_ended(pid) for pid in first)
         env.reset(start=starts(1, 2))
         assert env.advance(UP.expand(2, 2, 2), 1.0).valid.all()
 
