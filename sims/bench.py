@@ -42,7 +42,7 @@ Run = Callable[[float], Slice]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """``slices``: one of each round, so the k-th of all contenders were taken within seconds. Memory is per row."""
+    """``slices``: one of each round, so the k-th of all contenders were taken within seconds."""
 
     name: str
     num_envs: int
@@ -64,7 +64,13 @@ class Measured:
 
     @property
     def memory_mib(self) -> float:
+        """Of a row's process, in its share of what several have in common."""
         return max(part.memory_mib for part in self.slices) / self.num_envs
+
+    @property
+    def parent_mib(self) -> float:
+        """What is there once, however many rows: the process that theirs were forked from."""
+        return max(part.parent_mib for part in self.slices)
 
     def speed_over(self, other: Measured) -> float:
         """The median over rounds of the ratio of both rates."""
@@ -121,7 +127,7 @@ def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iter
         return steps
 
     def drive(count: int) -> Run:
-        return Driven(act=lambda: act(count), pids=[env.fork_server_pid, *env.worker_pids], close=env.close).run
+        return Driven(act=lambda: act(count), parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
 
     try:
         env.reset(start=[StartState(task=0, seed=next(seeds)) for _ in range(n)])

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,32 +31,38 @@ NUM_ACTIONS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """``steps`` control steps of all rows together in ``seconds``, for ``cpu_s`` of user and system time."""
+    """``steps`` control steps of all rows together in ``seconds``, for ``cpu_s`` of user and system time.
+
+    ``memory_mib`` is that of the rows' processes, ``parent_mib`` that of the one they were forked from.
+    """
 
     steps: int
     seconds: float
     cpu_s: float
     memory_mib: float
+    parent_mib: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Driven:
-    """``act`` takes and sees some control steps and returns how many. ``pids``: of all processes but this one.
-
-    ``close`` ends them.
-    """
+    """``act`` takes and sees some control steps and returns how many. ``pids``: of the rows, forked from ``parent``."""
 
     act: Callable[[], int]
+    parent: int
     pids: Sequence[int]
     close: Callable[[], object]
 
     def run(self, seconds: float) -> Slice:
-        pids = [os.getpid(), *self.pids]
+        pids = {os.getpid(), self.parent, *self.pids}
         started, cpu_s, steps = time.perf_counter(), cpu_seconds(pids), 0
         while (passed := time.perf_counter() - started) < seconds:
             steps += self.act()
         return Slice(
-            steps=steps, seconds=passed, cpu_s=cpu_seconds(pids) - cpu_s, memory_mib=sum(map(memory_mib, self.pids))
+            steps=steps,
+            seconds=passed,
+            cpu_s=cpu_seconds(pids) - cpu_s,
+            memory_mib=sum(map(memory_mib, self.pids)),
+            parent_mib=memory_mib(self.parent),
         )
 
 
@@ -125,7 +131,7 @@ def _driven(env: Any, n: int, action_space: Any, pids: list[int]) -> Driven:
         taken += 1
         return n
 
-    return Driven(act=act, pids=pids, close=env.close)
+    return Driven(act=act, parent=os.getpid(), pids=pids, close=env.close)
 
 
 PEERS: dict[str, Callable[[Callable[[], SingleEnv], int], Driven]] = {
@@ -173,7 +179,7 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> A
     return Env()
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
+def cpu_seconds(pids: Collection[int]) -> float:
     """User and system time that these processes have used."""
     total = 0
     for pid in pids:

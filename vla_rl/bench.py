@@ -76,6 +76,7 @@ def compared(measured: Sequence[Measured]) -> list[Row]:
         rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed, against=against))
         rows.append(row(f"{one.name}, processor time", one.cpu_ms, "ms/step", ratio=cpu, against=against))
         rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory, against=against))
+        rows.append(row(f"{one.name}, memory once", one.parent_mib, "MiB"))
     return rows
 
 

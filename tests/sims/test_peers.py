@@ -16,7 +16,7 @@ def test_contenders_take_turns() -> None:
     assert peer.name == "gymnasium"
     for one in (ours, chunked, peer):
         assert len(one.slices) == 3
-        assert all(part.steps > 0 and part.cpu_s > 0 and part.memory_mib > 1 for part in one.slices)
+        assert all(part.steps > 0 and part.cpu_s > 0 and part.memory_mib > 1 < part.parent_mib for part in one.slices)
 
 
 def test_ratio_is_the_median_of_rounds() -> None:
@@ -24,7 +24,9 @@ def test_ratio_is_the_median_of_rounds() -> None:
         Measured(
             name=name,
             num_envs=2,
-            slices=tuple(Slice(steps=steps, seconds=0.5, cpu_s=0.1, memory_mib=8.0) for steps in counts),
+            slices=tuple(
+                Slice(steps=steps, seconds=0.5, cpu_s=0.1, memory_mib=8.0, parent_mib=9.0) for steps in counts
+            ),
         )
         for name, counts in (("ours", (100, 20, 60)), ("gymnasium", (50, 40, 30)))
     )
