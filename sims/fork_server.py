@@ -45,6 +45,7 @@ def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
         if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
             os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what compiling took and gave back would stay with the server
     gc.freeze()  # else the collector writes to every object, and nothing stays shared
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()

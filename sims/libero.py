@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -119,9 +120,7 @@ class Libero:
 
     @staticmethod
     def preload(config: LiberoConfig) -> None:
-        _prepare(config)
-        from libero.libero import benchmark  # noqa: F401
-        from libero.libero.envs import env_wrapper  # noqa: F401
+        Libero(dataclasses.replace(config, cameras=())).close()  # what it compiles stays; without cameras no renderer
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task

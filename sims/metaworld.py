@@ -64,7 +64,7 @@ class Metaworld:
 
     @staticmethod
     def preload(config: MetaworldConfig) -> None:
-        _catalog(config)
+        Metaworld(config).close()  # it renders only when somebody looks
 
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:

@@ -88,10 +88,7 @@ class Robosuite:
 
     @staticmethod
     def preload(config: RobosuiteConfig) -> None:
-        _import()
-        from robosuite.utils.transform_utils import mat2quat
-
-        mat2quat(np.eye(3))  # loads the compiler and what it compiled before
+        Robosuite(config).close()  # what it compiles stays; it renders only when somebody looks
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
@@ -154,18 +151,12 @@ class Robosuite:
         return self._cameras
 
 
-def _import() -> Any:
+def _make(config: RobosuiteConfig) -> Any:
     try:
         import robosuite
+        from robosuite.controllers import load_composite_controller_config
     except ModuleNotFoundError as error:
         raise UserError("robosuite is not installed. Run: vla-rl sims install robosuite") from error
-    return robosuite
-
-
-def _make(config: RobosuiteConfig) -> Any:
-    robosuite = _import()
-    from robosuite.controllers import load_composite_controller_config
-
     if config.task not in robosuite.ALL_ENVIRONMENTS:
         raise UserError(f"sim.task: robosuite has no {config.task!r}; it has {sorted(robosuite.ALL_ENVIRONMENTS)}")
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)

@@ -51,7 +51,7 @@ class SingleEnv(Protocol):
 
     @staticmethod
     def preload(config: Any) -> None:
-        """Import what the constructor will import, without starting threads or opening devices.
+        """Import and compile what the constructor will need, without starting threads or opening devices.
 
         Runs once, in the process that workers are forked from: they share what it leaves in memory.
         """
