@@ -12,10 +12,12 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.latency import Latency
+from sims.pusht import PushTExpert
 from sims.single_env import Outcome, SingleSpec, seed32, words
 from sims.worker_config import WorkerConfig
 
 RENDER = "render"
+PUSHT = "gym_pusht/PushT-v0"  # the one that comes with a demonstrator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Gymnasium:
     def __init__(self, config: GymnasiumConfig) -> None:
         self.config = config
         self._env = _make(config)
+        self._expert = PushTExpert(self._env.unwrapped) if config.id.endswith(PUSHT) else None
         self._low, self._high = _action_bounds(self._env.action_space, config.id)
         self._observation: Any = None
         self.reset(task=0, seed=0)
@@ -85,6 +88,8 @@ class Gymnasium:
 
     def reset(self, *, task: int, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed32(seed))
+        if self._expert is not None:
+            self._expert.forget()
 
     def step(self, action: np.ndarray) -> Outcome:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
@@ -101,6 +106,14 @@ class Gymnasium:
         for out, image in zip(images, self._images(), strict=True):
             out[:] = image
         state[:] = self._state()
+
+    @property
+    def demonstrates(self) -> bool:
+        return self._expert is not None
+
+    def demonstrate(self) -> np.ndarray:
+        assert self._expert is not None
+        return (self._expert.act() - self._low) / (self._high - self._low) * 2.0 - 1.0
 
     def close(self) -> None:
         self._env.close()

@@ -28,19 +28,25 @@ class PushTExpert:
         goal = self._model.get_goal_pose_body(self._model.goal_pose)
         corners = [corner for shape in self._model.block.shapes for corner in shape.get_vertices()]
         self._corners, self._goals = np.array(corners), np.array([goal.local_to_world(corner) for corner in corners])
-        self._path: list[np.ndarray] = []
+        self.forget()
 
-    def reset(self) -> None:
-        self._path = []
+    def forget(self) -> None:
+        """An episode begins."""
+        self._path: list[np.ndarray] = []
+        self._asked_at: tuple[float, ...] = ()
 
     def act(self) -> np.ndarray:
-        """Where the agent is to go, [2] in pixels."""
-        if not self._path:
-            self._path = self._plan()
-        return self._path.pop(0)
+        """Where the agent is to go, [2] in pixels; the same until the environment steps."""
+        env = self._env
+        now = (*env.agent.position, *env.agent.velocity, *env.block.position, env.block.angle)
+        if now != self._asked_at:
+            self._asked_at = now
+            self._path = self._path[1:] or self._plan()
+        return self._path[0]
 
     def _plan(self) -> list[np.ndarray]:
-        agent, pose = np.array(self._env.agent.position), (np.array(self._env.block.position), self._env.block.angle)
+        agent = np.array(self._env.agent.position)
+        pose = np.array(self._env.block.position), float(self._env.block.angle)
         self._place(agent, pose)
         way_to = self._ways(agent)
         error = self._error()

@@ -109,7 +109,7 @@ WORLDS = {
         solved_within=25,
     ),
     "gymnasium": World(make=_maze),
-    "pusht": World(make=_pusht, needs="pusht"),
+    "pusht": World(make=_pusht, needs="pusht", solved_within=299),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
     "imagined": World(make=_imagined),
     "isaaclab double": World(make=_isaaclab),
