@@ -25,6 +25,8 @@ import socket
 import typing
 from typing import Any
 
+import numpy.random  # noqa: F401  NumPy loads it when it is first used, which would be in every worker
+
 from sims.episode import Episode
 from sims.errors import UserError
 from sims.shared_rows import SharedRows
