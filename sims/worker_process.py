@@ -91,7 +91,7 @@ class ForkServer:
     def end(self, pid: int, *, within_s: float, dump: bool) -> str:
         """Make sure that worker ``pid`` has ended, and say how it did."""
         request = {"do": "end", "pid": pid, "within_s": within_s, "dump": dump}
-        answer = self._ask(request, timeout_s=within_s + 10.0)
+        answer = self._ask(request, timeout_s=within_s + self._start_timeout_s)
         if answer is None:
             while not has_ended(pid):  # the kernel has killed it with its parent
                 time.sleep(0.005)
