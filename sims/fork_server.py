@@ -36,17 +36,7 @@ GRACE_S = 5.0  # for workers to close their simulators when the trainer is gone
 def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
     """Preload the simulator, then fork workers until the trainer hangs up. Returns in each worker: its socket."""
     faulthandler.enable()
-    refusal = ""
-    if IMPORT_LATER not in sys.argv:
-        try:
-            simulator.preload(config)
-        except UserError as error:
-            refusal = str(error)
-        if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
-            os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what compiling took and gave back would stay with the server
-    gc.freeze()  # else the collector writes to every object, and nothing stays shared
+    refusal = "" if IMPORT_LATER in sys.argv else _preload(simulator, config)
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()
     while True:
@@ -69,6 +59,21 @@ def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
             workers.discard(request["pid"])
             code = _end(request["pid"], within_s=request["within_s"], dump=request["dump"])
             control.send(json.dumps({"code": code}).encode())
+
+
+def _preload(simulator: type[SingleEnv], config: Any) -> str:
+    """Why the simulator cannot be imported, empty if it can. Starts this program anew if that has started threads."""
+    refusal = ""
+    try:
+        simulator.preload(config)
+    except UserError as error:
+        refusal = str(error)
+    if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
+        os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what compiling took and gave back would stay with the server
+    gc.freeze()  # else the collector writes to every object, and nothing stays shared
+    return refusal
 
 
 def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[str, str]) -> int:

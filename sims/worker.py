@@ -25,6 +25,7 @@ import socket
 import typing
 from typing import Any
 
+import numpy as np
 import numpy.random  # noqa: F401  NumPy loads it when it is first used, which would be in every worker
 
 from sims.episode import Episode
@@ -35,6 +36,7 @@ from sims.single_env import DemonstratedSim, SingleEnv, restore
 
 def work(control_fd: int, simulator: type[SingleEnv], config: Any) -> None:
     """Until the trainer hangs up."""
+    np.random.seed()  # NumPy's global generator, which every fork has in the same state
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the trainer asks where it hangs before it kills
     control = socket.socket(fileno=control_fd)
