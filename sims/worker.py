@@ -26,7 +26,7 @@ import typing
 from typing import Any
 
 import numpy as np
-import numpy.random  # noqa: F401  NumPy loads it when it is first used, which would be in every worker
+import numpy.random  # NumPy loads it when it is first used, which would be in every worker
 
 from sims.episode import Episode
 from sims.errors import UserError
