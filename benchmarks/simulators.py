@@ -1,54 +1,65 @@
 """Our worker processes beside other libraries' vectorisation, state and 128 x 128 RGB, in one run per simulator.
 
-    python -m benchmarks.simulators nothing metaworld robosuite pusht
+    python -m benchmarks.simulators nothing pusht metaworld robosuite        under six minutes on two quiet cores
+    python -m benchmarks.simulators libero                                   with stand-in assets, so named
 
-writes benchmarks/results/simulators_<name>.json: steps per second and memory per environment of each, and the ratio of
-ours (step, then look) to theirs.
+writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
+per environment of each, and the ratio of ours (step, then look) to theirs: for steps per second the median over rounds
+of slices. Processor time per step depends little on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from typing import Any
 
 from sims.bench import compare
+from sims.catalog import pooled
+from sims.libero import LiberoConfig
+from sims.single_env import SingleEnv
 from tests.sims.counting import Counting, CountingConfig
-from vla_rl.bench import compared, run_simulator, write_record
+from tests.sims.libero_stand_in import stand_ins
+from vla_rl.bench import Row, compared, write_record
 
 PEERS = ("gymnasium", "stable-baselines3")
 NOTHING = "nothing"
+SIZES = (0, 128)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each contender")
     parser.add_argument("--num-envs", type=int, default=4)
     asked = parser.parse_args()
     for name in asked.names:
-        if name == NOTHING:
-            runs = [nothing(side, num_envs=asked.num_envs, seconds=asked.seconds) for side in (8, 128)]
-        else:
-            peers = (*PEERS, "libero") if name == "libero" else PEERS
-            runs = [
-                run_simulator(name, against=peers, num_envs=asked.num_envs, image_size=size, seconds=asked.seconds)
-                for size in (0, 128)
-            ]
-        path = write_record(
-            f"simulators_{name}",
-            [{**row, "name": f"{run['bench']}: {row['name']}"} for run in runs for row in run["rows"]],
-            command=shlex.join(["python", *sys.argv]),
-        )
-        print(path)
+        peers = (*PEERS, "libero") if name == "libero" else PEERS
+        rows: list[Row] = []
+        for size in SIZES:
+            label, config, simulator = world(name, num_envs=asked.num_envs, size=size)
+            measured = compare(config, simulator, against=peers, seconds=asked.seconds)
+            rows += [{**row, "name": f"{label}: {row['name']}"} for row in compared(measured)]
+            for row in compared(measured):
+                ratio = f"   x {row['ratio']:.3f}" if row["ratio"] else ""
+                print(f"{label}: {row['name']} {row['value']:.4g} {row['unit']}{ratio}", flush=True)
+        print(write_record(f"simulators_{name}", rows, command=shlex.join(["python", *sys.argv])))
 
 
-def nothing(side: int, *, num_envs: int, seconds: float) -> dict[str, Any]:
-    """The exchange itself: a simulator that only counts, with two cameras of one colour."""
-    config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
-    measured = compare(config, Counting, against=PEERS, seconds=seconds)
-    return {"bench": f"sim: nothing, {num_envs} rows, 2 x {side} x {side} RGB", "rows": compared(measured)}
+def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, type[SingleEnv]]:
+    """What is measured in words, its configuration and its class; ``size`` 0: state alone."""
+    if name == NOTHING:  # the exchange itself: it only counts, and its two cameras show one colour
+        side = size or 8
+        config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
+        return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting
+    pooled_config, simulator = pooled(name, num_envs=num_envs, image_size=size)
+    if isinstance(pooled_config, LiberoConfig):
+        pooled_config = dataclasses.replace(pooled_config, assets=str(stand_ins()))
+        name = "libero with stand-in assets"
+    seen = f"{size} x {size} RGB" if size else "state"
+    return f"{name}, {num_envs} rows, {seen}", pooled_config, simulator
 
 
 if __name__ == "__main__":

@@ -1,30 +1,35 @@
 """``vla-rl bench sim --sim X``: this project's worker processes beside other libraries' vectorisation, in one run.
 
-Both sides run the same simulator in the same interpreter with random actions. The peers' interfaces observe at every
-step. Ours is measured twice: the same way (step, then observe), and as a chunked policy uses it (a chunk of steps, one
-look).
+Both sides run the same simulator in the same interpreter with the same random actions. The peers' interfaces observe
+at every step. Ours is measured twice: the same way (step, then observe), and as a chunked policy uses it (a chunk of
+steps, one look). All stand ready and are driven in turns for short slices: what else the machine does hits all alike.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from sims.errors import UserError
-from sims.peers import PEERS, memory_mib, rate
+from sims.peers import NUM_ACTIONS, PEERS, Driven, Slice, random_actions
 from sims.process_pool import ProcessPool
 from sims.single_env import SingleEnv
 from sims.vector_env import StartState
+from sims.worker_config import environment_of, interpreter_of
 from sims.worker_group import PoolConfig
-from sims.worker_process import bootstrap, environment_of, interpreter_of
+from sims.worker_process import bootstrap, named
 
+SLICE_S = 0.5
 STEP_AND_LOOK = "step and look"
 BORROWED = """
 import sys
@@ -32,87 +37,141 @@ sys.path.append(sys.argv[3])  # after its own packages: a peer that this interpr
 from sims.peers import main
 main(sys.argv[1])
 """
+Run = Callable[[float], Slice]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Control steps per second of all rows together, and proportional memory (PSS) per row in MiB."""
+    """``slices``: one of each round, so the k-th of all contenders were taken within seconds."""
 
     name: str
-    steps_per_s: float
-    memory_mib: float
+    num_envs: int
+    slices: tuple[Slice, ...]
 
     @property
     def ours(self) -> bool:
         return self.name not in PEERS
 
+    @property
+    def steps_per_s(self) -> float:
+        """Control steps per second of all rows together: the median slice."""
+        return median(part.steps / part.seconds for part in self.slices)
+
+    @property
+    def cpu_ms(self) -> float:
+        """Processor time per control step, of all processes."""
+        return 1000.0 * sum(part.cpu_s for part in self.slices) / sum(part.steps for part in self.slices)
+
+    @property
+    def memory_mib(self) -> float:
+        """Of a row's process, in its share of what several have in common."""
+        return max(part.memory_mib for part in self.slices) / self.num_envs
+
+    @property
+    def parent_mib(self) -> float:
+        """What is there once, however many rows: the process that theirs were forked from."""
+        return max(part.parent_mib for part in self.slices)
+
+    def speed_over(self, other: Measured) -> float:
+        """The median over rounds of the ratio of both rates."""
+        pairs = zip(self.slices, other.slices, strict=True)
+        return median((mine.steps / mine.seconds) / (its.steps / its.seconds) for mine, its in pairs)
+
 
 def compare(
     config: PoolConfig, simulator: type[SingleEnv], *, against: Sequence[str], seconds: float, chunk: int = 8
 ) -> list[Measured]:
-    """Ours and the peers ``against`` in turn, in two rounds against drifting machines; the better round counts.
+    """Ours and the peers ``against``, each for ``seconds`` in all, ours first.
 
     Raises UserError for a peer that is unknown or does not run.
     """
-    runs: dict[str, Callable[[], tuple[float, float]]] = {
-        STEP_AND_LOOK: lambda: _ours(config, simulator, seconds=seconds, chunk=1),
-        f"chunks of {chunk}": lambda: _ours(config, simulator, seconds=seconds, chunk=chunk),
-    }
-    for peer in against:
-        if peer not in PEERS:
-            raise UserError(f"--against: there is no {peer!r}; there are {', '.join(PEERS)}")
-        runs[peer] = lambda peer=peer: _peer(config, simulator, peer, seconds=seconds)  # type: ignore[misc]
-    rounds = [[run() for run in runs.values()] for _ in range(2)]
-    return [
-        Measured(name=name, steps_per_s=max(one[0], two[0]), memory_mib=min(one[1], two[1]))
-        for name, one, two in zip(runs, *rounds, strict=True)
-    ]
+    unknown = [peer for peer in against if peer not in PEERS]
+    if unknown:
+        raise UserError(f"--against: there is no {unknown[0]!r}; there are {', '.join(PEERS)}")
+    with ExitStack() as running:
+        runs: dict[str, Run] = running.enter_context(_ours(config, simulator, chunk=chunk))
+        for peer in against:
+            runs[peer] = running.enter_context(_peer(config, simulator, peer))
+        slices: dict[str, list[Slice]] = {name: [] for name in runs}
+        names = list(runs)
+        for _ in range(max(3, round(seconds / SLICE_S))):
+            for name in names:
+                slices[name].append(runs[name](SLICE_S))
+            names.append(names.pop(0))  # nobody always follows the same one
+    return [Measured(name=name, num_envs=config.num_envs, slices=tuple(parts)) for name, parts in slices.items()]
 
 
-def _ours(config: PoolConfig, simulator: type[SingleEnv], *, seconds: float, chunk: int) -> tuple[float, float]:
+@contextmanager
+def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iterator[dict[str, Run]]:
+    """The pool, driven step by step and in chunks."""
     env = ProcessPool(config, simulator)
     n = env.spec.num_envs
     seeds = iter(range(1 << 30))
-    actions = torch.rand(n, chunk, env.spec.action_dim, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    actions = torch.from_numpy(random_actions(n, env.spec.action_dim)).transpose(0, 1)
+    taken = 0
 
-    def act() -> None:
-        step = env.step(actions[:, 0]) if chunk == 1 else env.advance(actions, 1.0)
-        ended = (step.terminated | step.truncated).nonzero().flatten().tolist()
+    def act(count: int) -> int:
+        nonlocal taken
+        first = taken % NUM_ACTIONS
+        taken += count
+        if count == 1:
+            step = env.step(actions[:, first])
+            done, steps = step.terminated | step.truncated, n
+        else:
+            chunk_step = env.advance(actions[:, first : first + count], 1.0)
+            done, steps = chunk_step.done, int(chunk_step.num_executed.sum())
+        ended = done.nonzero().flatten().tolist()
         if ended:
             env.reset(ended, start=[StartState(task=0, seed=next(seeds)) for _ in ended])
         env.observe()
+        return steps
+
+    def drive(count: int) -> Run:
+        return Driven(act=lambda: act(count), parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
 
     try:
         env.reset(start=[StartState(task=0, seed=next(seeds)) for _ in range(n)])
-        for _ in range(3):
-            act()
-        return rate(act, n * chunk, seconds), memory_mib(env.worker_pids) / n
+        act(chunk)
+        yield {STEP_AND_LOOK: drive(1), f"chunks of {chunk}": drive(chunk)}
     finally:
         env.close()
 
 
-def _peer(config: PoolConfig, simulator: type[SingleEnv], peer: str, *, seconds: float) -> tuple[float, float]:
-    """In a process of its own, with the interpreter and the environment variables of our workers."""
-    request = {
-        "module": simulator.__module__,
-        "simulator": simulator.__qualname__,
-        "config": dataclasses.asdict(config),  # type: ignore[call-overload]
-        "peer": peer,
-        "num_envs": config.num_envs,
-        "seconds": seconds,
-    }
+@contextmanager
+def _peer(config: PoolConfig, simulator: type[SingleEnv], peer: str) -> Iterator[Run]:
+    """A peer in a process of its own, with the interpreter and the environment variables of our workers."""
+    request = named(simulator, config) | {"peer": peer, "num_envs": config.num_envs}
     code, packages = bootstrap(simulator, BORROWED)
-    done = subprocess.run(
-        [interpreter_of(config.workers, config.name), "-c", code, json.dumps(request), packages, _site_packages()],
-        env={**os.environ, **environment_of(config.workers, 0)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise UserError(f"bench sim: {peer} failed around {config.name}:\n{done.stderr.strip()[-1500:]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    return result["steps_per_s"], result["memory_mib"]
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            [interpreter_of(config.workers, config.name), "-c", code, json.dumps(request), packages, _site_packages()],
+            env={**os.environ, **environment_of(config.workers, 0)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def run(seconds: float) -> Slice:
+            with contextlib.suppress(BrokenPipeError):
+                asks.write(f"{seconds}\n")
+                asks.flush()
+            line = answers.readline()
+            if line:
+                return Slice(**json.loads(line))
+            stderr.seek(0)
+            raise UserError(f"bench sim: {peer} failed around {config.name}:\n{stderr.read().strip()[-1500:]}")
+
+        try:
+            run(0.0)
+            yield run
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                asks.close()
+            process.wait(60.0)
+            answers.close()
 
 
 def _site_packages() -> str:

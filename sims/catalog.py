@@ -24,7 +24,7 @@ from sims.single_env import SingleEnv
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState, VectorEnv
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 SimulatorConfig = (
     TabletopConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.latency import Latency
+from sims.pusht import PushTExpert
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 RENDER = "render"
+PUSHT = "gym_pusht/PushT-v0"  # the one that comes with a demonstrator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class Gymnasium:
     def __init__(self, config: GymnasiumConfig) -> None:
         self.config = config
         self._env = _make(config)
+        self._expert = PushTExpert(self._env.unwrapped) if config.id.endswith(PUSHT) else None
         self._low, self._high = _action_bounds(self._env.action_space, config.id)
         self._observation: Any = None
         self.reset(task=0, seed=0)
@@ -67,8 +71,25 @@ class Gymnasium:
             fingerprint={"gymnasium": importlib.metadata.version("gymnasium"), "id": config.id},
         )
 
+    @staticmethod
+    def preload(config: GymnasiumConfig) -> None:
+        import gymnasium
+        from gymnasium.envs.registration import load_env_creator
+
+        module, _, name = config.id.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            entry_point = gymnasium.spec(name).entry_point
+            if isinstance(entry_point, str):
+                load_env_creator(entry_point)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise _cannot_make(config, error) from error
+
     def reset(self, *, task: int, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed32(seed))
+        if self._expert is not None:
+            self._expert.forget()
 
     def step(self, action: np.ndarray) -> Outcome:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
@@ -85,6 +106,14 @@ class Gymnasium:
         for out, image in zip(images, self._images(), strict=True):
             out[:] = image
         state[:] = self._state()
+
+    @property
+    def demonstrates(self) -> bool:
+        return self._expert is not None
+
+    def demonstrate(self) -> np.ndarray:
+        assert self._expert is not None
+        return (self._expert.act() - self._low) / (self._high - self._low) * 2.0 - 1.0
 
     def close(self) -> None:
         self._env.close()
@@ -136,10 +165,14 @@ def _make(config: GymnasiumConfig) -> Any:
     try:
         return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise UserError(
-            f"sim.id: gymnasium cannot make {config.id!r}: {error}. Write 'module:Name-v0' to import the module that "
-            "registers it, and install that module where the workers run."
-        ) from error
+        raise _cannot_make(config, error) from error
+
+
+def _cannot_make(config: GymnasiumConfig, error: Exception) -> UserError:
+    return UserError(
+        f"sim.id: gymnasium cannot make {config.id!r}: {error}. Write 'module:Name-v0' to import the module that "
+        "registers it, and install that module where the workers run."
+    )
 
 
 def _action_bounds(space: Any, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -19,7 +20,7 @@ from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 PUBLISHED: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # the papers' table
@@ -116,6 +117,10 @@ class Libero:
             },
         )
         self.reset(task=0, seed=0)  # imports and compiles, for half a minute on a first start
+
+    @staticmethod
+    def preload(config: LiberoConfig) -> None:
+        Libero(dataclasses.replace(config, cameras=())).close()  # what it compiles stays; without cameras no renderer
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task

@@ -15,7 +15,7 @@ from sims.errors import UserError
 from sims.grasping import grasp_and_carry
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
     "PickCube-v1": "pick up the red cube and bring it to the goal",
@@ -66,6 +66,10 @@ class ManiSkill:
         self.reset(task=0, seed=0)
         self.spec = single_spec(config, self._env, self._observation)
 
+    @staticmethod
+    def preload(config: ManiSkillConfig) -> None:
+        _registered()
+
     def reset(self, *, task: int, seed: int) -> None:
         options = {"reconfigure": True} if self.config.reconfigure else {}
         self._observation, _ = self._env.reset(seed=seed32(seed) % 2**31, options=options)
@@ -97,16 +101,23 @@ class ManiSkill:
         self._env.close()
 
 
-def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
-    """ManiSkill's own environment without its time limit, whose ``step`` does not render."""
+def _registered() -> Any:
+    """ManiSkill's tasks."""
     try:
-        import gymnasium
         import mani_skill.envs  # noqa: F401
         from mani_skill.utils.registration import REGISTERED_ENVS
     except ModuleNotFoundError as error:
         raise UserError("ManiSkill is not installed. Run: vla-rl sims install maniskill") from error
-    if config.task not in REGISTERED_ENVS:
-        raise UserError(f"sim.task: ManiSkill has no {config.task!r}; it has {sorted(REGISTERED_ENVS)}")
+    return REGISTERED_ENVS
+
+
+def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
+    """ManiSkill's own environment without its time limit, whose ``step`` does not render."""
+    registered = _registered()
+    import gymnasium
+
+    if config.task not in registered:
+        raise UserError(f"sim.task: ManiSkill has no {config.task!r}; it has {sorted(registered)}")
     height, width = config.image_size
     env: Any = gymnasium.make(
         config.task,
@@ -132,9 +143,7 @@ def action_bounds(env: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def single_spec(config: ManiSkillConfig, env: Any, observation: Any) -> SingleSpec:
-    from mani_skill.utils.registration import REGISTERED_ENVS
-
-    limit = config.max_steps or REGISTERED_ENVS[config.task].max_episode_steps
+    limit = config.max_steps or _registered()[config.task].max_episode_steps
     if not limit:
         raise UserError(f"{config.task} registers no time limit; set sim.max_steps.")
     return SingleSpec(

@@ -13,7 +13,7 @@ from sims.latency import Latency
 from sims.mujoco_cameras import MujocoCameras
 from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 FULL_STATE, ARM_STATE = 39, 4
 GROUPS = (0, 1, 2)  # what MuJoCo shows by default
@@ -61,6 +61,10 @@ class Metaworld:
             tasks=tuple(words(name) for name in config.tasks),
             fingerprint={name: importlib.metadata.version(name) for name in ("metaworld", "mujoco")},
         )
+
+    @staticmethod
+    def preload(config: MetaworldConfig) -> None:
+        Metaworld(config).close()  # it renders only when somebody looks
 
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:

@@ -1,17 +1,21 @@
-"""Another library's vectorisation around one of our simulators, measured in the simulator's own interpreter.
+"""Another library's vectorisation around one of our simulators, driven in the simulator's own interpreter.
 
-    python -c BOOTSTRAP ... '{"module", "simulator", "config", "peer", "num_envs", "seconds"}'
+    python -c BOOTSTRAP ... '{"module", "simulator", "config", "peer", "num_envs"}'
 
-prints {"steps_per_s", "memory_mib"} as its last line: control steps per second of all rows together, looking at every
-step as these interfaces do, and proportional memory (PSS) per row.
+reads seconds from standard input, a line each, drives the peer for so long, looking at every step as these interfaces
+do, and answers with a Slice as a line of JSON.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,50 +23,90 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.single_env import SingleEnv
-from sims.worker import make_simulator
+from sims.worker import load
 
-Rate = tuple[float, float]
+NUM_ACTIONS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """``steps`` control steps of all rows together in ``seconds``, for ``cpu_s`` of user and system time.
+
+    ``memory_mib`` is that of the rows' processes, ``parent_mib`` that of the one they were forked from.
+    """
+
+    steps: int
+    seconds: float
+    cpu_s: float
+    memory_mib: float
+    parent_mib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driven:
+    """``act`` takes and sees some control steps and returns how many. ``pids``: of the rows, forked from ``parent``."""
+
+    act: Callable[[], int]
+    parent: int
+    pids: Sequence[int]
+    close: Callable[[], object]
+
+    def run(self, seconds: float) -> Slice:
+        pids = {os.getpid(), self.parent, *self.pids}
+        started, cpu_s, steps = time.perf_counter(), cpu_seconds(pids), 0
+        while (passed := time.perf_counter() - started) < seconds:
+            steps += self.act()
+        return Slice(
+            steps=steps,
+            seconds=passed,
+            cpu_s=cpu_seconds(pids) - cpu_s,
+            memory_mib=sum(map(memory_mib, self.pids)),
+            parent_mib=memory_mib(self.parent),
+        )
 
 
 def main(request: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # simulators print to standard output as they like
     asked = json.loads(request)
 
     def make() -> SingleEnv:
-        return make_simulator(asked["module"], asked["simulator"], asked["config"])[0]
+        simulator, config = load(asked)
+        env: SingleEnv = simulator(config)
+        return env
 
-    steps_per_s, memory_mib = PEERS[asked["peer"]](make, asked["num_envs"], asked["seconds"])
-    print(json.dumps({"steps_per_s": steps_per_s, "memory_mib": memory_mib}), flush=True)
+    driven = PEERS[asked["peer"]](make, asked["num_envs"])
+    try:
+        driven.act()
+        for line in sys.stdin:
+            print(json.dumps(dataclasses.asdict(driven.run(float(line)))), file=answers, flush=True)
+    finally:
+        driven.close()
 
 
-def _gymnasium(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
+def random_actions(num_envs: int, action_dim: int) -> np.ndarray:
+    """The same for all, float32 [NUM_ACTIONS, N, A], taken in turns."""
+    return np.random.default_rng(0).uniform(-1, 1, (NUM_ACTIONS, num_envs, action_dim)).astype(np.float32)
+
+
+def _gymnasium(make: Callable[[], SingleEnv], n: int) -> Driven:
     from gymnasium.vector import AsyncVectorEnv
 
     env = AsyncVectorEnv([lambda: as_gymnasium(make)] * n, shared_memory=True)
-    try:
-        env.reset(seed=0)
-        action = np.random.default_rng(0).uniform(-1, 1, env.action_space.shape).astype(np.float32)
-        return rate(lambda: env.step(action), n, seconds), memory_mib(
-            [process.pid for process in env.processes if process.pid]
-        ) / n
-    finally:
-        env.close()
+    env.reset(seed=0)
+    pids = [process.pid for process in env.processes if process.pid]
+    return _driven(env, n, env.single_action_space, pids)
 
 
-def _stable_baselines(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
+def _stable_baselines(make: Callable[[], SingleEnv], n: int) -> Driven:
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     env = SubprocVecEnv([lambda: as_gymnasium(make)] * n, start_method="fork")
-    try:
-        env.reset()
-        action = np.stack([env.action_space.sample() for _ in range(n)])
-        return rate(lambda: env.step(action), n, seconds), memory_mib(
-            [process.pid for process in env.processes if process.pid]
-        ) / n
-    finally:
-        env.close()
+    env.reset()
+    return _driven(env, n, env.action_space, [process.pid for process in env.processes if process.pid])
 
 
-def _libero(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
+def _libero(make: Callable[[], SingleEnv], n: int) -> Driven:
     package = importlib.util.find_spec("libero")
     if package is None or not package.submodule_search_locations:
         raise UserError("LIBERO is not in this interpreter, so its SubprocVectorEnv cannot be measured")
@@ -73,24 +117,27 @@ def _libero(make: Callable[[], SingleEnv], n: int, seconds: float) -> Rate:
     venv = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(venv)
     env = venv.SubprocVectorEnv([lambda: as_gymnasium(make, autoreset=True)] * n)
-    try:
-        env.reset()
-        action = np.random.default_rng(0).uniform(-1, 1, (n, *env.action_space[0].shape)).astype(np.float32)
-        pids = [worker.process.pid for worker in env.workers]
-        return rate(lambda: env.step(action), n, seconds), memory_mib(pids) / n
-    finally:
-        env.close()
+    env.reset()
+    return _driven(env, n, env.action_space[0], [worker.process.pid for worker in env.workers])
 
 
-PEERS: dict[str, Callable[[Callable[[], SingleEnv], int, float], Rate]] = {
+def _driven(env: Any, n: int, action_space: Any, pids: list[int]) -> Driven:
+    actions, taken = random_actions(n, *action_space.shape), 0
+
+    def act() -> int:
+        nonlocal taken
+        env.step(actions[taken % NUM_ACTIONS])
+        taken += 1
+        return n
+
+    return Driven(act=act, parent=os.getpid(), pids=pids, close=env.close)
+
+
+PEERS: dict[str, Callable[[Callable[[], SingleEnv], int], Driven]] = {
     "gymnasium": _gymnasium,  # AsyncVectorEnv
     "stable-baselines3": _stable_baselines,  # SubprocVecEnv
     "libero": _libero,  # LIBERO's SubprocVectorEnv
 }
-
-
-def _memory(processes: list[Any]) -> float:
-    return memory_mib([process.pid for process in processes])
 
 
 def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> Any:
@@ -131,20 +178,13 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> A
     return Env()
 
 
-def rate(act: Callable[[], object], steps: int, seconds: float) -> float:
-    """``act`` takes ``steps`` control steps; the first call warms up."""
-    act()
-    started, calls = time.perf_counter(), 0
-    while (passed := time.perf_counter() - started) < seconds:
-        act()
-        calls += 1
-    return calls * steps / passed
+def cpu_seconds(pids: Collection[int]) -> float:
+    """User and system time that these processes have used."""
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # Linux's clock id of a process, all its threads
 
 
-def memory_mib(pids: list[int]) -> float:
-    """Proportional set sizes: a page that k processes share counts 1/k in each."""
-    total = 0
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+def memory_mib(pid: int) -> float:
+    """Proportional set size without mapped files: those are shared with whatever else runs on the machine."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return (kib["Pss"] - kib["Pss_File"]) / 1024

@@ -57,6 +57,10 @@ class ProcessPool:
     def worker_pids(self) -> list[int]:
         return [worker.pid for worker in self._group.workers]
 
+    @property
+    def fork_server_pid(self) -> int:
+        return self._group.server.pid
+
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         waiting = dict(zip(self._rows(env_ids), start, strict=True))
         while waiting:

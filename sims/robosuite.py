@@ -15,7 +15,7 @@ from sims.latency import Latency
 from sims.mujoco_cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco_variation import MujocoVariation, VariedModel
 from sims.single_env import Outcome, SingleSpec, seed32, words
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
     "Lift": "lift the red cube",
@@ -85,6 +85,10 @@ class Robosuite:
         )
         self._low, self._high = self._env.action_spec
         self.step(np.zeros(self.spec.action_dim, dtype=np.float32))  # compiles, for half a minute on a first start
+
+    @staticmethod
+    def preload(config: RobosuiteConfig) -> None:
+        Robosuite(config).close()  # what it compiles stays; it renders only when somebody looks
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state

@@ -49,6 +49,14 @@ class SingleEnv(Protocol):
 
     spec: SingleSpec
 
+    @staticmethod
+    def preload(config: Any) -> None:
+        """Import and compile what the constructor will need, without starting threads or opening devices.
+
+        Runs once, in the process that workers are forked from: they share what it leaves in memory.
+        """
+        ...
+
     def reset(self, *, task: int, seed: int) -> None:
         """Begin an episode that task and seed alone determine. ``seed`` < 2**63."""
         ...

@@ -2,7 +2,6 @@
 
 It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer. Requests and answers take turns:
 
-    trainer -> worker   {"module", "simulator", "config"}
     worker -> trainer   {"spec", "demonstrates"}
     trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
     then each request {"id": k, "do": ...} is answered by {"id": k} once its results are in the worker's row:
@@ -23,9 +22,11 @@ import importlib
 import json
 import signal
 import socket
-import sys
 import typing
 from typing import Any
+
+import numpy as np
+import numpy.random  # NumPy loads it when it is first used, which would be in every worker
 
 from sims.episode import Episode
 from sims.errors import UserError
@@ -33,20 +34,21 @@ from sims.shared_rows import SharedRows
 from sims.single_env import DemonstratedSim, SingleEnv, restore
 
 
-def main(control_fd: int) -> None:
+def work(control_fd: int, simulator: type[SingleEnv], config: Any) -> None:
+    """Until the trainer hangs up."""
+    np.random.seed()  # NumPy's global generator, which every fork has in the same state
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the trainer asks where it hangs before it kills
     control = socket.socket(fileno=control_fd)
     requests = control.makefile("rb")
     try:
-        _serve(control, requests)
+        _serve(control, requests, simulator, config)
     except UserError as error:
         _answer(control, {"error": str(error)})
 
 
-def _serve(control: socket.socket, requests: typing.BinaryIO) -> None:
-    introduction = json.loads(requests.readline())
-    env, config = make_simulator(introduction["module"], introduction["simulator"], introduction["config"])
+def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: type[SingleEnv], config: Any) -> None:
+    env: SingleEnv = simulator(config)  # type: ignore[call-arg]
     demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
     _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
@@ -114,12 +116,7 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def make_simulator(module: str, simulator: str, settings: dict[str, Any]) -> tuple[SingleEnv, Any]:
-    """The simulator and its configuration."""
-    cls = getattr(importlib.import_module(module), simulator)
-    config = restore(typing.get_type_hints(cls.__init__)["config"], settings)
-    return cls(config), config
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def load(named: dict[str, Any]) -> tuple[Any, Any]:
+    """A simulator's class and its configuration, from {"module", "simulator", "config"}."""
+    cls = getattr(importlib.import_module(named["module"]), named["simulator"])
+    return cls, restore(typing.get_type_hints(cls.__init__)["config"], named["config"])

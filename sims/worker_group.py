@@ -13,7 +13,8 @@ from sims.errors import UserError
 from sims.latency import Latency
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
-from sims.worker_process import WorkerConfig, WorkerLost, WorkerProcess, encode, environment_of, interpreter_of
+from sims.worker_config import WorkerConfig, environment_of, interpreter_of
+from sims.worker_process import ForkServer, WorkerLost, WorkerProcess, encode
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class WorkerGroup:
         self._request = 0
         self._started = False
         self.workers: list[WorkerProcess] = []
+        self.server = self._start_server()
         try:
             for row in range(config.num_envs):
                 self.workers.append(self._launch(row))
@@ -86,6 +88,8 @@ class WorkerGroup:
         for row in answered:
             if requests[row]["do"] == "advance":
                 self._streak[row] = 0
+            elif requests[row]["do"] == "reset":
+                self.workers[row].trim_stderr()
         return sorted(answered)
 
     def make_ready(self, rows: Collection[int]) -> None:
@@ -100,16 +104,25 @@ class WorkerGroup:
         for worker in self.workers:
             worker.stop(deadline)
         self.workers = []
+        self.server.close()
         if self.memory is not None:
             self.memory.close()
 
     # -- starting -------------------------------------------------------------------------------------------------
 
+    def _start_server(self) -> ForkServer:
+        environment = environment_of(self.config.workers, 0)
+        return ForkServer(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
+
     def _launch(self, row: int) -> WorkerProcess:
-        environment = environment_of(self.config.workers, row)
-        worker = WorkerProcess(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
+        if self.server.ended:
+            self.server.close()
+            self.server = self._start_server()
         self._ready[row] = False
-        return worker
+        try:
+            return WorkerProcess(self.server, environment_of(self.config.workers, row))
+        except WorkerLost as lost:
+            raise SimulatorFailure(f"{self.config.name}: worker {row} {lost}") from lost
 
     def _attach(self, row: int, introduction: dict[str, Any]) -> None:
         worker, rows = self.workers[row], self.config.num_envs
@@ -130,17 +143,20 @@ class WorkerGroup:
         # The last first: it was asked last, so the others are mostly done when it answers, and this process wakes once
         # instead of once per row, each time taking a core from a worker.
         pending = list(doing)
-        clocks: dict[int, tuple[float, int]] = {}  # row -> since when it shows no progress
+        patience_s = min(1.0, timeout_s / 4)
+        # Row -> its progress, and how long it has been waited for since. Waits are counted and not clocks read, since
+        # a run that was stopped as a whole (by a scheduler, by hand) finds its workers as slow as itself.
+        silent: dict[int, tuple[int, float]] = {}
         while pending:
             row = pending[-1]
             try:
-                line = self.workers[row].receive(min(1.0, timeout_s / 4))
+                line = self.workers[row].receive(patience_s)
             except WorkerLost as lost:
                 self._replace(row, doing[row], str(lost))
                 pending.pop()
                 continue
             if line is None:
-                for hung in self._hung(pending, clocks, timeout_s):
+                for hung in self._hung(pending, silent, patience_s, timeout_s):
                     pending.remove(hung)
                     state = self.workers[hung].process_state()
                     self._replace(hung, doing[hung], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
@@ -159,14 +175,16 @@ class WorkerGroup:
             self._attach(row, answer)
         return "spec" in answer
 
-    def _hung(self, rows: Collection[int], clocks: dict[int, tuple[float, int]], timeout_s: float) -> list[int]:
-        """Rows without an answer or progress for ``timeout_s``; a clock starts when its row is first seen here."""
-        now = time.monotonic()
+    def _hung(
+        self, rows: Collection[int], silent: dict[int, tuple[int, float]], waited_s: float, timeout_s: float
+    ) -> list[int]:
+        """Rows without an answer or progress for ``timeout_s``, now that another ``waited_s`` have passed."""
         rows = [row for row in rows if not self.workers[row].has_answered]
         for row in rows:
-            if row not in clocks or clocks[row][1] != self._progress(row):
-                clocks[row] = (now, self._progress(row))
-        return [row for row in rows if now - clocks[row][0] > timeout_s]
+            progress, silence_s = silent.get(row, (-1, 0.0))
+            now = self._progress(row)
+            silent[row] = (now, silence_s + waited_s if progress == now else 0.0)
+        return [row for row in rows if silent[row][1] > timeout_s]
 
     def _progress(self, row: int) -> int:
         return 0 if self.memory is None else int(self.memory.elapsed[row])

@@ -1,4 +1,4 @@
-"""The trainer's side of one worker process: start it, talk to it, end it, and say why it failed."""
+"""The trainer's side of worker processes: have one forked, talk to it, end it, and say why it failed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sims.errors import UserError
-from sims.install import interpreter
 from sims.shared_rows import SharedRows, anonymous_file
 from sims.single_env import SingleEnv, SingleSpec, restore
 
@@ -37,51 +34,31 @@ for name, folder in json.loads(sys.argv[2]).items():
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 """
-WORK = """
-from sims.worker import main
-main(int(sys.argv[1]))
+FORK_WORKERS = """
+from sims.fork_server import serve
+from sims.worker import load, work
+simulator, config = load(json.loads(sys.argv[3]))
+work(serve(int(sys.argv[1]), simulator, config), simulator, config)
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerConfig:
-    """How worker processes run.
-
-    ``python``: their interpreter. ``environment``: the name of one that ``vla-rl sims install`` made, by default the
-    simulator's own name. Without either it is the trainer's. ``gl``: how MuJoCo-based simulators render. ``devices``:
-    GPUs for rendering, dealt out row by row; none leaves the choice to the driver. A worker that takes longer than its
-    time-out for starting, one reset or one control step counts as failed; ``max_failures_in_a_row`` failures of a row
-    without a chunk between them are endured, one more stops the run.
-    """
-
-    python: str | None = None
-    environment: str | None = None
-    gl: Literal["egl", "osmesa", "glfw"] = "egl"
-    devices: tuple[int, ...] = ()
-    start_timeout_s: float = 600.0
-    reset_timeout_s: float = 120.0
-    step_timeout_s: float = 30.0
-    max_failures_in_a_row: int = 3
 
 
 class WorkerLost(Exception):
     """The process ended, or its answer makes no sense."""
 
 
-class WorkerProcess:
-    """One process and the socket that controls it."""
+class ForkServer:
+    """The process that one simulator's workers are forked from (sims/fork_server.py). Its end is theirs."""
 
     def __init__(
         self, simulator: type[SingleEnv], config: Any, *, interpreter: str, environment: Mapping[str, str]
     ) -> None:
-        self.demonstrates = False
+        code, packages = bootstrap(simulator, FORK_WORKERS)
+        self._start_timeout_s = config.workers.start_timeout_s
         self._stderr = anonymous_file("stderr")
-        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
-        mine, theirs = socket.socketpair()
-        code, packages = bootstrap(simulator, WORK)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [interpreter, "-c", code, str(theirs.fileno()), packages],
+                [interpreter, "-c", code, str(theirs.fileno()), packages, json.dumps(named(simulator, config))],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
@@ -89,12 +66,88 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is for the trainer alone
             )
-        self.control = mine
         self.pid = self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def fork(self, control: socket.socket, stderr: int, environment: Mapping[str, str]) -> int:
+        """The process id of a new worker.
+
+        Raises UserError where the simulator cannot be imported, WorkerLost with the server's last words where it ended.
+        """
+        answer = self._ask(
+            {"do": "fork", "environment": dict(environment)},
+            descriptors=[control.fileno(), stderr],
+            timeout_s=self._start_timeout_s,
+        )
+        if answer is None:
+            raise WorkerLost(f"cannot be forked: {self._lost()}. Its last words:\n{tail(self._stderr)}")
+        if "error" in answer:
+            raise UserError(answer["error"])
+        return int(answer["pid"])
+
+    def end(self, pid: int, *, within_s: float, dump: bool) -> str:
+        """Make sure that worker ``pid`` has ended, and say how it did."""
+        request = {"do": "end", "pid": pid, "within_s": within_s, "dump": dump}
+        answer = self._ask(request, timeout_s=within_s + self._start_timeout_s)
+        if answer is None:
+            while not has_ended(pid):  # the kernel has killed it with its parent
+                time.sleep(0.005)
+            return f"was lost: {self._lost()}"
+        return "closed its socket" if answer["code"] is None else how_it_ended(answer["code"])
+
+    def close(self) -> None:
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._stderr)
+
+    def _ask(
+        self, request: Mapping[str, Any], *, timeout_s: float, descriptors: Sequence[int] = ()
+    ) -> dict[str, Any] | None:
+        """The answer; None if the server has ended, or was silent for ``timeout_s`` and was killed."""
+        if self.ended:
+            return None
+        self._control.settimeout(timeout_s)
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+            line = self._control.recv(1 << 16)
+        except (TimeoutError, BrokenPipeError, ConnectionResetError):
+            line = b""
+        if not line:
+            self._process.kill()
+            self._process.wait()
+            return None
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _lost(self) -> str:
+        return f"the process that workers are forked from {how_it_ended(self._process.wait())}"
+
+
+class WorkerProcess:
+    """One process and the socket that controls it."""
+
+    def __init__(self, server: ForkServer, environment: Mapping[str, str]) -> None:
+        self.demonstrates = False
+        self._ending = ""
+        self._server = server
+        self._stderr = anonymous_file("stderr")
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.pid = server.fork(theirs, self._stderr, environment)
+            except BaseException:
+                self.control.close()
+                os.close(self._stderr)
+                raise
         self._received = b""
         self._patience_s = 0.0
-        start = {"module": simulator.__module__, "simulator": simulator.__qualname__}
-        self.send(encode({**start, "config": dataclasses.asdict(config)}))
 
     def send(self, line: bytes) -> None:
         try:
@@ -123,7 +176,7 @@ class WorkerProcess:
             except ConnectionResetError:
                 data = b""
             if not data:
-                raise WorkerLost(self._how_it_ended())
+                raise WorkerLost(self._end(within_s=10.0))
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line
@@ -139,31 +192,26 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self.control, [message], [memory.fd])
 
-    def kill(self, *, dump: bool = False) -> str:
-        """End the process for certain, so that no other can write to its row, and return its last lines of stderr.
-
-        ``dump``: let it say first where it hangs.
-        """
-        if dump and self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1)
-            time.sleep(0.1)
-        self._process.kill()
-        self._process.wait()
-        self.control.close()
-        text = self.stderr_tail()
-        os.close(self._stderr)
-        return text
-
     def hang_up(self) -> None:
         """Ask it to close its simulator and end."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 
+    def kill(self, *, dump: bool = False) -> str:
+        """End the process for certain, so that no other can write to its row, and return its last lines of stderr.
+
+        ``dump``: let it say first where it hangs.
+        """
+        self._end(within_s=0.0, dump=dump)
+        self.control.close()
+        text = tail(self._stderr)
+        os.close(self._stderr)
+        return text
+
     def stop(self, deadline: float) -> None:
         """Wait for its end until ``deadline`` (time.monotonic), then enforce it."""
         if self.control.fileno() >= 0:  # else it was killed before
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, deadline - time.monotonic()))
+            self._end(within_s=max(0.0, deadline - time.monotonic()))
             self.kill()
 
     def process_state(self) -> str:
@@ -174,31 +222,55 @@ class WorkerProcess:
             return "state unknown"
         return next(line.split(None, 1)[1] for line in status.splitlines() if line.startswith("State:"))
 
-    def stderr_tail(self) -> str:
-        size = os.fstat(self._stderr).st_size
-        data = os.pread(self._stderr, MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
-        return "\n".join(data.decode(errors="replace").splitlines()[-STDERR_LINES:])
-
     def trim_stderr(self) -> None:
         """Keep a talkative simulator from filling the memory."""
         if os.fstat(self._stderr).st_size > MAX_STDERR_BYTES:
             os.ftruncate(self._stderr, 0)
 
-    def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            return "closed its socket"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{hint}"
+    def _end(self, *, within_s: float, dump: bool = False) -> str:
+        """How the process ended; it may take ``within_s`` before it is killed."""
+        if not self._ending:  # else its id may be another's by now
+            self._ending = self._server.end(self.pid, within_s=within_s, dump=dump)
+        return self._ending
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process runs no more, be it that nobody has asked for its exit code yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"  # proc(5): zombie, dead
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code of subprocess in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+def tail(stderr: int) -> str:
+    """The last lines of an anonymous file."""
+    size = os.fstat(stderr).st_size
+    data = os.pread(stderr, MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
+    return "\n".join(data.decode(errors="replace").splitlines()[-STDERR_LINES:])
 
 
 def bootstrap(simulator: type[SingleEnv], program: str) -> tuple[str, str]:
     """The code for ``python -c`` that runs ``program`` with our packages, and its second argument."""
     packages = {name: _folder(name) for name in ("sims", simulator.__module__.split(".")[0])}
     return BOOTSTRAP + program, json.dumps(packages)
+
+
+def named(simulator: type[SingleEnv], config: Any) -> dict[str, Any]:
+    """A simulator and its configuration as ``worker.load`` takes them."""
+    return {
+        "module": simulator.__module__,
+        "simulator": simulator.__qualname__,
+        "config": dataclasses.asdict(config),
+    }
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -213,27 +285,3 @@ def _folder(package: str) -> str:
             "Put it into a file of a package, not into a script."
         )
     return str(Path(spec.submodule_search_locations[0]).resolve())
-
-
-def environment_of(config: WorkerConfig, row: int) -> dict[str, str]:
-    """One thread per worker, its renderer, and its device."""
-    chosen = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MUJOCO_GL": config.gl}
-    chosen["PYOPENGL_PLATFORM"] = config.gl
-    if config.devices:
-        device = str(config.devices[row % len(config.devices)])
-        chosen |= {"MUJOCO_EGL_DEVICE_ID": device, "CUDA_VISIBLE_DEVICES": device}
-    return chosen
-
-
-def interpreter_of(config: WorkerConfig, name: str) -> str:
-    """Which Python runs the workers of simulator ``name``; UserError if the one asked for does not exist."""
-    installed = interpreter(config.environment or name)
-    if config.environment and not installed:
-        raise UserError(
-            f"sim.workers.environment: {config.environment!r} is not installed. Run: vla-rl sims install "
-            f"{config.environment}"
-        )
-    path = config.python or installed or sys.executable
-    if not Path(path).exists():
-        raise UserError(f"sim.workers.python: there is no interpreter at {path}. Leave it out to use the default.")
-    return path

@@ -64,15 +64,19 @@ def run_simulator(
 
 
 def compared(measured: Sequence[Measured]) -> list[Row]:
-    """Speed and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
+    """Speed, processor time and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
     ours, rows = measured[0], []
     for one in measured:
         against = None if one.ours else f"{ours.name} / {one.name}"
-        speed, memory = (
-            (ours.steps_per_s / one.steps_per_s, ours.memory_mib / one.memory_mib) if against else (None, None)
+        speed, cpu, memory = (
+            (ours.speed_over(one), ours.cpu_ms / one.cpu_ms, ours.memory_mib / one.memory_mib)
+            if against
+            else (None, None, None)
         )
         rows.append(row(one.name, one.steps_per_s, "steps/s", ratio=speed, against=against))
+        rows.append(row(f"{one.name}, processor time", one.cpu_ms, "ms/step", ratio=cpu, against=against))
         rows.append(row(f"{one.name}, memory", one.memory_mib, "MiB/env", ratio=memory, against=against))
+        rows.append(row(f"{one.name}, memory once", one.parent_mib, "MiB"))
     return rows
 
 

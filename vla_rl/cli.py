@@ -187,7 +187,7 @@ class Bench:
     image_size: int = 128
     """with --sim: pixels of a side; 0: state alone"""
     seconds: float = 5.0
-    """with --sim: how long each is measured, twice"""
+    """with --sim: how long each is measured, in slices that take turns"""
     json: Json = False
 
     def run(self) -> None:

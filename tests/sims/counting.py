@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,14 +14,17 @@ import numpy as np
 
 from sims.latency import Latency
 from sims.single_env import Outcome, SingleSpec
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 
 FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountingConfig:
-    """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names."""
+    """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names.
+
+    ``preload``: modules; the fingerprint says which are there. ``chatter``: bytes to standard error per step.
+    """
 
     name: Literal["counting"] = "counting"
     num_envs: int = 1
@@ -28,6 +33,8 @@ class CountingConfig:
     image_side: int = 8
     step_s: float = 0.0
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "look"] = "none"
+    preload: tuple[str, ...] = ()
+    chatter: int = 0
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -42,8 +49,14 @@ class Counting:
         self.spec = SingleSpec(
             name="counting", action_dim=2, state_dim=3, cameras=("front", "wrist"),
             image_size=(config.image_side, config.image_side), control_hz=10.0, max_steps=config.max_steps,
-            tasks=("go up", "go down"), fingerprint={"numpy": np.__version__},
+            tasks=("go up", "go down"),
+            fingerprint={"preloaded": " ".join(name for name in config.preload if name in sys.modules)},
         )  # fmt: skip
+
+    @staticmethod
+    def preload(config: CountingConfig) -> None:
+        for name in config.preload:
+            importlib.import_module(name)
 
     def reset(self, *, task: int, seed: int) -> None:
         self.seed, self.elapsed = seed, 0
@@ -52,6 +65,7 @@ class Counting:
 
     def step(self, action: np.ndarray) -> Outcome:
         time.sleep(self.config.step_s)
+        os.write(2, b"." * self.config.chatter)
         if self.seed == FAULT_SEED + self.elapsed and self.config.fault != "look":
             self._fail()
         self.elapsed += 1

@@ -9,7 +9,7 @@ import torch
 
 from sims.process_pool import ProcessPool
 from sims.vector_env import StartState
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 from tests.worlds import ChainWorld
 from vla_rl.failures import FailureLog, read_failures

@@ -17,7 +17,7 @@ from sims.process_pool import ProcessPool
 from sims.single_env import seed32
 from sims.to_gymnasium import ToGymnasium, ToGymnasiumVector
 from sims.vector_env import StartState
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 from tests.sims.counting import Counting, CountingConfig
 
 POINT = "tests.sims.point_maze:PointMaze-v0"

@@ -18,7 +18,8 @@ from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.process_pool import ProcessPool
 from sims.vector_env import StartState
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
+from sims.worker_process import has_ended
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
 UP = torch.tensor([1.0, 0.0])
@@ -257,9 +258,45 @@ def test_faults_at_random_moments() -> None:
         env.close()
 
 
+def test_workers_share_what_was_imported_before_them() -> None:
+    with pool(preload=("tests.sims.quiet_module",)) as env:
+        assert env.spec.fingerprint["preloaded"] == "tests.sims.quiet_module"
+
+
+def test_what_starts_threads_is_imported_in_each_worker() -> None:
+    with pool(preload=("tests.sims.module_with_thread",)) as env:
+        assert env.spec.fingerprint["preloaded"] == ""
+        env.reset(start=starts(1))
+        assert env.step(UP[None]).valid.all()
+
+
+def test_workers_are_forked_again_when_the_process_they_come_from_is_killed() -> None:
+    with pool(num_envs=2, workers=QUICK) as env:
+        env.reset(start=starts(1, 2))
+        os.kill(env.fork_server_pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60.0
+        while not all(has_ended(pid) for pid in env.worker_pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not env.advance(UP.expand(2, 2, 2), 1.0).valid.any()
+        assert all("SIGKILL" in failure.cause for failure in env.failures)
+        env.reset(start=starts(1, 2))
+        assert env.advance(UP.expand(2, 2, 2), 1.0).valid.all()
+
+
+def test_a_talkative_simulator_does_not_fill_the_memory() -> None:
+    with pool(chatter=1 << 20, workers=QUICK) as env:
+        for seed in range(3):
+            env.reset(start=starts(seed))
+            env.advance(UP.expand(1, 4, 2), 1.0)
+        env.reset(start=starts(4))
+        (worker,) = env.worker_pids
+        assert os.stat(f"/proc/{worker}/fd/2").st_size == 0
+
+
 def test_workers_leave_with_the_trainer() -> None:
     env = ProcessPool(CountingConfig(num_envs=2), Counting)
-    pids = env.worker_pids
+    pids = [*env.worker_pids, env.fork_server_pid]
     env.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):

@@ -17,7 +17,7 @@ from sims.metaworld import Metaworld, MetaworldConfig
 from sims.process_pool import ProcessPool
 from sims.robosuite import Robosuite, RobosuiteConfig
 from sims.vector_env import VectorEnv
-from sims.worker_process import WorkerConfig
+from sims.worker_config import WorkerConfig
 from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
@@ -109,7 +109,7 @@ WORLDS = {
         solved_within=25,
     ),
     "gymnasium": World(make=_maze),
-    "pusht": World(make=_pusht, needs="pusht"),
+    "pusht": World(make=_pusht, needs="pusht", solved_within=299),
     "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
     "imagined": World(make=_imagined),
     "isaaclab double": World(make=_isaaclab),

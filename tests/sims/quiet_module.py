@@ -1,0 +1,1 @@
+"""Imported by the process that workers are forked from."""
