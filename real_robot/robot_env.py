@@ -288,6 +288,11 @@ class RobotEnv:
         return response
 
     @property
+    def control(self) -> ControlThread:
+        """What drives the arm: its counters and timings."""
+        return self._control
+
+    @property
     def _done(self) -> bool:
         return self._outcome["terminated"] or self._outcome["truncated"]
 
