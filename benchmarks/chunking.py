@@ -18,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from real_robot.chunk_scheduler import ChunkingConfig, ChunkScheduler
 from real_robot.limits_file import load_limits
 from real_robot.panda_tool import PandaTool
 from real_robot.policy_backend import PolicyBackend
-from real_robot.safety import Command, Measurement, SafetyFilter
+from real_robot.safety import Command, Measurement, RobotLimits, SafetyFilter
 from real_robot.wire import Act
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
@@ -167,7 +168,7 @@ class Asynchronous:
     """The scheduler of the node: the arm goes on with the old plan until the new chunk is there."""
 
     def __init__(self, backend: PolicyBackend, method: str, delay: int) -> None:
-        config = ChunkingConfig(method=method, execute_steps=EXECUTE, max_delay=MAX_DELAY, warmup=0)  # type: ignore[arg-type]
+        config = ChunkingConfig(method=method, execute_steps=EXECUTE, max_delay=delay, warmup=0)  # type: ignore[arg-type]
         self._scheduler = ChunkScheduler(config, horizon=HORIZON, action_dim=2)
         self._backend, self._delay, self._method = backend, delay, method
         self._waiting: tuple[int, Any, NDArray[np.float32]] | None = None
@@ -223,6 +224,11 @@ def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], 
     )
 
 
+@cache
+def arm_limits() -> RobotLimits:
+    return load_limits(ROOT / "configs/robots/fake_arm.yaml")
+
+
 @dataclass(frozen=True)
 class Outcome:
     success: bool
@@ -233,7 +239,7 @@ class Outcome:
 
 def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
     rng = np.random.default_rng([seed, 1])
-    limits = load_limits(ROOT / "configs/robots/fake_arm.yaml")
+    limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
     arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])

@@ -106,6 +106,7 @@ def arm_as_a_world(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator
 
 def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
     """Punctuality over ``seconds`` of uninterrupted control; percentiles are medians of the node's own reports."""
+    cell.wait(lambda: int(cell.status().get("actions", 0)) > 0, 30, "the first action")
     before, reports = cell.status(), []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -117,7 +118,7 @@ def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
             rows.append(row(f"inference_p{share.ljust(2, '0')}_ms", 1000.0 * float(value), "ms"))
     counters = ("missed_ticks", "control_ticks", "actions", "holds", "chunks", "late_chunks", "rejected")
     return rows + [
-        row(name, float(reports[-1][name]) - float(before.get(name, 0)), "count", seconds=seconds) for name in counters
+        row(name, float(reports[-1][name]) - float(before[name]), "count", seconds=seconds) for name in counters
     ]
 
 

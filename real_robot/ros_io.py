@@ -170,20 +170,24 @@ class CameraInput:
         for newest in self._newest.values():
             newest.close()
 
-    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float] | None:
-        """RGB images of ``size`` (height, width) and when the oldest was taken [s, monotonic].
-
-        None until every camera has sent one.
-        """
-        images, oldest_s = {}, float("inf")
+    def newest(self) -> tuple[dict[str, Any], float] | None:
+        """Every camera's message, and when the oldest was taken [s, monotonic]; None while one is missing."""
+        messages, oldest_s = {}, math.inf
         for name, newest in self._newest.items():
             taken = newest.take()
             if taken is None:
                 return None
-            message, received_s = taken
-            images[name] = fit_image(image_array(message), size).numpy()
-            oldest_s = min(oldest_s, received_s, _monotonic_s(self._node, message.header.stamp))
-        return images, oldest_s
+            messages[name], received_s = taken
+            oldest_s = min(oldest_s, received_s, _monotonic_s(self._node, messages[name].header.stamp))
+        return messages, oldest_s
+
+    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float] | None:
+        """``newest`` as RGB images of ``size`` (height, width)."""
+        newest = self.newest()
+        if newest is None:
+            return None
+        messages, oldest_s = newest
+        return {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}, oldest_s
 
 
 def _monotonic_s(node: Node, stamp: Time) -> float:
