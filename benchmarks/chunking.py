@@ -49,10 +49,10 @@ HORIZON, EXECUTE, MAX_DELAY = 16, 8, 8
 HZ, TICKS, HOLD = 20, 80, 10
 BATCH = 128
 
-START, POST, TARGET_X = np.array([0.42, 0.0]), np.array([0.5, 0.0]), 0.6  # [m]
+START, POST, TARGET_X = np.array([0.45, 0.0]), np.array([0.53, 0.0]), 0.63  # [m]
 POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the tool's point may not enter, and what counts as on the target
 TARGET_SPEED, TARGET_RANGE, TURN = 0.12, 0.14, 0.04  # [m/s], [m] to either side, chance per control step
-TOOL_SPEED = 0.02  # [m] per control step
+TOOL_SPEED, GAIN = 0.012, 0.3  # [m] per control step at most, and share of what is left: the arm can follow that
 
 ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
 
@@ -79,10 +79,12 @@ def state_of(tool: NDArray[np.float64], targets: Targets) -> NDArray[np.float32]
 
 
 def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round the post on ``side``, then to where the target will be; actions [n, 2]."""
-    round_post = np.stack([np.full_like(side, POST[0] + 0.02), side * 0.08], axis=1)
-    meet = np.stack([np.full_like(side, TARGET_X), targets.y + targets.speed / HZ], axis=1)
-    move = np.where((tool[:, :1] < POST[0] + 0.01), round_post, meet) - tool
+    """Round the post on ``side``, then to where the target will be; actions [n, 2]. Slows down as it comes near."""
+    passed = tool[:, :1] >= POST[0] + 0.02
+    round_post = np.stack([np.full_like(side, POST[0] + 0.04), side * 0.1], axis=1) - tool
+    meet = np.stack([np.full_like(side, TARGET_X), targets.y], axis=1) - tool
+    with_it = np.stack([np.zeros_like(side), targets.speed / HZ], axis=1)
+    move = np.where(passed, GAIN * meet + with_it, GAIN * round_post)
     far = np.linalg.norm(move, axis=1, keepdims=True)
     return move * (TOOL_SPEED / np.maximum(far, TOOL_SPEED)) / POSITION_SCALE
 
