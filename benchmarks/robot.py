@@ -49,7 +49,7 @@ def filter_rows() -> list[Row]:
     """Processor time of one command of a Franka Panda: smooth, at its limits all the time, near the walls."""
     rows = []
     for name, offset in (("filter", smooth), ("filter_saturated", saturated), ("filter_near_the_walls", far)):
-        times = command_times(offset)
+        times = sorted(command_times(offset))
         rows += [row(f"{name}_us", median(times), "us"), row(f"{name}_p99_us", times[len(times) * 99 // 100], "us")]
     return rows
 
