@@ -1,6 +1,6 @@
 """A bundle on the wire: punctuality, latency, and success over DDS beside success in the simulator it came from.
 
-    .venv-ros/bin/python -m benchmarks.robot BUNDLE --tasks reach pick --episodes 20
+    .venv-ros/bin/python -m benchmarks.robot BUNDLE --episodes 20
     .venv-ros/bin/python -m benchmarks.robot BUNDLE --seconds 600 --episodes 0 --name robot_ten_minutes
 
 Needs ROS (`make ros`). During the uninterrupted --seconds inference takes --slow-inference by design, nearly three
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from real_robot.robot_env import RobotEnv
 
 ROBOT = ROOT / "configs/robots/fake_arm.yaml"
+QUICK_START = ("reach", "pick", "push", "open_drawer")
 
 
 def filter_rows() -> list[Row]:
@@ -198,7 +199,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--tasks", nargs="+", default=["reach"], choices=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=QUICK_START, choices=TASKS, help="default: the quick start's")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0, help="of uninterrupted control, each way")
     parser.add_argument("--slow-inference", type=float, default=0.13, metavar="S", help="during that, at least")
