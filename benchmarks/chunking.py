@@ -137,6 +137,7 @@ class Arm:
     tool: PandaTool
     joints: list[float]
     path: list[tuple[float, ...]] = field(default_factory=list)
+    rejected: int = 0
     _goal: list[float] | None = None
 
     def position(self) -> NDArray[np.float64]:
@@ -160,8 +161,8 @@ class Arm:
                 share = part / commands
                 command = Command([a + share * (b - a) for a, b in zip(start, self._goal, strict=True)], now)
             out = self.safety.filter(command, Measurement(self.joints, now), now)
-            if command is not None and not out.accepted:
-                raise RuntimeError(f"the safety filter rejected a command: {out.events}")
+            if command is not None and not out.accepted:  # as in the control loop: brake until the next action
+                self.rejected, self._goal = self.rejected + 1, None
             self.joints = list(out.positions)
             self.path.append(out.positions)
 
@@ -236,6 +237,7 @@ class Outcome:
     success: bool
     touched: bool
     jumps: Sequence[float]
+    rejected: int  # commands
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
@@ -258,7 +260,9 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outco
             break
         arm.step(plan.act(state_of(tool, targets), tick), tick)
         targets.step()
-    return Outcome(success=success, touched=touched, jumps=plan.jumps, shares=shares_of_limits(arm))
+    return Outcome(
+        success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
+    )
 
 
 def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
@@ -286,6 +290,7 @@ def measure(policies: int, episodes: int, steps: int) -> list[Row]:
         about = {"method": method, "delay_steps": delay, "seeds": policies, "episodes": len(cell)}
         rows.append(row("success", wins / len(cell), "share", interval=wilson_interval(wins, len(cell)), **about))
         rows.append(row("touched_the_post", sum(o.touched for o in cell) / len(cell), "share", **about))
+        rows.append(row("rejected_commands", sum(o.rejected for o in cell), "count", **about))
         if jumps := [jump for outcome in cell for jump in outcome.jumps]:
             rows.append(row("mean_jump_between_chunks", float(np.mean(jumps)), "action", **about))
     for i, name in enumerate(("velocity", "acceleration", "jerk")):
