@@ -18,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from real_robot.chunk_scheduler import ChunkingConfig, ChunkScheduler
 from real_robot.limits_file import load_limits
 from real_robot.panda_tool import PandaTool
 from real_robot.policy_backend import PolicyBackend
-from real_robot.safety import Command, Measurement, SafetyFilter
+from real_robot.safety import Command, Measurement, RobotLimits, SafetyFilter
 from real_robot.wire import Act
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
@@ -48,10 +49,10 @@ HORIZON, EXECUTE, MAX_DELAY = 16, 8, 8
 HZ, TICKS, HOLD = 20, 80, 10
 BATCH = 128
 
-START, POST, TARGET_X = np.array([0.42, 0.0]), np.array([0.5, 0.0]), 0.6  # [m]
+START, POST, TARGET_X = np.array([0.45, 0.0]), np.array([0.53, 0.0]), 0.63  # [m]
 POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the tool's point may not enter, and what counts as on the target
 TARGET_SPEED, TARGET_RANGE, TURN = 0.12, 0.14, 0.04  # [m/s], [m] to either side, chance per control step
-TOOL_SPEED = 0.02  # [m] per control step
+TOOL_SPEED, GAIN = 0.012, 0.3  # [m] per control step at most, and share of what is left: the arm can follow that
 
 ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
 
@@ -78,10 +79,12 @@ def state_of(tool: NDArray[np.float64], targets: Targets) -> NDArray[np.float32]
 
 
 def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round the post on ``side``, then to where the target will be; actions [n, 2]."""
-    round_post = np.stack([np.full_like(side, POST[0] + 0.02), side * 0.08], axis=1)
-    meet = np.stack([np.full_like(side, TARGET_X), targets.y + targets.speed / HZ], axis=1)
-    move = np.where((tool[:, :1] < POST[0] + 0.01), round_post, meet) - tool
+    """Round the post on ``side``, then to where the target will be; actions [n, 2]. Slows down as it comes near."""
+    passed = tool[:, :1] >= POST[0] + 0.02
+    round_post = np.stack([np.full_like(side, POST[0] + 0.04), side * 0.1], axis=1) - tool
+    meet = np.stack([np.full_like(side, TARGET_X), targets.y], axis=1) - tool
+    with_it = np.stack([np.zeros_like(side), targets.speed / HZ], axis=1)
+    move = np.where(passed, GAIN * meet + with_it, GAIN * round_post)
     far = np.linalg.norm(move, axis=1, keepdims=True)
     return move * (TOOL_SPEED / np.maximum(far, TOOL_SPEED)) / POSITION_SCALE
 
@@ -134,6 +137,7 @@ class Arm:
     tool: PandaTool
     joints: list[float]
     path: list[tuple[float, ...]] = field(default_factory=list)
+    rejected: int = 0
     _goal: list[float] | None = None
 
     def position(self) -> NDArray[np.float64]:
@@ -157,8 +161,8 @@ class Arm:
                 share = part / commands
                 command = Command([a + share * (b - a) for a, b in zip(start, self._goal, strict=True)], now)
             out = self.safety.filter(command, Measurement(self.joints, now), now)
-            if command is not None and not out.accepted:
-                raise RuntimeError(f"the safety filter rejected a command: {out.events}")
+            if command is not None and not out.accepted:  # as in the control loop: brake until the next action
+                self.rejected, self._goal = self.rejected + 1, None
             self.joints = list(out.positions)
             self.path.append(out.positions)
 
@@ -167,7 +171,7 @@ class Asynchronous:
     """The scheduler of the node: the arm goes on with the old plan until the new chunk is there."""
 
     def __init__(self, backend: PolicyBackend, method: str, delay: int) -> None:
-        config = ChunkingConfig(method=method, execute_steps=EXECUTE, max_delay=MAX_DELAY, warmup=0)  # type: ignore[arg-type]
+        config = ChunkingConfig(method=method, execute_steps=EXECUTE, max_delay=delay, warmup=0)  # type: ignore[arg-type]
         self._scheduler = ChunkScheduler(config, horizon=HORIZON, action_dim=2)
         self._backend, self._delay, self._method = backend, delay, method
         self._waiting: tuple[int, Any, NDArray[np.float32]] | None = None
@@ -223,17 +227,23 @@ def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], 
     )
 
 
+@cache
+def arm_limits() -> RobotLimits:
+    return load_limits(ROOT / "configs/robots/fake_arm.yaml")
+
+
 @dataclass(frozen=True)
 class Outcome:
     success: bool
     touched: bool
     jumps: Sequence[float]
+    rejected: int  # commands
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
 def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
     rng = np.random.default_rng([seed, 1])
-    limits = load_limits(ROOT / "configs/robots/fake_arm.yaml")
+    limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
     arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
@@ -250,7 +260,9 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outco
             break
         arm.step(plan.act(state_of(tool, targets), tick), tick)
         targets.step()
-    return Outcome(success=success, touched=touched, jumps=plan.jumps, shares=shares_of_limits(arm))
+    return Outcome(
+        success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
+    )
 
 
 def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
@@ -278,6 +290,7 @@ def measure(policies: int, episodes: int, steps: int) -> list[Row]:
         about = {"method": method, "delay_steps": delay, "seeds": policies, "episodes": len(cell)}
         rows.append(row("success", wins / len(cell), "share", interval=wilson_interval(wins, len(cell)), **about))
         rows.append(row("touched_the_post", sum(o.touched for o in cell) / len(cell), "share", **about))
+        rows.append(row("rejected_commands", sum(o.rejected for o in cell), "count", **about))
         if jumps := [jump for outcome in cell for jump in outcome.jumps]:
             rows.append(row("mean_jump_between_chunks", float(np.mean(jumps)), "action", **about))
     for i, name in enumerate(("velocity", "acceleration", "jerk")):

@@ -1,28 +1,35 @@
 """A bundle on the wire: punctuality, latency, and success over DDS beside success in the simulator it came from.
 
-    .venv-ros/bin/python -m benchmarks.robot BUNDLE [--tasks reach pick] [--episodes 20] [--seconds 600] [--json]
+    .venv-ros/bin/python -m benchmarks.robot BUNDLE --episodes 20
+    .venv-ros/bin/python -m benchmarks.robot BUNDLE --seconds 600 --episodes 0 --name robot_ten_minutes
 
-Needs ROS (`make ros`). Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
+Needs ROS (`make ros`). During the uninterrupted --seconds inference takes --slow-inference by design, nearly three
+control periods: first through the node, then with the arm waiting for every chunk. Episodes have the policy as fast as
+it is. Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import torch
 import yaml
 
-from benchmarks.safety import command_times, saturated, smooth
+from benchmarks.safety import command_times, far, saturated, smooth
 from policies.bundle import load_bundle, read_bundle_info
+from real_robot.robot_file import load_robot
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
@@ -32,12 +39,18 @@ from tests.ros.cell import ROOT, Cell
 from vla_rl.bench import Row, row, write_record
 from vla_rl.evaluate import actor, run_episodes, wilson_interval
 
+if TYPE_CHECKING:
+    from real_robot.robot_env import RobotEnv
+
+ROBOT = ROOT / "configs/robots/fake_arm.yaml"
+QUICK_START = ("reach", "pick", "push", "open_drawer")
+
 
 def filter_rows() -> list[Row]:
-    """Processor time of one command of a Franka Panda, when it moves smoothly and when every joint is at its limits."""
+    """Processor time of one command of a Franka Panda: smooth, at its limits all the time, near the walls."""
     rows = []
-    for name, offset in (("filter", smooth), ("filter_saturated", saturated)):
-        times = command_times(offset)
+    for name, offset in (("filter", smooth), ("filter_saturated", saturated), ("filter_near_the_walls", far)):
+        times = sorted(command_times(offset))
         rows += [row(f"{name}_us", median(times), "us"), row(f"{name}_p99_us", times[len(times) * 99 // 100], "us")]
     return rows
 
@@ -79,37 +92,61 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
     return wins
 
 
-def success_synchronously(cell: Cell, bundle: Path, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
+@contextlib.contextmanager
+def arm_as_a_world(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
     """As in simulation, but the world is the arm: it brakes and waits while the policy thinks."""
     with cell.environment():
         from real_robot.robot_env import RobotEnv, RobotEnvConfig
 
-        steps = max(TASKS[task].max_steps for task in tasks)
-        config = RobotEnvConfig(robot_file=ROOT / "configs/robots/fake_arm.yaml", tasks=tuple(tasks), max_steps=steps)
-        env = RobotEnv(config)
+        env = RobotEnv(RobotEnvConfig(robot_file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
         try:
-            return evaluate(bundle, env, starts)
+            yield env
         finally:
             env.close()
 
 
-def endurance(cell: Cell, seconds: float) -> list[Row]:
+def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
     """Punctuality over ``seconds`` of uninterrupted control; percentiles are medians of the node's own reports."""
+    cell.wait(lambda: int(cell.status().get("actions", 0)) > 0, 30, "the first action")
     before, reports = cell.status(), []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         reports.append(cell.status())
     names = ("tick_jitter_p50_ms", "tick_jitter_p99_ms", "sensor_to_command_p50_ms", "sensor_to_command_p99_ms")
     rows = [row(name, sorted(float(report[name]) for report in reports)[len(reports) // 2], "ms") for name in names]
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        for share, value in re.findall(r'inference_seconds{quantile="0\.(\d+)"} (\S+)', answer.read().decode()):
+            rows.append(row(f"inference_p{share.ljust(2, '0')}_ms", 1000.0 * float(value), "ms"))
     counters = ("missed_ticks", "control_ticks", "actions", "holds", "chunks", "late_chunks", "rejected")
     return rows + [
-        row(name, float(reports[-1][name]) - float(before.get(name, 0)), "count", seconds=seconds) for name in counters
+        row(name, float(reports[-1][name]) - float(before[name]), "count", seconds=seconds) for name in counters
     ]
+
+
+def endurance_synchronously(cell: Cell, bundle: Path, task: str, seconds: float, inference_s: float) -> list[Row]:
+    """The same policy, as slow, over ``seconds`` of looking, waiting for the answer at rest, and acting."""
+    policy = load_bundle(bundle)
+    act = actor(policy, torch.Generator().manual_seed(0), stochastic=False)
+    execute_steps = load_robot(ROBOT).control.chunking.execute_steps
+    with arm_as_a_world(cell, [task], max_steps=10**9) as env:
+        env.reset(start=[StartState(task=0, seed=0)])
+        until, began = time.monotonic() + seconds, vars(env.control.loop.counters).copy()
+        while time.monotonic() < until:
+            obs, asked_s = env.observe(), time.monotonic()
+            chunk = act(obs)
+            time.sleep(max(0.0, asked_s + inference_s - time.monotonic()))
+            for action in chunk[0, :execute_steps]:
+                step = env.step(action[None])
+            if step.terminated or step.truncated:
+                env.reset(start=[StartState(task=0, seed=0)])
+        ended = vars(env.control.loop.counters)
+        names = ("missed_ticks", "control_ticks", "actions", "holds", "rejected")
+        return [row(f"{name}_synchronous", ended[name] - began[name], "count", seconds=seconds) for name in names]
 
 
 def robot_file(folder: Path, max_prefix: int) -> Path:
     """The fake arm's file, with the chunking that this bundle was trained for."""
-    document = yaml.safe_load((ROOT / "configs/robots/fake_arm.yaml").read_text())
+    document = yaml.safe_load(ROBOT.read_text())
     if max_prefix < document["control"]["chunking"]["max_delay"]:
         document["control"]["chunking"]["method"] = "replace"
     path = folder / "robot.yaml"
@@ -117,7 +154,15 @@ def robot_file(folder: Path, max_prefix: int) -> Path:
     return path
 
 
-def measure(bundle: Path, tasks: Sequence[str], episodes: int, seconds: float, image: tuple[int, int]) -> list[Row]:
+def measure(
+    bundle: Path,
+    tasks: Sequence[str],
+    *,
+    episodes: int,
+    seconds: float,
+    slow_inference_s: float,
+    image: tuple[int, int],
+) -> list[Row]:
     rows = filter_rows()
     starts = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
     with tempfile.TemporaryDirectory() as name:
@@ -127,15 +172,22 @@ def measure(bundle: Path, tasks: Sequence[str], episodes: int, seconds: float, i
         try:
             cell.start_arm(height=image[0], width=image[1], camera_hz=30)
             cell.start_operator()
-            cell.start_node(cell.serve_bundle(bundle))
+            port = cell.start_server("--bundle", str(bundle))
+            cell.start_node(port)
             cell.activate()
             if seconds:
-                rows += endurance(cell, seconds)
+                slower = folder / "server.slower"
+                slower.write_text(str(slow_inference_s))
+                rows += endurance(cell, port, seconds)
+                slower.unlink()
             if episodes:
                 rows.append(success_row("success_over_wire", success_over_wire(cell, tasks, starts)))
-                cell.kill("node", signal.SIGTERM)
-                synchronous = success_synchronously(cell, bundle, tasks, starts)
-                rows.append(success_row("success_over_wire_synchronous", synchronous))
+            cell.kill("node", signal.SIGTERM)
+            if seconds:
+                rows += endurance_synchronously(cell, bundle, tasks[0], seconds, slow_inference_s)
+            if episodes:
+                with arm_as_a_world(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
+                    rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
                 sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
                 sim.close()
@@ -147,15 +199,23 @@ def measure(bundle: Path, tasks: Sequence[str], episodes: int, seconds: float, i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--tasks", nargs="+", default=["reach"], choices=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=QUICK_START, choices=TASKS, help="default: the quick start's")
     parser.add_argument("--episodes", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of uninterrupted control, each way")
+    parser.add_argument("--slow-inference", type=float, default=0.13, metavar="S", help="during that, at least")
     parser.add_argument("--image", type=int, nargs=2, default=(480, 640), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--name", default="robot", help="of the file in benchmarks/results")
     parser.add_argument("--json", action="store_true", help="the record on standard output")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(options.bundle, options.tasks, options.episodes, options.seconds, tuple(options.image))
+    rows = measure(
+        options.bundle.resolve(),
+        options.tasks,
+        episodes=options.episodes,
+        seconds=options.seconds,
+        slow_inference_s=options.slow_inference,
+        image=tuple(options.image),
+    )
     info = read_bundle_info(options.bundle)
     path = write_record(
         options.name,

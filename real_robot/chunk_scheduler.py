@@ -164,7 +164,8 @@ class ChunkScheduler:
         self._skip_to(tick)
         consumed = self._consumed - self._pending[1]
         self._pending = None
-        self._tracker.add(consumed)
+        if len(request.leftover):  # where nothing was planned, nothing could be consumed
+            self._tracker.add(consumed)
         # fewer than a whole chunk was left to consume, so there is always something of the new one left
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cos, hypot, sin
+from math import cos, sin, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def rotation(rpy: Vector) -> tuple[float, ...]:
 
 
 class ToolPoint:
-    """Position of the tool point in the base frame, and how far each joint can throw it."""
+    """Position of the tool point in the base frame, and how far the joints can throw it."""
 
     def __init__(self, frames: Sequence[JointFrame], tool: Vector, axes: Sequence[AxisLimits]) -> None:
         """``axes``: every joint of the robot in command order; one without a frame does not move the tool point."""
@@ -50,29 +50,34 @@ class ToolPoint:
         if unknown:
             raise ValueError(f"kinematics names the joints {unknown}; the robot has {list(order)}")
         self._tool = tool
-        self._chain = []
-        # metres the tool point can move per rad (or m) of each joint: no lever is longer than the links in a line
-        self.reach = [0.0] * len(axes)
-        lever = hypot(*tool)
-        for frame in reversed(frames):
-            index = order[frame.joint]
-            slides = axes[index].unit == "m"
-            self._chain.append((index, slides, rotation(frame.rpy), frame.xyz))
-            self.reach[index] = 1.0 if slides else lever
-            lever += hypot(*frame.xyz) + (max(map(abs, axes[index].position)) if slides else 0.0)
+        self._chain = [
+            (order[frame.joint], axes[order[frame.joint]].unit == "m", rotation(frame.rpy), frame.xyz)
+            for frame in reversed(frames)
+        ]
+        self._at_rest = [0.0] * len(axes)
 
     def __call__(self, joints: Sequence[float]) -> Vector:
         """x, y, z [m] in the base frame."""
-        x, y, z = self._tool
+        return self.swept(joints, self._at_rest)[0]
+
+    def swept(self, joints: Sequence[float], sweeps: Sequence[float]) -> tuple[Vector, float]:
+        """x, y, z [m] in the base frame, and the longest way [m] it can take while each joint moves by ``sweeps``.
+
+        A joint that moves by s moves the tool by its lever times s at most. Its lever is the tool's distance from the
+        joint's axis, plus what the joints beyond it may have added to that. Sweeps are total ways, not negative.
+        """
+        (x, y, z), way = self._tool, 0.0
         for index, slides, (a, b, c, d, e, f, g, h, i), (px, py, pz) in self._chain:
             q = joints[index]
             if slides:
                 z += q
+                way += sweeps[index]
             else:
+                way += (sqrt(x * x + y * y) + way) * sweeps[index]
                 cq, sq = cos(q), sin(q)
                 x, y = cq * x - sq * y, sq * x + cq * y
             x, y, z = a * x + b * y + c * z + px, d * x + e * y + f * z + py, g * x + h * y + i * z + pz
-        return x, y, z
+        return (x, y, z), way
 
     def twist(self, joints: Sequence[float], speeds: Sequence[float]) -> tuple[Vector, Vector]:
         """Linear [m/s] and angular [rad/s] velocity of the tool point, in the base frame."""

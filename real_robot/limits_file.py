@@ -123,7 +123,7 @@ def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
             f"{where}: stopping from full speed takes about {rough_s:.2f} s, at most {MAX_STOP_S} s are allowed; "
             "lower the velocity, or raise the acceleration or the jerk"
         )
-    _, way, _, _ = model.stop(axis.velocity, 0.0)
+    _, way, *_ = model.stop(axis.velocity, 0.0)
     if way > axis.position[1] - axis.position[0]:
         raise ValueError(
             f"{where}: stopping from full speed takes {way:.3f} {axis.unit}, more than the whole range; "

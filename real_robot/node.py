@@ -92,13 +92,14 @@ class PolicyNode(LifecycleNode):
             robot = load_robot(Path(self._text("robot_file")))
             token = Path(self._text("token_file")).read_text().strip()
             self._recorder = Recorder(Path(self._text("store"))) if self._text("store") else None
+            output = CommandOutput(self, robot.ros, robot.limits)
         except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
+            self.release_wires()
             return TransitionCallbackReturn.FAILURE
-        self._robot = robot
+        self._robot, self._output = robot, output
         self._joints = JointInput(self, robot.ros, [axis.name for axis in robot.limits.axes])
         self._cameras = CameraInput(self, robot.ros.cameras)
-        self._output = CommandOutput(self, robot.ros, robot.limits)
         self._client = PolicyClient(self._text("policy_url"), token=token, timeout_s=robot.control.server_timeout_s)
         return TransitionCallbackReturn.SUCCESS
 

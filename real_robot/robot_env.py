@@ -288,6 +288,11 @@ class RobotEnv:
         return response
 
     @property
+    def control(self) -> ControlThread:
+        """What drives the arm: its counters and timings."""
+        return self._control
+
+    @property
     def _done(self) -> bool:
         return self._outcome["terminated"] or self._outcome["truncated"]
 
@@ -306,15 +311,18 @@ class RobotEnv:
 
     def _look(self) -> Observation:
         """Newer than now, so that it shows what the last action did."""
-        asked_s = time.monotonic()
-        seen: list[Any] = []
+        asked_s, measured = time.monotonic(), None
 
-        def looked() -> bool:
-            seen[:] = [self._cameras.look(self.spec.image_size), self._joints.measure()]
-            return seen[0] is not None and seen[1] is not None and seen[0][1] >= asked_s
+        def new() -> bool:
+            nonlocal measured
+            newest, measured = self._cameras.newest(), self._joints.measure()
+            return measured is not None and newest is not None and newest[1] >= asked_s
 
-        self._wait(looked, lambda: self._joints.trouble or "no new image from some camera")
-        (images, _), measured = seen
+        self._wait(new, lambda: self._joints.trouble or "no new image from some camera")
+        seen = self._cameras.look(self.spec.image_size)
+        assert seen is not None
+        assert measured is not None
+        images, _ = seen
         return Observation(
             images=torch.from_numpy(np.stack([images[camera] for camera in self.spec.cameras]))[None],
             state=torch.from_numpy(self._embodiment.state(measured.positions).copy())[None],

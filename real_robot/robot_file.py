@@ -16,7 +16,9 @@ from real_robot.safety import RobotLimits
 
 T = TypeVar("T")
 EmbodimentName = Literal["joint_positions", "joint_steps", "panda_tool"]
-CommandType = Literal["joint_trajectory", "float64_multi_array", "twist_stamped"]
+CommandType = Literal[
+    "joint_trajectory", "follow_joint_trajectory", "float64_multi_array", "joint_jog", "twist_stamped"
+]
 _CHOICES = {
     "EmbodimentName": get_args(EmbodimentName),
     "CommandType": get_args(CommandType),
@@ -41,9 +43,10 @@ class ControlSection:
 class RosSection:
     """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8).
 
-    ``command_type``: a trajectory carries its own stop, so it is the default. ``float64_multi_array``: positions for a
-    forward_command_controller. ``twist_stamped``: the tool's velocity [m/s, rad/s] in ``command_frame`` for MoveIt
-    Servo; joints that the kinematic chain does not name go as positions to the topic ``gripper``.
+    ``command_type``: a trajectory carries its own stop, so it is the default. ``follow_joint_trajectory``: the same as
+    goals of the action that ``command`` names. ``float64_multi_array``: positions for a forward_command_controller.
+    ``joint_jog`` and ``twist_stamped``: the joints' or the tool's velocity [rad/s, m/s] in ``command_frame`` for MoveIt
+    Servo; joints that the kinematic chain does not name go as positions to the topic ``gripper`` beside a twist.
 
     ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
     ``scene``: the node that prepares episodes: parameters ``task`` and ``seed``, service ``~/reset``, topics

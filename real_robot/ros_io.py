@@ -7,16 +7,19 @@ costs the control loop its punctuality.
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import TwistStamped
 from numpy.typing import NDArray
+from rclpy.action import ActionClient
 from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
@@ -167,20 +170,24 @@ class CameraInput:
         for newest in self._newest.values():
             newest.close()
 
-    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float] | None:
-        """RGB images of ``size`` (height, width) and when the oldest was taken [s, monotonic].
-
-        None until every camera has sent one.
-        """
-        images, oldest_s = {}, float("inf")
+    def newest(self) -> tuple[dict[str, Any], float] | None:
+        """Every camera's message, and when the oldest was taken [s, monotonic]; None while one is missing."""
+        messages, oldest_s = {}, math.inf
         for name, newest in self._newest.items():
             taken = newest.take()
             if taken is None:
                 return None
-            message, received_s = taken
-            images[name] = fit_image(image_array(message), size).numpy()
-            oldest_s = min(oldest_s, received_s, _monotonic_s(self._node, message.header.stamp))
-        return images, oldest_s
+            messages[name], received_s = taken
+            oldest_s = min(oldest_s, received_s, _monotonic_s(self._node, messages[name].header.stamp))
+        return messages, oldest_s
+
+    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float] | None:
+        """``newest`` as RGB images of ``size`` (height, width)."""
+        newest = self.newest()
+        if newest is None:
+            return None
+        messages, oldest_s = newest
+        return {name: fit_image(image_array(message), size).numpy() for name, message in messages.items()}, oldest_s
 
 
 def _monotonic_s(node: Node, stamp: Time) -> float:
@@ -207,19 +214,55 @@ def image_array(message: Image | CompressedImage) -> NDArray[np.uint8]:
     return image if message.encoding == "rgb8" else np.ascontiguousarray(image[..., ::-1])
 
 
+def control_type(module: str, name: str) -> Any:
+    """A type of the package control_msgs, which not every ROS installation has. ValueError says how to get it."""
+    try:
+        return getattr(importlib.import_module(f"control_msgs.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"this command_type needs {name} of the ROS package control_msgs; on a ROS 2 machine: "
+            "apt install ros-$ROS_DISTRO-control-msgs, elsewhere choose command_type: joint_trajectory"
+        ) from error
+
+
+class Goals:
+    """A FollowJointTrajectory action as if it were a topic: every goal replaces the one before, results do not matter.
+
+    Goals are sent only while there is a server, as nothing else would ever answer them.
+    """
+
+    def __init__(self, node: Node, action: str) -> None:
+        self._type = control_type("action", "FollowJointTrajectory")
+        self._client = ActionClient(node, self._type, action)
+
+    def publish(self, trajectory: JointTrajectory) -> None:
+        if self._client.server_is_ready():
+            self._client.send_goal_async(self._type.Goal(trajectory=trajectory))
+
+    def close(self) -> None:
+        self._client.destroy()
+
+
 class CommandOutput:
-    """Publishes safe commands as the configured type."""
+    """Publishes safe commands as the configured type. ValueError if its package is not installed."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
         self._node, self._ros = node, ros
         self._names = [axis.name for axis in limits.axes]
         self._dt = 1.0 / limits.command_hz
-        kind, self._message = {
-            "joint_trajectory": (JointTrajectory, self._trajectory),
-            "float64_multi_array": (Float64MultiArray, self._positions),
-            "twist_stamped": (TwistStamped, self._twist),
-        }[ros.command_type]
-        self._publisher = node.create_publisher(kind, ros.command, QoSProfile(depth=1))
+        topic = partial(node.create_publisher, topic=ros.command, qos_profile=QoSProfile(depth=1))
+        self._message: Callable[[SafeCommand, StopPath], Any]
+        match ros.command_type:
+            case "joint_trajectory":
+                self._publisher, self._message = topic(JointTrajectory), self._trajectory
+            case "follow_joint_trajectory":
+                self._publisher, self._message = Goals(node, ros.command), self._trajectory
+            case "float64_multi_array":
+                self._publisher, self._message = topic(Float64MultiArray), self._positions
+            case "joint_jog":
+                self._publisher, self._message = topic(control_type("msg", "JointJog")), self._jog
+            case "twist_stamped":
+                self._publisher, self._message = topic(TwistStamped), self._twist
         self._gripper = None
         if ros.command_type == "twist_stamped":
             assert limits.workspace is not None
@@ -236,7 +279,10 @@ class CommandOutput:
             self._gripper.publish(Float64MultiArray(data=[out.positions[i] for i in self._others]))
 
     def close(self) -> None:
-        self._node.destroy_publisher(self._publisher)
+        if isinstance(self._publisher, Goals):
+            self._publisher.close()
+        else:
+            self._node.destroy_publisher(self._publisher)
         if self._gripper is not None:
             self._node.destroy_publisher(self._gripper)
 
@@ -253,9 +299,16 @@ class CommandOutput:
     def _positions(self, out: SafeCommand, stop_path: StopPath) -> Float64MultiArray:
         return Float64MultiArray(data=list(out.positions))
 
+    def _jog(self, out: SafeCommand, stop_path: StopPath) -> Any:
+        message = control_type("msg", "JointJog")(joint_names=self._names, velocities=list(out.velocities))
+        message.duration = self._dt
+        message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops commands that are too old
+        message.header.frame_id = self._ros.command_frame
+        return message
+
     def _twist(self, out: SafeCommand, stop_path: StopPath) -> TwistStamped:
         message = TwistStamped()
-        message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops twists that are too old
+        message.header.stamp = self._node.get_clock().now().to_msg()
         message.header.frame_id = self._ros.command_frame
         for vector, values in zip(
             (message.twist.linear, message.twist.angular),

@@ -16,7 +16,7 @@ from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
 from real_robot.kinematics import JointFrame, ToolPoint, Vector
-from real_robot.stopping import STILL, Axis, AxisLimits, Stop, stop_length
+from real_robot.stopping import Axis, AxisLimits
 
 Rejection = Literal[  # the whole command is dropped and every joint brakes
     "stopped",
@@ -33,6 +33,8 @@ Clamp = Literal["position", "velocity", "acceleration", "jerk", "braking_distanc
 Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # what happened to the ticks themselves
 
 State = tuple[list[float], list[float], list[float]]  # positions, speeds, accelerations of every joint
+
+Point = tuple[int, float, list[float]]  # of a stop: its tick, the tool's depth in the box, every joint's way to there
 
 # How close to its limits a command may pass unchanged: rad or m, and rad/s or m/s.
 _SLACK = 1e-9
@@ -127,7 +129,7 @@ class SafetyFilter:
                 raise ValueError(
                     f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
                 )
-        if self._tool and self._depth(positions) < 0.0:
+        if self._tool and self._depth(positions, positions)[0] < 0.0:
             where = ", ".join(f"{x:.3f}" for x in self._tool(positions))
             raise ValueError(f"the tool is at ({where}) m, outside the workspace box; move the arm inside by hand")
         n = len(axes)
@@ -173,8 +175,8 @@ class SafetyFilter:
         rejection = self._rejection(command, measured, now_s)
         if rejection is None:
             assert command is not None
-            state, stops = self._follow(command.positions, events)
-            rejection = self._leaves_workspace(state, stops) if self._tool else None
+            state, ways = self._follow(command.positions, events)
+            rejection = self._leaves_workspace(state, ways) if self._tool else None
         accepted = rejection is None
         if rejection is not None:
             events.append(rejection)
@@ -258,102 +260,121 @@ class SafetyFilter:
                 return SafetyEvent("contact", i, residual, limit)
         return None
 
-    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> tuple[State, list[Stop]]:
-        """Each joint to its wanted position if the limits allow, else as close as they do; and its stop from there."""
+    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> tuple[State, list[float]]:
+        """Each joint to its wanted position if the limits allow, else as close as they do; and the way of its stop."""
         dt = self.dt
-        positions, speeds, accels, stops = [], [], [], []
+        positions, speeds, accels, ways = [], [], [], []
         joints = zip(self._axes, wanted, *self._state, self._catching_up, strict=True)
-        for i, (axis, target, old_position, old_speed, old_accel, catching_up) in enumerate(joints):
+        for i, (axis, target, q, v, a, catching_up) in enumerate(joints):
             if not axis.low - _SLACK <= target <= axis.high + _SLACK:
                 bound = axis.low if target < axis.low else axis.high
                 events.append(SafetyEvent("position", i, target, bound))
                 target = bound
-            speed = (target - old_position) / dt
-            accel = (speed - old_speed) / dt
-            if (
-                catching_up
-                or not -axis.max_accel <= accel <= axis.max_accel
-                or not -axis.max_accel_step <= accel - old_accel <= axis.max_accel_step
-                or not axis.viable(target, stop := axis.stop(speed, accel), _SLACK)
-            ):
-                target, speed, accel, stop = self._catch_up(i, target, speed, accel, events)
+            speed = (target - q) / dt
+            accel = (speed - v) / dt
+            way = None
+            if -axis.max_accel <= accel <= axis.max_accel and -axis.max_accel_step <= accel - a <= axis.max_accel_step:
+                way = axis.stopping_way(target, speed, accel, _SLACK)
+            if catching_up or way is None:
+                target, speed, accel, way = self._catch_up(i, target, speed, accel, way, events)
             positions.append(target)
             speeds.append(speed)
             accels.append(accel)
-            stops.append(stop)
-        return (positions, speeds, accels), stops
+            ways.append(way)
+        return (positions, speeds, accels), ways
 
     def _catch_up(
-        self, i: int, target: float, speed: float, accel: float, events: list[SafetyEvent]
-    ) -> tuple[float, float, float, Stop]:
-        """Joint ``i`` towards a target it cannot, or should not yet, reach in this tick.
+        self, i: int, target: float, speed: float, accel: float, way: float | None, events: list[SafetyEvent]
+    ) -> tuple[float, float, float, float]:
+        """Joint ``i`` towards a target that it cannot (``way`` is None) or should not yet reach in this tick.
 
         Reaching it is put off until the next tick can also take on the target's own speed: jumping onto it any
         sooner would throw the joint past it.
         """
         axis, dt = self._axes[i], self.dt
-        positions, speeds, accels = self._state
+        (positions, speeds, accels), last = self._state, self._targets[i]
         q, v, a = positions[i], speeds[i], accels[i]
-        target_speed = (target - min(max(self._targets[i], axis.low), axis.high)) / dt
-        target_speed = min(max(target_speed, -axis.max_speed), axis.max_speed)
-        reason, value, limit = _first_broken(axis, target, speed, accel, a)
-        if reason is None:
+        if not axis.low <= last <= axis.high:
+            last = axis.low if last < axis.low else axis.high
+        target_speed = (target - last) / dt
+        if not -axis.max_speed <= target_speed <= axis.max_speed:
+            target_speed = axis.max_speed if target_speed > 0.0 else -axis.max_speed
+        if way is None:
+            events.append(_what_is_broken(i, axis, target, speed, accel, a))
+        else:
             settling = (target_speed - speed) / dt
-            room = min(axis.max_accel, axis.max_accel_step)
-            if abs(settling) <= room and abs(settling - accel) <= axis.max_accel_step:
+            if abs(settling) <= axis.max_accel and abs(settling - accel) <= axis.max_accel_step >= abs(settling):
                 self._catching_up[i] = False
-                return target, speed, accel, axis.stop(speed, accel)
-            reason, value, limit = "catching_up", target - q, 0.0
+                return target, speed, accel, way
+            events.append(SafetyEvent("catching_up", i, target - q, 0.0))
         self._catching_up[i] = True
-        events.append(SafetyEvent(reason, i, value, limit))
         closer = axis.toward(target, target_speed, q, v, a)
         position = q + (v + closer * dt) * dt
         speed = (position - q) / dt
         accel = (speed - v) / dt
-        if axis.viable(position, stop := axis.stop(speed, accel), 0.0):
-            return position, speed, accel, stop
-        position, speed, accel = _brake_joint(axis, q, v, a)
-        return position, speed, accel, axis.stop(speed, accel)
+        way = axis.stopping_way(position, speed, accel, 0.0)
+        if way is None:
+            position, speed, accel = axis.braked(q, v, a)
+            way = axis.stop(speed, accel)[3]
+        return position, speed, accel, way
 
-    def _leaves_workspace(self, state: State, stops: Sequence[Stop]) -> SafetyEvent | None:
+    def _leaves_workspace(self, state: State, ways: Sequence[float]) -> SafetyEvent | None:
         """Whether the tool would be outside the box at this tick or at any tick of the stop that follows it.
 
-        A joint that moves by x moves the tool by at most its lever times x. So a tool that is deeper inside the box
-        than the whole stop can throw it stays there, and so does one on its way between two points that are, together,
-        deeper than the way is long. The stop is followed, tick by tick, only where both leave a doubt.
+        Between two points of the stop that are, together, deeper inside the box than the way between them is long, it
+        stays inside. Where that leaves a doubt a point between the two is looked at. ``ways``: of the joints' stops.
         """
-        assert self._tool is not None
-        reach = self._tool.reach
-        depth = self._depth(state[0])
-        throw = 0.0
-        for lever, (lowest, highest, _, _) in zip(reach, stops, strict=True):
-            throw += lever * (highest - lowest)
-        if 0.0 <= depth < throw:
-            depth_at_end = self._depth([q + end for q, (_, _, end, _) in zip(state[0], stops, strict=True)])
-            if depth_at_end < 0.0:
-                depth = depth_at_end
-            way = sum([lever * stop_length(stop) for lever, stop in zip(reach, stops, strict=True)])
-            thrown = 0.0  # since the tool was last located
-            while depth >= 0.0 and depth + depth_at_end < way and (any(state[1]) or any(state[2])):
-                state = self._braked(state)
-                thrown += self.dt * sum([lever * abs(speed) for lever, speed in zip(reach, state[1], strict=True)])
-                if thrown > 0.5 * depth:
-                    depth, way, thrown = self._depth(state[0]), way - thrown, 0.0
+        positions, speeds, accels = state
+        depth, way = self._depth(positions, ways)
+        if 0.0 <= depth < way:
+            stops = [axis.stop(v, a) for axis, v, a in zip(self._axes, speeds, accels, strict=True)]
+            swept = [stop[3] for stop in stops]
+            depth_at_end, way = self._depth([q + stop[2] for q, stop in zip(positions, stops, strict=True)], swept)
+            if 0.0 <= depth_at_end < way - depth:
+                last = max([stop[5] for stop in stops])
+                return self._leaves_between(state, (0, depth, [0.0] * len(stops)), (last, depth_at_end, swept))
+            depth = min(depth, depth_at_end)
         return SafetyEvent("workspace", None, depth, 0.0) if depth < 0.0 else None
 
-    def _depth(self, positions: Sequence[float]) -> float:
-        """Distance [m] of the tool point to the nearest face of the box; negative outside."""
+    def _leaves_between(self, state: State, here: Point, there: Point) -> SafetyEvent | None:
+        """The same between two points of the stop from ``state`` that are inside."""
+        (first, depth_here, swept_here), (last, depth_there, swept_there) = here, there
+        if last - first < 2:
+            return None
+        tick = first + max(1, (last - first) * 3 // 10)  # about half the way, as it slows down
+        positions, swept, sweeps = [], [], []
+        for axis, q, v, a, begin, end in zip(self._axes, *state, swept_here, swept_there, strict=True):
+            _, _, gone, way, _, _ = axis.stop(v, a, tick)
+            positions.append(q + gone)
+            swept.append(way)
+            sweeps.append(end - way if end - way > way - begin else way - begin)
+        depth, way = self._depth(positions, sweeps)
+        if depth < 0.0:
+            return SafetyEvent("workspace", None, depth, 0.0)
+        point = (tick, depth, swept)
+        event = self._leaves_between(state, point, there) if depth + depth_there < way else None
+        if event is None and depth + depth_here < way:
+            event = self._leaves_between(state, here, point)
+        return event
+
+    def _depth(self, positions: Sequence[float], sweeps: Sequence[float]) -> tuple[float, float]:
+        """Distance [m] of the tool point to the nearest face of the box, negative outside; and its longest way."""
         assert self._tool is not None
         assert self.limits.workspace is not None
-        (x, y, z), box = self._tool(positions), self.limits.workspace
+        (x, y, z), way = self._tool.swept(positions, sweeps)
+        box = self.limits.workspace
         (x0, y0, z0), (x1, y1, z1) = box.low, box.high
-        return min(x - x0, x1 - x, y - y0, y1 - y, z - z0, z1 - z)
+        depth = x - x0
+        for other in (x1 - x, y - y0, y1 - y, z - z0, z1 - z):
+            if other < depth:
+                depth = other
+        return depth, way
 
     def _braked(self, state: State) -> State:
         """The next state of the stop law, every joint."""
         positions, speeds, accels = [], [], []
         for axis, q, v, a in zip(self._axes, *state, strict=True):
-            position, speed, accel = _brake_joint(axis, q, v, a)
+            position, speed, accel = axis.braked(q, v, a)
             positions.append(position)
             speeds.append(speed)
             accels.append(accel)
@@ -366,25 +387,12 @@ class SafetyFilter:
             self._catching_up = [False] * len(self._axes)
 
 
-def _brake_joint(axis: Axis, q: float, v: float, a: float) -> tuple[float, float, float]:
-    """Position, speed and acceleration after one tick of the stop law; exactly still at its end."""
-    dt = axis.dt
-    step = (v + axis.accelerate(-v, a) * dt) * dt
-    position = q + step if abs(step) > STILL else q
-    speed = (position - q) / dt
-    return position, speed, (speed - v) / dt
-
-
-def _first_broken(
-    axis: Axis, target: float, speed: float, accel: float, old_accel: float
-) -> tuple[Rejection | Clamp | Timing | None, float, float]:
-    """Which limit keeps the joint from being at ``target`` now: reason, value and limit; None if none does."""
+def _what_is_broken(joint: int, axis: Axis, target: float, speed: float, accel: float, old_accel: float) -> SafetyEvent:
+    """Which limit keeps ``joint`` from being at ``target`` now."""
     if not -axis.max_speed <= speed <= axis.max_speed:
-        return "velocity", speed, axis.max_speed
+        return SafetyEvent("velocity", joint, speed, axis.max_speed)
     if not -axis.max_accel <= accel <= axis.max_accel:
-        return "acceleration", accel, axis.max_accel
+        return SafetyEvent("acceleration", joint, accel, axis.max_accel)
     if not -axis.max_accel_step <= accel - old_accel <= axis.max_accel_step:
-        return "jerk", (accel - old_accel) / axis.dt, axis.max_accel_step / axis.dt
-    if not axis.viable(target, axis.stop(speed, accel), _SLACK):
-        return "braking_distance", target, axis.high if speed > 0.0 else axis.low
-    return None, 0.0, 0.0
+        return SafetyEvent("jerk", joint, (accel - old_accel) / axis.dt, axis.max_accel_step / axis.dt)
+    return SafetyEvent("braking_distance", joint, target, axis.high if speed > 0.0 else axis.low)

@@ -6,6 +6,7 @@ starts a server of its own if it is not given one.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -20,10 +21,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from real_robot.priority import take_priority
 from real_robot.robot_file import load_robot
+from real_robot.runtimes import Runtime
 from sims.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 PRIORITY = 10
-Runtime = Literal["eager", "compiled", "onnx"]
 
 
 class RobotError(UserError):
@@ -184,7 +185,7 @@ def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str,
     token_file, ready = folder / "token", folder / "ready"
     token_file.touch(mode=0o600)
     token_file.write_text(secrets.token_hex(16))
-    words = [str(bundle), str(token_file), str(ready), runtime]
+    words = [str(bundle), str(token_file), str(ready), "--runtime", runtime]
     process = subprocess.Popen([sys.executable, "-m", "real_robot.serve", *words])
     try:
         deadline = time.monotonic() + START_S
@@ -199,10 +200,14 @@ def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str,
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="the server that deploy starts for itself, on a port of its choice")
+    for name in ("bundle", "token_file", "ready"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--runtime", choices=get_args(Runtime), default="eager")
+    options = parser.parse_args()
     take_priority(PRIORITY)  # an arm waits for the answers
     os.setpgrp()  # Ctrl-C is for the node, which brakes first and then ends this process
-    chosen: Runtime = next((name for name in get_args(Runtime) if name in sys.argv[4:]), "eager")
     try:
-        serve(Path(sys.argv[1]), port=0, token_file=Path(sys.argv[2]), ready=Path(sys.argv[3]), runtime=chosen)
+        serve(options.bundle, port=0, token_file=options.token_file, ready=options.ready, runtime=options.runtime)
     except UserError as error:
         sys.exit(f"vla-rl: {error}")

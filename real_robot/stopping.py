@@ -43,14 +43,10 @@ class AxisLimits:
     contact_residual: float | None = None
 
 
-# A whole stop, relative to where it begins: lowest and highest position, where it ends, its highest speed.
-Stop = tuple[float, float, float, float]
-
-
-def stop_length(stop: Stop) -> float:
-    """Of the whole way; a stop turns round once at most."""
-    lowest, highest, end, _ = stop
-    return 2.0 * (highest - lowest) - abs(end)
+# A stop, relative to where it begins: lowest and highest position, where it ends, the way to there, its highest speed
+# and its ticks.
+Stop = tuple[float, float, float, float, float, int]
+WHOLE = 2**63  # ticks: more than any stop has
 
 
 class Axis:
@@ -58,7 +54,17 @@ class Axis:
 
     __slots__ = (
         *("dt", "high", "low", "max_accel", "max_accel_step", "max_speed"),
-        *("_accel", "_full_rate", "_jerk_10", "_ramp", "_speed"),
+        *(
+            "_accel",
+            "_full_rate",
+            "_jerk_10",
+            "_per_accel_2",
+            "_per_jerk",
+            "_per_jerk_2",
+            "_ramp",
+            "_ramps_s",
+            "_speed",
+        ),
     )
 
     def __init__(self, limits: AxisLimits, dt: float) -> None:
@@ -71,6 +77,8 @@ class Axis:
         self._accel = limits.acceleration * _PLANNING
         self._ramp = limits.jerk * dt * _PLANNING
         self._jerk_10 = 0.1 * limits.jerk
+        self._per_accel_2, self._per_jerk, self._per_jerk_2 = 0.5 / self._accel, dt / self._ramp, 0.5 * dt / self._ramp
+        self._ramps_s = 2.0 * (dt + self._accel * dt / self._ramp)
         # s / dt from which on the stop law brakes with all of the acceleration
         whole = floor(self._accel / self._ramp)
         self._full_rate = (whole + 1) * (self._accel - 0.5 * self._ramp * whole)
@@ -96,15 +104,27 @@ class Axis:
         """Next acceleration of the stop law."""
         return self.accelerate(-speed, accel)
 
-    def stop(self, speed: float, accel: float) -> Stop:
-        """The whole stop from (speed, accel): step by step until it is on its own curve, the rest in closed form.
+    def braked(self, position: float, speed: float, accel: float) -> tuple[float, float, float]:
+        """Position, speed and acceleration after one tick of the stop law; exactly still at its end."""
+        if not speed and not accel:
+            return position, 0.0, 0.0
+        dt = self.dt
+        step = (speed + self.accelerate(-speed, accel) * dt) * dt
+        after = position + step if not -STILL <= step <= STILL else position
+        speed_after = (after - position) / dt
+        return after, speed_after, (speed_after - speed) / dt
+
+    def stop(self, speed: float, accel: float, ticks: int = WHOLE) -> Stop:
+        """The stop from (speed, accel), or its first ``ticks``: step by step until it is on its own curve, the rest in
+        closed form.
 
         On the curve it brakes m times with the full acceleration A, while s / dt is at least what A can ramp out, and
-        then with p, p - r, ... p - n r. Summing the speeds gives, with R = s / dt, for the first part
-        m R - A m (m + 1) / 2 and for the second p n (n + 1) / 2 - r n (n + 1) (2 n + 1) / 6, each times dt^2.
+        then n times with p, p - r, ... Summing the speeds gives, with R = s / dt where a part begins, for the first
+        m R - A m (m + 1) / 2 and for the second n R - p n (n + 1) / 2 + r (n - 1) n (n + 1) / 6, each times dt^2.
         """
         dt, ramp, most, full = self.dt, self._ramp, self._accel, self._full_rate
         position = lowest = highest = 0.0
+        left = ticks
         size = fastest = speed if speed >= 0.0 else -speed
         while True:
             rate = size / dt
@@ -115,12 +135,13 @@ class Axis:
                 n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
                 peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
             gap = (-peak if speed > 0.0 else peak) - accel
-            if -ramp <= gap <= ramp:
+            if -ramp <= gap <= ramp or not left:
                 break
             accel += ramp if gap > 0.0 else -ramp
             speed += accel * dt
             size = speed if speed >= 0.0 else -speed
             position += speed * dt
+            left -= 1
             if position > highest:
                 highest = position
             elif position < lowest:
@@ -130,28 +151,43 @@ class Axis:
         way = 0.0
         if rate >= full:
             m = int((rate - full) / most) + 1
+            if m > left:
+                m = left
             way = m * (rate - 0.5 * most * (m + 1))
             rate -= m * most
+            left -= m
             if rate >= ramp:
                 n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
                 peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
+        if n > left:
+            n = left
         if n:
-            way += n * (n + 1) * (0.5 * peak - ramp * (2 * n + 1) / 6.0)
+            way += n * (rate - (n + 1) * (0.5 * peak - ramp * (n - 1) / 6.0))
         end = position + (way if speed > 0.0 else -way) * dt * dt
         if end > highest:
             highest = end
         elif end < lowest:
             lowest = end
-        return lowest, highest, end, fastest
+        # it turns round once at most
+        way = 2.0 * (highest - lowest) - (end if end >= 0.0 else -end)
+        return lowest, highest, end, way, fastest, ticks - left + n + 1
 
-    def viable(self, position: float, stop: Stop, slack: float) -> bool:
-        """Whether ``stop``, begun at ``position``, keeps velocity and position inside the limits, within ``slack``."""
-        lowest, highest, _, fastest = stop
-        return (
-            fastest <= self.max_speed + slack
-            and position + highest <= self.high + slack
-            and position + lowest >= self.low - slack
-        )
+    def stopping_way(self, position: float, speed: float, accel: float, slack: float) -> float | None:
+        """The way of the whole stop or somewhat more; None if it breaks a limit of velocity or position by more than
+        ``slack``.
+
+        No stop from (s, a) is faster than v = s + a^2 / (2 J), and none is longer than v^2 / (2 A) at full deceleration
+        plus v for as long as the acceleration is ramped from a to A and out again, plus a tick for each. Only where
+        that is not within the limits the stop itself is asked.
+        """
+        push = accel if accel >= 0.0 else -accel
+        peak = (speed if speed >= 0.0 else -speed) + push * push * self._per_jerk_2
+        way = peak * (peak * self._per_accel_2 + self._ramps_s + push * self._per_jerk)
+        if peak <= self.max_speed and position + way <= self.high and position - way >= self.low:
+            return way
+        lowest, highest, _, way, fastest, _ = self.stop(speed, accel)
+        inside = position + highest <= self.high + slack and position + lowest >= self.low - slack
+        return way if inside and fastest <= self.max_speed + slack else None
 
     def toward(self, target: float, target_speed: float, position: float, speed: float, accel: float) -> float:
         """Next acceleration that approaches a moving ``target`` and lands on it without passing it.
@@ -162,7 +198,9 @@ class Axis:
         """
         gap = target - position
         reach = gap if gap > 0.0 else -gap
-        closing = min(reach / (3.0 * self.dt), sqrt(self._accel * reach))
+        closing = reach / (3.0 * self.dt)
+        if closing * closing > self._accel * reach:
+            closing = sqrt(self._accel * reach)
         cube = self._jerk_10 * reach * reach
         if cube < closing * closing * closing:
             closing = cube ** (1.0 / 3.0)

@@ -24,7 +24,8 @@ from policies.bundle import read_bundle_info, save_bundle
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.export import export_onnx
 from real_robot.policy_backend import ChunkBackend
-from real_robot.serve import Runtime, load_backend
+from real_robot.runtimes import Runtime
+from real_robot.serve import load_backend
 from real_robot.wire import Act
 from sims.bench import Measured
 from sims.errors import UserError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from real_robot.kinematics import ToolPoint
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.stopping import Axis, AxisLimits, stop_length
+from real_robot.stopping import Axis, AxisLimits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 PANDA = load_limits(ROBOTS / "franka_panda.yaml")
@@ -142,23 +142,48 @@ def test_no_stream_gets_a_limit_broken(limits: RobotLimits, attack: Attack, wher
 
 
 @stream_settings
-@given(limits=arms(), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0))
-def test_the_closed_form_of_a_stop_is_the_stop_itself(limits: RobotLimits, speed: float, accel: float) -> None:
+@given(limits=arms(), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0), share=st.floats(0.0, 1.0))
+def test_the_closed_form_of_a_stop_is_the_stop_itself(
+    limits: RobotLimits, speed: float, accel: float, share: float
+) -> None:
     for axis in limits.axes:
         model, dt = Axis(axis, 1.0 / limits.command_hz), 1.0 / limits.command_hz
         v, a = speed * axis.velocity, accel * axis.acceleration
-        stop = lowest, highest, end, peak = model.stop(v, a)
-        position, fastest, way = [0.0], abs(v), 0.0
+        positions, speeds, ways = [0.0], [abs(v)], [0.0]
+        begin = v, a
         while abs(v) * dt > 1e-14 or abs(a) > axis.jerk * dt:
             a = model.brake(v, a)
             v += a * dt
-            position.append(position[-1] + v * dt)
-            way += abs(v) * dt
-            fastest = max(fastest, abs(v))
-        assert (lowest, highest) == pytest.approx((min(position), max(position)), abs=1e-11)
-        assert end == pytest.approx(position[-1], abs=1e-11)
-        assert peak == pytest.approx(fastest, rel=1e-9)
-        assert stop_length(stop) == pytest.approx(way, abs=1e-11)
+            positions.append(positions[-1] + v * dt)
+            speeds.append(abs(v))
+            ways.append(ways[-1] + abs(v) * dt)
+        whole = model.stop(*begin)
+        assert whole[5] >= len(positions) - 1
+        for ticks in (len(positions) - 1, round(share * (len(positions) - 1))):
+            lowest, highest, end, way, fastest, _ = model.stop(*begin, ticks)
+            assert (lowest, highest) == pytest.approx(
+                (min(positions[: ticks + 1]), max(positions[: ticks + 1])), abs=1e-11
+            )
+            assert (end, way) == pytest.approx((positions[ticks], ways[ticks]), abs=1e-11)
+            if ticks == len(positions) - 1:
+                assert fastest == pytest.approx(max(speeds), rel=1e-9)
+        assert whole[:5] == pytest.approx(model.stop(*begin, len(positions) - 1)[:5], abs=1e-11)
+
+
+@stream_settings
+@given(limits=arms(), where=st.floats(0.0, 1.0), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0))
+def test_a_stop_counts_as_within_the_limits_only_if_it_is(
+    limits: RobotLimits, where: float, speed: float, accel: float
+) -> None:
+    """The short answer and the long one agree, and the short one never underrates the way."""
+    for axis in limits.axes:
+        model, (low, high) = Axis(axis, 1.0 / limits.command_hz), axis.position
+        position, v, a = low + where * (high - low), speed * axis.velocity, accel * axis.acceleration
+        lowest, highest, _, way, fastest, _ = model.stop(v, a)
+        within = position + highest <= high and position + lowest >= low and fastest <= axis.velocity
+        answer = model.stopping_way(position, v, a, 0.0)
+        assert (answer is not None) == within
+        assert answer is None or answer >= way - 1e-12
 
 
 @settings(stream_settings, max_examples=max(200, STREAMS // 10))
@@ -188,6 +213,22 @@ def test_the_tool_stays_in_the_box(seed: int, room: float, swing: float, period:
     assert_within_limits(limits, path)
     for joints in path:
         assert max(abs(x - c) for x, c in zip(tool(joints), centre, strict=True)) <= room + 1e-9
+
+
+@stream_settings
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.01, 0.1, 0.5]))
+def test_the_tool_never_moves_farther_than_the_sweeps_allow(seed: int, size: float) -> None:
+    assert PANDA.workspace is not None
+    tool = ToolPoint(PANDA.workspace.frames, PANDA.workspace.tool, PANDA.axes)
+    rng = random.Random(seed)
+    start = [rng.uniform(*axis.position) for axis in PANDA.axes]
+    steps = [rng.uniform(-size, size) for _ in start]
+    place, way = tool.swept(start, [abs(step) for step in steps])
+    went, before = 0.0, place
+    for part in range(1, 21):
+        at = tool([q + step * part / 20 for q, step in zip(start, steps, strict=True)])
+        went, before = went + math.dist(before, at), at
+    assert went <= way + 1e-12
 
 
 @settings(stream_settings, max_examples=max(100, STREAMS // 5))

@@ -48,9 +48,9 @@ class Cell:
         return process
 
     def start_server(self, *arguments: str, name: str = "server") -> int:
-        """The untrained policy; ``arguments`` as in ``untrained_server``. Returns the port."""
+        """The untrained policy, or another; ``arguments`` as in ``slow_server``. Returns the port."""
         ready = self.folder / name
-        return self._served(name, ["tests.ros.untrained_server", str(ready), TOKEN, *arguments], ready)
+        return self._served(name, ["tests.ros.slow_server", str(ready), TOKEN, *arguments], ready)
 
     def environment(self) -> contextlib.AbstractContextManager[Any]:
         """This process on the cell's DDS domain, for as long as the block lasts."""

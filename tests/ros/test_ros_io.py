@@ -112,6 +112,16 @@ def test_positions_and_twists(node: Any) -> None:
     output.close()
 
 
+@pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
+@pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
+def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, kind: str) -> None:
+    from real_robot.ros_io import CommandOutput
+
+    robot = with_output(kind)
+    with pytest.raises(ValueError, match="control_msgs; on a ROS 2 machine: apt install"):
+        CommandOutput(node, robot.ros, robot.limits)
+
+
 def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) -> None:
     from sensor_msgs.msg import JointState
 

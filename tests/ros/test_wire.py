@@ -203,7 +203,7 @@ def test_a_slow_policy_server_only_makes_it_hold_more(moving: Cell) -> None:
 
 def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
     own_url = moving.ask("get", "vla_rl_policy", "policy_url")
-    reconfigure(moving, moving.start_server("5", name="foreign"))
+    reconfigure(moving, moving.start_server("--action-dim", "5", name="foreign"))
     words = "the policy has action_dim 5, this robot's embodiment has 7"
 
     def refused() -> bool:

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-Runtime = Literal["eager", "compiled", "onnx"]
+from real_robot.runtimes import Runtime
+
 Bundle = Annotated[Positional[Path], arg(metavar="BUNDLE")]
 
 

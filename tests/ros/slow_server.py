@@ -1,0 +1,62 @@
+"""A policy server that takes its time when it is told to; without a bundle its policy has the tabletop's shape and no
+skill.
+
+READY_FILE.slower, if it is there, holds how many seconds each answer takes at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from policies.bundle import load_bundle
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.policy_backend import PolicyBackend
+from real_robot.policy_server import ServerConfig, run_server
+from real_robot.priority import take_priority
+from real_robot.serve import PRIORITY
+from real_robot.versions import Versions
+from real_robot.wire import Act
+
+
+class SlowBackend(PolicyBackend):
+    """Takes longer than it needs, if ``slower`` says so."""
+
+    slower = Path()
+
+    def act(self, question: Act) -> NDArray[np.float32]:
+        began = time.monotonic()
+        actions = super().act(question)
+        if self.slower.is_file():
+            time.sleep(max(0.0, began + float(self.slower.read_text()) - time.monotonic()))
+        return actions
+
+
+def untrained(action_dim: int) -> DenoisingPolicy:
+    robot = RobotSpec(
+        action_dim=action_dim, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0
+    )
+    torch.manual_seed(0)
+    return DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ready", metavar="READY_FILE", type=Path)
+    parser.add_argument("token")
+    parser.add_argument("--action-dim", type=int, default=7)
+    parser.add_argument("--bundle", type=Path)
+    options = parser.parse_args()
+    take_priority(PRIORITY)
+    torch.set_num_threads(1)
+    policy = load_bundle(options.bundle) if options.bundle else untrained(options.action_dim)
+    backend = SlowBackend(policy, fingerprint="untrained" if options.bundle is None else options.bundle.name)
+    backend.slower = options.ready.with_suffix(".slower")
+    config = ServerConfig(port=0, token=options.token)
+    asyncio.run(run_server(Versions(backend), config, ready=options.ready))
