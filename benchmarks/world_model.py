@@ -1,39 +1,43 @@
-"""How far can the tabletop's world model be believed, and how fast is it?
+"""How far can the tabletop's learned world be believed, and how much does a policy improve in it alone?
 
-    python benchmarks/world_model.py [--config configs/imagined_pick.yaml] [--work runs/world_model]
+    python benchmarks/world_model.py [--config configs/imagined_pick.yaml] [--work runs/world_model] [-- SETTINGS]
 
-Records episodes of the scripted expert at several noise levels (a mediocre policy, mostly failing), fits the
-configuration's world model and a baseline that ignores actions, and writes the trust report on held-out starts, the CPU
-seconds and the speed beside the simulator's to benchmarks/results/world_model.json. The same command goes on where it
-was interrupted.
+Runs the configuration's closed loop: demonstrations of a mediocre operator, imitation, real episodes of that policy,
+fit, trust report, reinforcement in imagination alone, 200 held-out starts in the simulator. Then PPO in the simulator
+from the same policy, with as many real control steps as the loop has recorded for it. Writes what came of it, the
+processor time of the fit and the speed beside the simulator's to benchmarks/results/world_model.json. The same command
+goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from episodes.recorder import RecordedEnv
-from episodes.store import EpisodeStore
+from policies.bundle import read_bundle_info
 from sims.catalog import make_env
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
-from sims.vector_env import DemonstratedEnv, VectorEnv
+from sims.vector_env import VectorEnv
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
-from vla_rl.collect import run_expert
+from vla_rl.checkpoint import latest_checkpoint, load_tree
 from vla_rl.config import load_config
-from vla_rl.experiment import Experiment
-from vla_rl.run import write_json
-from vla_rl.world_model import WORLD_FILE, fit_world, open_clips, report_trust
+from vla_rl.experiment import Experiment, FromBundle
+from vla_rl.imagined import compare_success
+from vla_rl.metrics import read_metrics
+from vla_rl.run import open_run
+from vla_rl.train import train
+from vla_rl.world_model import WORLD_FILE, open_clips
 from world_models.bundle import load_world
 from world_models.fidelity import frames_per_second
 
-NOISE = ((0.1, 120), (0.3, 120), (0.4, 120), (0.6, 120), (1.0, 120))  # (noise of the expert, episodes)
+COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
 
 def main() -> None:
@@ -43,57 +47,124 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="overrides, after a --")
     arguments = parser.parse_args()
     experiment = load_config(Experiment, arguments.config, arguments.settings)
+    settings = ["--", *arguments.settings] if arguments.settings else []
+
+    def record(rows: list[dict[str, Any]], **more: Any) -> None:
+        command = " ".join(["python benchmarks/world_model.py", *settings])
+        print(write_record("world_model", rows, command=command, **more))
+
+    imagined = finished(experiment, arguments.work / "imagined")
+    stages = imagined["stages"]
+    runs = {"imitation": imagined["result"]["bc"], "the loop's policy": imagined["result"]["rl"]}
+    real_steps = stages["reinforce"]["real_steps"]
+    rows = believed(imagined)
+    more = {
+        "stopped_by_the_trust_report": "imagine_0" not in stages,
+        "real_control_steps": {"loop": real_steps},
+        "trust": stages["trust_0"],
+        "outcomes": stages["fit_0"],
+    }
+    record([*learned(runs), *rows], **more)
+    rows += speed(experiment, imagined)
+    record([*learned(runs), *rows], **more)
+
+    real = finished(in_simulator(experiment, imagined["dir"], real_steps), arguments.work / "simulator")
+    runs["PPO in the simulator, as many real steps"] = real["result"]["rl"]
+    more["real_control_steps"]["simulator"] = control_steps(real["dir"])
+    record([*learned(runs), *rows, *compared(experiment, imagined["dir"], real["dir"])], **more)
+
+
+def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:
+    """The run's folder, stages and result; goes on with it if need be."""
+    known = (directory / "config.yaml").exists()
+    result = train(experiment, directory, resume=known, command="python benchmarks/world_model.py")
+    run = open_run(experiment, directory, resume=True, command="")
+    with run.lock:
+        return {"dir": directory, "stages": run.stages(), "result": result}
+
+
+def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experiment:
+    """PPO in the simulator from the same policy until it has taken at least ``real_steps`` control steps."""
+    algorithm, rows = experiment.algorithm, experiment.sim.num_envs
+    assert isinstance(algorithm, PPOConfig)
+    horizon = read_bundle_info(start / "imitation" / "bundle").config.vla.action_horizon
+    iterations = -(-real_steps // (rows * algorithm.chunks * horizon))
+    return replace(
+        experiment,
+        start=FromBundle(path=str(start / "imitation" / "bundle")),
+        algorithm=replace(algorithm, iterations=iterations),
+        imagination=None,
+        evaluation=replace(experiment.evaluation, validate_every=0),
+    )
+
+
+def control_steps(run: Path) -> int:
+    """Real control steps that PPO took."""
+    return int(sum(record["control_steps"] for record in read_metrics(run)))
+
+
+def learned(summaries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Success in the simulator on the held-out starts, per task."""
+    return [
+        figure(f"success, {name}, {task}", one["success"], "1") | {"interval": one["interval"]}
+        for name, summary in summaries.items()
+        for task, one in [("all", summary), *summary["per_task"].items()]
+    ]
+
+
+def believed(imagined: dict[str, Any]) -> list[dict[str, Any]]:
+    """The trust report in rows, and what the fit cost."""
+    report = imagined["stages"]["trust_0"]
+    rows = [
+        figure(f"{name} after {h} chunks", value, unit, against=copy)
+        for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
+        for h, value, copy in zip(report["horizons"], report[name], report[f"copy_{name}"], strict=True)
+    ]
+    judged = ("hallucinated_success", "success_auc", "false_success", "missed_success", "delta_success")
+    rows += [figure(f"{name}, recorded actions", report[name], "1") for name in judged]
+    latest = latest_checkpoint(imagined["dir"] / "imagination" / "round_0" / "dynamics")
+    assert latest is not None
+    return [*rows, figure("processor time of the fit of the dynamics", load_tree(latest)["cpu_s"], "s")]
+
+
+def speed(experiment: Experiment, imagined: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pictures per second, imagined and simulated in turn."""
     assert experiment.imagination is not None
-    model, work = experiment.imagination.model, arguments.work
-    env = make_env(experiment.sim)
-    record(env, work / "episodes", seed=experiment.seed)
-    seconds = timed(
-        work / "cpu_s.json", "fit", lambda: fit_world(model, [work / "episodes"], work, seed=experiment.seed)
-    )
-    report = report_trust(model, work, [work / "episodes"], sim=experiment.sim, env=env, seed=experiment.seed)
-    clips, fitted = open_clips([work / "episodes"], model, "held_out"), load_world(work / WORLD_FILE)
-    speed = {str(batch): frames_per_second(fitted.world, clips, batch=batch) for batch in (1, 8, 32, 64)}
-    simulator = simulator_frames_per_second(env, horizon=fitted.world.action_horizon, seed=experiment.seed)
-    env.close()
-    path = write_record(
-        "world_model",
-        figures(report, seconds, speed, simulator),
-        command=f"python benchmarks/world_model.py --config {arguments.config} "
-        + " ".join(["--", *arguments.settings] if arguments.settings else []),
-        episodes=[{"noise": noise, "episodes": count} for noise, count in NOISE],
-        calibration=dict(fitted.info.metrics),
-        report=report,
-    )
-    print(path)
-
-
-def record(env: VectorEnv, path: Path, *, seed: int) -> None:
-    """All noise levels, failures kept; levels that are there already are not recorded again."""
-    assert isinstance(env, DemonstratedEnv)
-    store = EpisodeStore(path, create=True)
-    done = len(store.entries())
-    starts = StartSequence("demos", seed=seed, num_tasks=len(env.spec.tasks))
-    for noise, episodes in NOISE:
-        if done >= episodes:
-            done -= episodes
-            starts.take(episodes)
-            continue
-        recorder = RecordedEnv(env, store, source="expert", split="train")
-        expert = env.expert(noise=noise, seed=seed + int(100 * noise))
-        run_expert(recorder, expert, starts, episodes=episodes - done, look_every=1, on_recorded=lambda count: None)
-        done = 0
-
-
-def timed(path: Path, name: str, work: Any) -> dict[str, float]:
-    """CPU seconds per piece of work, kept over interruptions."""
-    seconds = json.loads(path.read_text()) if path.exists() else {}
-    started = time.process_time()
+    folder, env = imagined["dir"] / "imagination" / "round_0", make_env(experiment.sim)
+    clips = open_clips([folder / "episodes"], experiment.imagination.model, "held_out")
+    world, rows = load_world(folder / WORLD_FILE).world, []
     try:
-        work()
+        for batch in (1, 8, 32, 64):
+            real = simulator_frames_per_second(env, horizon=world.action_horizon, seed=experiment.seed)
+            rate = frames_per_second(world, clips, batch=batch)
+            rows.append(figure(f"imagined pictures/s, batch {batch}", rate, "1/s", against=real))
     finally:
-        seconds[name] = seconds.get(name, 0.0) + time.process_time() - started
-        write_json(path, seconds)
-    return seconds
+        env.close()
+    return rows
+
+
+def compared(experiment: Experiment, imagined: Path, real: Path) -> list[dict[str, Any]]:
+    """Imagined beside real success of whole policies from the same held-out starts."""
+    assert experiment.imagination is not None
+    folder, env = imagined / "imagination" / "round_0", make_env(experiment.sim)
+    bundles = {"imitation": imagined / "imitation" / "bundle", "loop": imagined / "bundle", "real": real / "bundle"}
+    try:
+        found = compare_success(
+            experiment.imagination.model,
+            folder,
+            [imagined / "demonstrations", folder / "episodes"],
+            env=env,
+            bundles=list(bundles.values()),
+            count=COMPARED,
+            seed=experiment.seed,
+        )
+    finally:
+        env.close()
+    rows = [
+        figure(f"imagined success of the policy {name}", policy["imagined"], "1", against=policy["real"])
+        for name, policy in zip(bundles, found["policies"], strict=True)
+    ]
+    return [*rows, figure("delta_success of the policies", found["delta_success"], "1")]
 
 
 def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seconds: float = 2.0) -> float:
@@ -108,23 +179,6 @@ def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seco
             env.observe()
             count += env.spec.num_envs * len(env.spec.cameras)
     return count / (time.perf_counter() - started)
-
-
-def figures(
-    report: dict[str, Any], seconds: dict[str, float], speed: dict[str, float], simulator: float
-) -> list[dict[str, Any]]:
-    rows = [
-        figure(f"{name} at {h} chunks", value, unit, against=copy)
-        for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
-        for h, value, copy in zip(report["horizons"], report[name], report[f"copy_{name}"], strict=True)
-    ]
-    rows += [
-        figure(name, report[name], "1")
-        for name in ("hallucinated_success", "no_action_hallucinated_success", "success_auc", "delta_success")
-    ]
-    rows += [figure(f"pictures/s, batch {batch}", value, "1/s", against=simulator) for batch, value in speed.items()]
-    rows += [figure(f"CPU time of {name}", value, "s") for name, value in seconds.items()]
-    return rows
 
 
 def figure(name: str, value: float | None, unit: str, *, against: float | None = None) -> dict[str, Any]:

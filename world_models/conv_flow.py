@@ -1,9 +1,11 @@
 """A convolutional flow-matching world model for small frames: minutes on a CPU.
 
-A predicted frame is a mixture, pixel by pixel, of three sources: the last frame moved along a predicted flow field
-(Finn et al. 2016, motion transformations), the episode's first frame as it is, and newly drawn content. What stands
-still stays sharp however long the imagination, what the arm uncovers comes back from the first frame, and a small
-block keeps its shape because it is moved, not drawn again.
+A predicted frame is a mixture, pixel by pixel, of the last frame seen through a few projective transformations that the
+actions choose (Finn et al. 2016, spatial transformer predictor), each corrected by one predicted flow field, of the
+episode's first frame as it is, and of newly drawn content. A camera on the hand moves as a whole, a hand and what it
+holds move as one: both are a handful of numbers that depend on the actions alone, found long before a convolution has
+learned to move pixels far. What stands still stays sharp however long the imagination, what the arm uncovers comes back
+from the first frame, and a small block keeps its shape because it is moved, not drawn again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
 
 @dataclass(frozen=True, kw_only=True)
 class ConvFlowConfig(FlowWorldConfig):
-    """``points``: positions per camera that the actions draw as soft spots into the image (where does the hand go?)."""
+    """``points``: positions per camera that the actions draw as soft spots into the image (where does the hand go?).
+
+    ``transforms``: projective transformations of the last frame, per camera.
+    """
 
     name: Literal["conv_flow"] = "conv_flow"
     width: int = 48
@@ -35,6 +40,7 @@ class ConvFlowConfig(FlowWorldConfig):
     deep_blocks: int = 2
     condition: int = 192
     points: int = 8
+    transforms: int = 3
     heads: int = 4
 
     def __post_init__(self) -> None:
@@ -86,11 +92,16 @@ class ConvFlow(FlowWorld[ConvMemory]):
         self.up = nn.Conv2d(config.deep_width, 4 * config.width, 1)
         self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.norm = nn.GroupNorm(4, config.width)
-        self.out = nn.Conv2d(config.width, 8 * PATCH**2, 3, padding=1)  # flow 2, mixture 3, content 3
+        self.out = nn.Conv2d(config.width, (config.transforms + 7) * PATCH**2, 3, padding=1)  # flow, mixture, content
+        self.transform = nn.Sequential(
+            nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, self.cameras * config.transforms * 8)
+        )
         pooled = self.cameras * config.deep_width + config.condition
         self.state, self.error = read_out_heads(pooled, robot.state_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+        nn.init.normal_(self.transform[-1].weight, std=1e-3)  # type: ignore[arg-type]  # alike, they would stay alike
+        nn.init.zeros_(self.transform[-1].bias)  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
     def prefill(self, moment: Moment) -> ConvMemory:
@@ -122,16 +133,19 @@ class ConvFlow(FlowWorld[ConvMemory]):
                 x = block(x, per_camera)
             out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
-        return self.read_out(self._mix(out.float(), moment), pooled, moment)
+        return self.read_out(self._mix(out.float(), self.transform(condition), moment), pooled, moment)
 
-    def _mix(self, out: Tensor, moment: Moment) -> Tensor:
-        """The three sources, weighted. out: [B * cameras, 8, height, width]."""
-        flow, mixture, content = out.split([2, 3, 3], dim=1)
-        moved = _warp(moment.current.flatten(0, 1), flow)
-        mixture = mixture + mixture.new_tensor([KEEP_LOGIT, 0.0, 0.0])[:, None, None]
-        weight = torch.softmax(mixture, dim=1)
-        first = moment.first.flatten(0, 1)
-        mixed = weight[:, :1] * moved + weight[:, 1:2] * first + weight[:, 2:] * content
+    def _mix(self, out: Tensor, transform: Tensor, moment: Moment) -> Tensor:
+        """The sources, weighted. out: [B * cameras, 2 + transforms + 2 + 3, height, width], transform: [B, ...]."""
+        count = self.config.transforms
+        flow, mixture, content = out.split([2, count + 2, 3], dim=1)
+        current, first = moment.current.flatten(0, 1), moment.first.flatten(0, 1)
+        keep = mixture.new_zeros(count + 2)
+        keep[0] = KEEP_LOGIT
+        weight = torch.softmax(mixture + keep[:, None, None], dim=1)
+        mixed = weight[:, -2, None] * first + weight[:, -1, None] * content
+        for k, matrix in enumerate(transform.view(len(current), count, 8).unbind(1)):
+            mixed = mixed + weight[:, k, None] * _warp(current, flow, matrix)
         return mixed.unflatten(0, (-1, self.cameras))
 
     def _draw_spots(self, condition: Tensor, size: torch.Size) -> Float[Tensor, "BC points h w"]:
@@ -172,16 +186,24 @@ class _CrossView(nn.Module):
     def forward(self, x: Tensor, cameras: int) -> Tensor:
         rows, width, height, breadth = x.shape
         tokens = x.flatten(2).transpose(1, 2).reshape(rows // cameras, -1, width)
-        parts = self.qkv(self.norm(tokens)).chunk(3, dim=-1)
+        parts = self.qkv(self.norm(tokens)).float().chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        with torch.autocast(x.device.type, enabled=False):  # in bfloat16 its backward is 5 times slower on CPUs
+            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return x + self.out(mixed).reshape(rows, height * breadth, width).transpose(1, 2).reshape(x.shape)
 
 
-def _warp(frames: Float[Tensor, "B C h w"], flow: Float[Tensor, "B 2 h w"]) -> Float[Tensor, "B C h w"]:
-    """out[y, x] = frames[y + flow_y, x + flow_x], bilinear, edges repeated; flow in units of 8 pixels."""
+def _warp(
+    frames: Float[Tensor, "B C h w"], flow: Float[Tensor, "B 2 h w"], transform: Float[Tensor, "B 8"]
+) -> Float[Tensor, "B C h w"]:
+    """out(p) = frames(H p + flow(p)), bilinear, edges repeated; p in [-1, 1], flow in units of a quarter picture.
+
+    H, the projective transformation, is the identity plus the first eight of its nine entries, row by row.
+    """
     height, width = frames.shape[-2:]
-    y = torch.arange(height, device=frames.device, dtype=frames.dtype)[:, None] + 8 * flow[:, 1]
-    x = torch.arange(width, device=frames.device, dtype=frames.dtype) + 8 * flow[:, 0]
-    grid = torch.stack([2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1], dim=-1)
-    return F.grid_sample(frames, grid, padding_mode="border", align_corners=True)
+    sides = [torch.linspace(-1, 1, size, device=frames.device) for size in (height, width)]
+    y, x = torch.meshgrid(*sides, indexing="ij")
+    place = torch.stack([x, y, torch.ones_like(x)]).flatten(1)  # [3, pixels]
+    moved = F.pad(transform, (0, 1)).view(-1, 3, 3) @ place + place
+    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.2)).unflatten(2, (height, width)) + flow / 4
+    return F.grid_sample(frames, grid.movedim(1, -1), padding_mode="border", align_corners=True)

@@ -25,11 +25,14 @@ from world_models.optimization import Metrics, Optimization, OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(OptimizerConfig):
-    """``chunks``: predictions per clip, all but the first from imagined frames. ``full_noise``: share of predictions
-    trained at s = 1, where a one-step sampler works. ``moved``: a pixel moved if a channel changed by more [latent].
+    """``chunks``: predictions per clip, all but the first from imagined frames; clips of one prediction until the share
+    ``roll_in_from`` of the steps is done, since the frames of a young model teach nothing. ``full_noise``: share of
+    predictions trained at s = 1, where a one-step sampler works. ``moved``: a pixel moved if a channel changed by more
+    [latent].
     """
 
     chunks: int = 2
+    roll_in_from: float = 0.6
     full_noise: float = 0.8
     motion_weight: float = 9.0
     moved: float = 0.12
@@ -47,7 +50,12 @@ class Fitter(Optimization):
     def __init__(self, model: FlowWorld, config: FitConfig, clips: ClipSampler, *, seed: int) -> None:
         check_clips(model, clips)
         super().__init__(model, config, clips, seed=seed)
-        self.model, self.config, self.chunks = model, config, config.chunks
+        self.model, self.config = model, config
+
+    @property
+    def chunks(self) -> int:
+        begun = self.step >= self.config.roll_in_from * self.config.steps
+        return self.config.chunks if begun else 1
 
     def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
         """Mean over the clip's predictions; each later one starts from the one before, detached."""

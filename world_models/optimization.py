@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,20 +33,21 @@ class OptimizerConfig:
 
 
 class Optimization:
-    """Steps of AdamW on ``loss`` of fresh clips; ``state_dict`` / ``load_state_dict`` make a resumed fit exact.
-
-    ``chunks``: predictions per clip that ``loss`` is given.
-    """
-
-    chunks = 1
+    """Steps of AdamW on ``loss`` of fresh clips; ``state_dict`` / ``load_state_dict`` make a resumed fit exact."""
 
     def __init__(self, model: nn.Module, optimizer: OptimizerConfig, clips: ClipSampler, *, seed: int) -> None:
         self._fitted, self._config, self.clips, self.step = model, optimizer, clips, 0
+        self.cpu_s = 0.0  # processor time of all updates, interruptions excluded
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay, betas=(0.9, 0.95)
         )
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def chunks(self) -> int:
+        """Predictions per clip that ``loss`` is given."""
+        return 1
 
     def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
         """What one step minimises, and what it reports."""
@@ -53,7 +55,7 @@ class Optimization:
 
     def update(self) -> Metrics:
         """One optimizer step on a fresh batch."""
-        config = self._config
+        config, started = self._config, time.process_time()
         clip = self.clips.draw(self._rng, config.batch_size, self.chunks).to(self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * self._schedule()
@@ -63,6 +65,7 @@ class Optimization:
         norm = torch.nn.utils.clip_grad_norm_(self._fitted.parameters(), config.max_grad_norm)
         self.optimizer.step()
         self.step += 1
+        self.cpu_s += time.process_time() - started
         return metrics | {"loss": loss.item(), "grad_norm": norm.item()}
 
     @property
@@ -84,6 +87,7 @@ class Optimization:
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
+            "cpu_s": self.cpu_s,
             "model": self._fitted.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng": self._rng.bit_generator.state,
@@ -91,7 +95,7 @@ class Optimization:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = state["step"]
+        self.step, self.cpu_s = state["step"], state["cpu_s"]
         self._fitted.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._rng.bit_generator.state = state["rng"]

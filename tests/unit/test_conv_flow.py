@@ -78,12 +78,26 @@ def test_the_baseline_does_not_see_actions(clips: ClipSampler) -> None:
 
 
 def test_warping_moves_pixels_and_repeats_edges() -> None:
-    frame = torch.arange(16.0).view(1, 1, 4, 4)
-    flow = torch.zeros(1, 2, 4, 4)
-    flow[:, 0] = 1 / 8  # one pixel: every pixel shows its right neighbour
-    moved = _warp(frame, flow)
-    torch.testing.assert_close(moved[0, 0, :, :3], frame[0, 0, :, 1:])
-    torch.testing.assert_close(moved[0, 0, :, 3], frame[0, 0, :, 3])
+    """By one pixel to the left: every pixel shows its right neighbour, by flow and by transformation."""
+    frame = torch.arange(25.0).view(1, 1, 5, 5)
+    flow, transform = torch.zeros(1, 2, 5, 5), torch.zeros(1, 8)
+    flow[:, 0] = 4 * 0.5  # pixels lie half a unit apart, flow counts quarters
+    by_flow = _warp(frame, flow, transform)
+    transform[:, 2] = 0.5
+    by_transform = _warp(frame, torch.zeros_like(flow), transform)
+    for moved in (by_flow, by_transform):
+        torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
+        torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
+
+
+def test_warping_sees_depth() -> None:
+    """x / (1 + y): where y is 1, everything lies half as far from the middle."""
+    frame = torch.arange(25.0).view(1, 1, 5, 5)
+    transform = torch.zeros(1, 8)
+    transform[:, 7] = 1.0
+    moved = _warp(frame, torch.zeros(1, 2, 5, 5), transform)
+    torch.testing.assert_close(moved[0, 0, 4, 4], frame[0, 0, 3, 3])
+    torch.testing.assert_close(moved[0, 0, 2], frame[0, 0, 2])
 
 
 def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
