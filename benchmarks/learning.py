@@ -3,8 +3,9 @@
     python benchmarks/learning.py quickstart --seeds 0 1 2
     python benchmarks/learning.py quickstart_grpo --from runs/learning/quickstart-0/imitation/bundle
 
-Runs ``vla-rl train configs/NAME.yaml`` once per seed (--section.key VALUE overrides any setting) and writes benchmarks/results/learning_NAME.json: before and after
-on the held-out starts (deployed and stochastic, with Wilson intervals), the curve, the wall-clock seconds, the command.
+Runs ``vla-rl train configs/NAME.yaml`` once per seed (--section.key VALUE overrides any setting) and writes
+benchmarks/results/learning_NAME.json: before and after on the held-out starts (deployed and stochastic, with Wilson
+intervals), the curve, the wall-clock seconds, the command.
 """
 
 from __future__ import annotations
