@@ -8,6 +8,7 @@ Flow time: t = 1 is noise, t = 0 is action, v = noise - action. Papers with the 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,7 +59,7 @@ class Transition:
         return self.std
 
 
-class Kernel:
+class Kernel(ABC):
     """How to walk from noise to action in ``steps`` transitions.
 
     ``trained_steps``: transitions whose log-prob counts. ``one_step_per_sample``: only one of them, drawn per sample,
@@ -79,6 +80,7 @@ class Kernel:
         """Times of the states on the path: the one grid, for sampling, scoring, evaluation and deployment."""
         return time_grid(self.steps, device)
 
+    @abstractmethod
     def transition(
         self, x_t: Tensor, prediction: Prediction, t: Tensor, dt: Tensor, explore: Tensor | None = None
     ) -> Transition:
@@ -87,7 +89,6 @@ class Kernel:
         ``explore`` (bool, broadcastable; default everywhere): rows where it is False take the noiseless step.
         Only kernels with ``one_step_per_sample`` are asked for it.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

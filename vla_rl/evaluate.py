@@ -132,6 +132,18 @@ def evaluate_policy(
     return outcome.summary(env.spec.tasks)
 
 
+def evaluate_both(
+    policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int, title: str, words: Words = "given"
+) -> dict[str, dict[str, Any]]:
+    """Summaries of the flow that is "deployed" and of the "stochastic" policy that training sees."""
+    summaries = {}
+    with progress(title, 2) as advance:
+        for kind, stochastic in (("deployed", False), ("stochastic", True)):
+            summaries[kind] = evaluate_policy(policy, env, starts, seed=seed, stochastic=stochastic, words=words)
+            advance(note=f"{kind} {summaries[kind]['success']:.3f}")
+    return summaries
+
+
 def evaluate_path(
     path: Path,
     *,
@@ -167,21 +179,14 @@ def evaluate_path(
 def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, words: Words) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}."""
     env = make_env(sim)
-
-    def summary(*, stochastic: bool) -> dict[str, Any]:
-        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        return evaluate_policy(policy, env, starts, seed=seed, stochastic=stochastic, words=words)
-
     try:
-        with progress("evaluate", 2) as advance:
-            deployed = summary(stochastic=False)
-            advance(note=f"deployed {deployed['success']:.3f}")
-            exploring = summary(stochastic=True)
-            advance(note=f"stochastic {exploring['success']:.3f}")
+        starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", words=words)
     finally:
         env.close()
+    deployed = summaries["deployed"]
     return deployed | {
-        "stochastic": {key: exploring[key] for key in ("success", "interval")},
+        "stochastic": {key: summaries["stochastic"][key] for key in ("success", "interval")},
         "simulator": env.spec.name,
         "seed": seed,
         "split": split_of(sim),

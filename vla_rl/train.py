@@ -19,7 +19,7 @@ from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
-from vla_rl.evaluate import evaluate_policy, locate
+from vla_rl.evaluate import evaluate_both, evaluate_policy, locate
 from vla_rl.experiment import Experiment, FromBundle, Imitation
 from vla_rl.failures import FailureLog
 from vla_rl.film import film_tasks
@@ -201,11 +201,7 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
     starts = evaluation_starts(
         run.experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
     )
-    with progress(f"evaluate {name}", 2) as advance:
-        summaries = {}
-        for kind, stochastic in (("deployed", False), ("stochastic", True)):
-            summaries[kind] = evaluate_policy(policy, env, starts, seed=settings.seed, stochastic=stochastic)
-            advance(note=f"{kind} {summaries[kind]['success']:.3f}")
+    summaries = evaluate_both(policy, env, starts, seed=settings.seed, title=f"evaluate {name}")
     film_tasks(policy, run.experiment, env, run.videos, prefix={"before": "bc", "after": "rl"}[name])
     return summaries
 
