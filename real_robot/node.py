@@ -31,12 +31,13 @@ from episodes.schema import EpisodeError
 from real_robot.control_loop import ControlLoop
 from real_robot.control_thread import ControlThread
 from real_robot.embodiment import embodiment_of
+from real_robot.frames import check_tool
 from real_robot.policy_client import PolicyClient
 from real_robot.priority import take_priority
 from real_robot.recorder import Recorder
 from real_robot.remote_policy import RemotePolicy
 from real_robot.robot_file import Robot, load_robot
-from real_robot.ros_io import LATCHED_QOS, CameraInput, CommandOutput, JointInput
+from real_robot.ros_io import LATCHED_QOS, CameraInput, CommandOutput, FrameInput, JointInput
 from real_robot.wire import Hello, Outcome
 from sims.vector_env import TEXT_BYTES
 
@@ -72,6 +73,7 @@ class PolicyNode(LifecycleNode):
         self._recorder: Recorder | None = None
         self._policy: RemotePolicy | None = None
         self._control: ControlThread | None = None
+        self._frames: FrameInput | None = None
         self._stop_reason = ""
         self._announced: bool | None = None
         self._in_episode = False
@@ -93,6 +95,7 @@ class PolicyNode(LifecycleNode):
             token = Path(self._text("token_file")).read_text().strip()
             self._recorder = Recorder(Path(self._text("store"))) if self._text("store") else None
             output = CommandOutput(self, robot.ros, robot.limits)
+            self._frames = FrameInput(self) if robot.ros.tool_frame else None
         except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
             self.release_wires()
@@ -106,6 +109,7 @@ class PolicyNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._policy = self._control = None
         try:
+            self._check_frames()
             self._begin()
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
@@ -139,9 +143,25 @@ class PolicyNode(LifecycleNode):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+        self._close_frames()
         for wire in (self._joints, self._cameras, self._output) if self._robot is not None else ():
             wire.close()
         self._robot = None
+
+    def _check_frames(self) -> None:
+        """Once after configuration; ValueError says what is missing or disagrees."""
+        if self._frames is None or self._robot is None:
+            return
+        measured = self._joints.measure()
+        if measured is None:
+            raise ValueError(self._joints.trouble)
+        check_tool(self._frames.tree, self._robot, measured.positions)
+        self._close_frames()
+
+    def _close_frames(self) -> None:
+        if self._frames is not None:
+            self._frames.close()
+            self._frames = None
 
     # Episodes
 

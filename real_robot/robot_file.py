@@ -48,6 +48,9 @@ class RosSection:
     ``joint_jog`` and ``twist_stamped``: the joints' or the tool's velocity [rad/s, m/s] in ``command_frame`` for MoveIt
     Servo; joints that the kinematic chain does not name go as positions to the topic ``gripper`` beside a twist.
 
+    ``tool_frame``: TF's name of the tool point. Before the arm first moves, its published place in ``command_frame``
+    must be where the kinematic chain of the limits puts it.
+
     ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
     ``scene``: the node that prepares episodes: parameters ``task`` and ``seed``, service ``~/reset``, topics
     ``~/instruction``, ``~/success`` and ``~/failure``.
@@ -59,6 +62,7 @@ class RosSection:
     command_type: CommandType = "joint_trajectory"
     command_frame: str = "base_link"
     gripper: str = ""
+    tool_frame: str = ""
     residuals: str = ""
     scene: str = ""
 
@@ -91,6 +95,8 @@ def _check_output(robot: Robot) -> None:
     ros, axes = robot.ros, robot.limits.axes
     if any(axis.contact_residual is not None for axis in axes) and not ros.residuals:
         raise ValueError(".ros.residuals: the limits name a contact_residual, so name the topic that measures it")
+    if ros.tool_frame and robot.limits.workspace is None:
+        raise ValueError(".ros.tool_frame: there is no limits.workspace.chain to compare it with")
     if ros.command_type != "twist_stamped":
         return
     if robot.limits.workspace is None:

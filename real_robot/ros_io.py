@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
-from geometry_msgs.msg import TwistStamped
+from geometry_msgs.msg import TransformStamped, TwistStamped
 from numpy.typing import NDArray
 from rclpy.action import ActionClient
 from rclpy.callback_groups import CallbackGroup
@@ -27,6 +27,7 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from real_robot.frames import FrameTree
 from real_robot.images import fit_image
 from real_robot.kinematics import ToolPoint
 from real_robot.robot_file import RosSection
@@ -214,15 +215,48 @@ def image_array(message: Image | CompressedImage) -> NDArray[np.uint8]:
     return image if message.encoding == "rgb8" else np.ascontiguousarray(image[..., ::-1])
 
 
-def control_type(module: str, name: str) -> Any:
-    """A type of the package control_msgs, which not every ROS installation has. ValueError says how to get it."""
+def ros_type(module: str, name: str, *, setting: str) -> Any:
+    """A type of a package that not every ROS installation has. ValueError says how to get it."""
     try:
-        return getattr(importlib.import_module(f"control_msgs.{module}"), name)
+        return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
         raise ValueError(
-            f"this command_type needs {name} of the ROS package control_msgs; on a ROS 2 machine: "
-            "apt install ros-$ROS_DISTRO-control-msgs, elsewhere choose command_type: joint_trajectory"
+            f"{setting} needs {name} of the ROS package {package}; on a ROS 2 machine: "
+            f"apt install ros-$ROS_DISTRO-{package.replace('_', '-')}, elsewhere do without this setting"
         ) from error
+
+
+class FrameInput:
+    """Frames from /tf and /tf_static. They wake the executor, so this is for a node that does not move its arm."""
+
+    def __init__(self, node: Node) -> None:
+        kind = ros_type("tf2_msgs.msg", "TFMessage", setting="tool_frame")
+        self.tree, self._node = FrameTree(), node
+        kept = QoSProfile(depth=100, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._subscriptions = [
+            node.create_subscription(kind, topic, self._hear, qos)
+            for topic, qos in (("/tf", QoSProfile(depth=100)), ("/tf_static", kept))
+        ]
+
+    def close(self) -> None:
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        self._subscriptions = []
+
+    def _hear(self, message: Any) -> None:
+        remember(self.tree, message.transforms)
+
+
+def remember(tree: FrameTree, transforms: Sequence[TransformStamped]) -> None:
+    for stamped in transforms:
+        place, turn = stamped.transform.translation, stamped.transform.rotation
+        tree.put(
+            stamped.child_frame_id,
+            stamped.header.frame_id,
+            (place.x, place.y, place.z),
+            (turn.x, turn.y, turn.z, turn.w),
+        )
 
 
 class Goals:
@@ -232,7 +266,9 @@ class Goals:
     """
 
     def __init__(self, node: Node, action: str) -> None:
-        self._type = control_type("action", "FollowJointTrajectory")
+        self._type = ros_type(
+            "control_msgs.action", "FollowJointTrajectory", setting="command_type: follow_joint_trajectory"
+        )
         self._client = ActionClient(node, self._type, action)
 
     def publish(self, trajectory: JointTrajectory) -> None:
@@ -260,7 +296,8 @@ class CommandOutput:
             case "float64_multi_array":
                 self._publisher, self._message = topic(Float64MultiArray), self._positions
             case "joint_jog":
-                self._publisher, self._message = topic(control_type("msg", "JointJog")), self._jog
+                self._jog_type = ros_type("control_msgs.msg", "JointJog", setting="command_type: joint_jog")
+                self._publisher, self._message = topic(self._jog_type), self._jog
             case "twist_stamped":
                 self._publisher, self._message = topic(TwistStamped), self._twist
         self._gripper = None
@@ -300,7 +337,7 @@ class CommandOutput:
         return Float64MultiArray(data=list(out.positions))
 
     def _jog(self, out: SafeCommand, stop_path: StopPath) -> Any:
-        message = control_type("msg", "JointJog")(joint_names=self._names, velocities=list(out.velocities))
+        message = self._jog_type(joint_names=self._names, velocities=list(out.velocities))
         message.duration = self._dt
         message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops commands that are too old
         message.header.frame_id = self._ros.command_frame

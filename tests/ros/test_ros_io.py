@@ -122,6 +122,24 @@ def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, 
         CommandOutput(node, robot.ros, robot.limits)
 
 
+def test_frames_as_tf_publishes_them(node: Any) -> None:
+    from geometry_msgs.msg import TransformStamped
+
+    from real_robot.frames import FrameTree
+    from real_robot.ros_io import FrameInput, remember
+
+    arm, hand = TransformStamped(child_frame_id="arm"), TransformStamped(child_frame_id="hand")
+    arm.header.frame_id, hand.header.frame_id = "base", "arm"
+    arm.transform.translation.x, hand.transform.translation.x = 1.0, 0.5
+    arm.transform.rotation.z = arm.transform.rotation.w = 0.5**0.5  # a quarter turn to the left
+    tree = FrameTree()
+    remember(tree, [hand, arm])
+    np.testing.assert_allclose(tree.place("hand", "base"), (1.0, 0.5, 0.0), atol=1e-9)
+    if find_spec("tf2_msgs") is None:
+        with pytest.raises(ValueError, match="tool_frame needs TFMessage of the ROS package tf2_msgs"):
+            FrameInput(node)
+
+
 def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) -> None:
     from sensor_msgs.msg import JointState
 
