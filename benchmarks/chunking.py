@@ -78,6 +78,11 @@ def state_of(tool: NDArray[np.float64], targets: Targets) -> NDArray[np.float32]
     return np.concatenate([tool, targets.y[:, None], targets.speed[:, None], away], axis=1).astype(np.float32)
 
 
+def side_of(targets: Targets) -> NDArray[np.float64]:
+    """The way round the post that is shorter as things stand at the start."""
+    return np.where(targets.y < 0, -1.0, 1.0)
+
+
 def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round the post on ``side``, then to where the target will be; actions [n, 2]. Slows down as it comes near."""
     passed = tool[:, :1] >= POST[0] + 0.02
@@ -93,7 +98,7 @@ def demonstrations(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, n, 6] and the expert's actions [T, n, 2], along paths that its own smooth noise disturbs."""
     rng = np.random.default_rng(seed)
     targets, tool = Targets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
-    side, drift = rng.choice([-1.0, 1.0], n), np.zeros((n, 2))
+    side, drift = side_of(targets), np.zeros((n, 2))
     states, actions = [], []
     for _ in range(TICKS):
         action = expert(tool, targets, side)
