@@ -18,8 +18,8 @@ $(INSTALLED): pyproject.toml constraints.txt .ci/install
 
 quickstart: $(INSTALLED)  ## train a small policy: imitation, then reinforcement; the result is a page to look at
 	@mkdir -p $(QUICKSTART) && cp $(INSTALLED) $(QUICKSTART)/install_s
-	@# always two threads of tensor arithmetic: the same figures on any number of cores
-	OMP_NUM_THREADS=2 $(BIN)/vla-rl train configs/quickstart.yaml --run-dir $(QUICKSTART) $$(test ! -e $(QUICKSTART)/config.yaml || echo --resume)
+	@# always one thread of tensor arithmetic: the same figures on any number of cores
+	OMP_NUM_THREADS=1 $(BIN)/vla-rl train configs/quickstart.yaml --run-dir $(QUICKSTART) $$(test ! -e $(QUICKSTART)/config.yaml || echo --resume)
 
 test: $(INSTALLED)  ## the tests
 	$(BIN)/pytest

@@ -194,7 +194,7 @@ class Demonstrated(Protocol):
 JITTER = 0.05  # std of the AR(1) noise on actions of full size
 AIM = 0.001  # [m] std of an episode's aiming error
 # A hand above a thing hides it. How far from its place such a hand is believed to be [m]: to the left, and too low.
-HIDDEN = (0.0, 0.02, -0.0135)
+HIDDEN = (0.0, 0.021, -0.0125)
 FROM_ABOVE = ("reach", "pick", "stack", "open_drawer", "insert_peg")
 
 
@@ -202,7 +202,7 @@ class ScriptedExpert:
     """Acts by the rule of each row's task. ``noise`` scales every way in which an operator falls short of it.
 
     With 0 it does its best. With 1 it is a mediocre operator: its hand trembles, and where the hand comes from above
-    and hides the thing, it works 20 mm beside it and 13.5 mm too high, so it often fails. A policy that imitates it
+    and hides the thing, it works 21 mm beside it and 12.5 mm too high, so it often fails. A policy that imitates it
     inherits the error; reinforcement has to undo it.
     """
 
