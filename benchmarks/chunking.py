@@ -3,9 +3,9 @@
     python -m benchmarks.chunking [--episodes 40] [--policies 1] [--steps 1200]
 
 The tabletop's arm and control law, the safety filter at 100 Hz, one process and an injected clock. A target slides to
-and fro beyond a post and turns back at random; the tool must go round the post, left or right as it likes, without
-touching it, and stay on the target for half a second. One flow policy, cloned from a scripted expert that goes either
-way, answers every request exactly ``delay`` control steps late. All methods see the same episodes.
+and fro beyond a post and turns back at random; the tool must go round the post without touching it and stay on the
+target for half a second. One flow policy, cloned from a scripted expert that takes the shorter way round, answers every
+request exactly ``delay`` control steps late. All methods see the same episodes.
 
 Beside success: how far the first action of a new chunk is from what the old one had planned, and the largest velocity,
 acceleration and jerk of the commands after the safety filter as shares of the limits, which may not exceed 1.
