@@ -94,8 +94,8 @@ class PolicyNode(LifecycleNode):
             robot = load_robot(Path(self._text("robot_file")))
             token = Path(self._text("token_file")).read_text().strip()
             self._recorder = Recorder(Path(self._text("store"))) if self._text("store") else None
-            output = CommandOutput(self, robot.ros, robot.limits)
             self._frames = FrameInput(self) if robot.ros.tool_frame else None
+            output = CommandOutput(self, robot.ros, robot.limits)  # last: nothing closes it when something fails here
         except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
             self.release_wires()

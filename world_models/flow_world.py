@@ -6,6 +6,7 @@ kernels of ``policies``, so a world model is sampled and scored by the code that
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -82,7 +83,7 @@ class Denoised(Rows):
     log_error: Float[Tensor, "*B"]
 
 
-class FlowWorld(nn.Module, Generic[M]):
+class FlowWorld(nn.Module, ABC, Generic[M]):
     """Implements ``world_models.dynamics.WorldModel``; a kind of world adds ``prefill`` and ``denoised``.
 
     Everything may be asked from another device than the model's; answers come back to the asker's.
@@ -110,8 +111,9 @@ class FlowWorld(nn.Module, Generic[M]):
         flat = self.codec.decode(latent.flatten(0, -4))
         return flat.view(*latent.shape[:-3], *flat.shape[1:]).to(latent.device)
 
+    @abstractmethod
     def prefill(self, moment: Moment) -> M:
-        raise NotImplementedError
+        """What all calls for this moment share."""
 
     @torch.no_grad()
     def sample_chunk(self, memory: M, action: Tensor, length: Tensor, noise: Tensor) -> Imagined:
@@ -140,9 +142,9 @@ class FlowWorld(nn.Module, Generic[M]):
 
     # -- for fitting -----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def denoised(self, memory: M, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
         """One call at x_t = ``noisy`` [B, *latent_shape], t [B] in (0, 1]; differentiable."""
-        raise NotImplementedError
 
     def prefill_to_fit(self, moment: Moment, generator: torch.Generator) -> M:
         """Prefill while fitting; a model that corrupts its context draws that from ``generator``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from policies.schedule import cosine_schedule
 from world_models.clips import Clip, ClipSampler
 
 Metrics = dict[str, float]
@@ -32,7 +34,7 @@ class OptimizerConfig:
                 raise ValueError(f"fit.{name} must be at least 1, got {getattr(self, name)}")
 
 
-class Optimization:
+class Optimization(ABC):
     """Steps of AdamW on ``loss`` of fresh clips; ``state_dict`` / ``load_state_dict`` make a resumed fit exact."""
 
     def __init__(self, model: nn.Module, optimizer: OptimizerConfig, clips: ClipSampler, *, seed: int) -> None:
@@ -49,16 +51,16 @@ class Optimization:
         """Predictions per clip that ``loss`` is given."""
         return 1
 
+    @abstractmethod
     def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
         """What one step minimises, and what it reports."""
-        raise NotImplementedError
 
     def update(self) -> Metrics:
         """One optimizer step on a fresh batch."""
         config, started = self._config, time.process_time()
         clip = self.clips.draw(self._rng, config.batch_size, self.chunks).to(self.device)
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * self._schedule()
+            group["lr"] = config.learning_rate * cosine_schedule(self.step, steps=config.steps, warmup=config.warmup)
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics = self.loss(clip)
         loss.backward()
@@ -76,13 +78,6 @@ class Optimization:
     @property
     def device(self) -> torch.device:
         return next(self._fitted.parameters()).device
-
-    def _schedule(self) -> float:
-        config = self._config
-        if self.step < config.warmup:
-            return (self.step + 1) / config.warmup
-        done = (self.step - config.warmup) / max(1, config.steps - config.warmup)
-        return 0.05 + 0.95 * 0.5 * (1 + float(np.cos(np.pi * min(1.0, done))))
 
     def state_dict(self) -> dict[str, Any]:
         return {

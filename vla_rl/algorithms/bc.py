@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from episodes.sampler import Batch
 from policies.denoising_policy import DenoisingPolicy
+from policies.schedule import cosine_schedule
 from sims.errors import UserError
 
 
@@ -29,14 +29,6 @@ class BCConfig:
     warmup: int = 50
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
-
-
-def cosine_schedule(step: int, *, steps: int, warmup: int, floor: float = 0.05) -> float:
-    """Factor on the learning rate: linear warm-up, then half a cosine down to ``floor``."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 SMALLEST_MATRIX = 8  # below, orthogonalising the update means little
