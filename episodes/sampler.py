@@ -37,12 +37,14 @@ _MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
 class Batch(Rows):
     """``action[b, i]`` is what was done ``i`` steps after ``obs`` was seen; ``mask`` is 0 where it is padding.
 
-    Padding repeats the last action of the window.
+    Padding repeats the last action of the window. ``future``: the state at each of the sampler's ``future_steps``
+    (or the last look before it), and where this actor's work ended.
     """
 
     obs: Observation
     action: Float[Tensor, "*B H A"]
     mask: Float[Tensor, "*B H"]
+    future: Float[Tensor, "*B F state_dim"] | None = None
 
 
 class WindowSampler:
@@ -64,6 +66,7 @@ class WindowSampler:
         batch_size: int,
         seed: int,
         cameras: Sequence[str] | None = None,
+        future_steps: Sequence[int] = (),
         where: Selection = EVERYTHING,
         actors: Sequence[str] = SOURCES,
     ):
@@ -75,6 +78,7 @@ class WindowSampler:
         if not entries:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
+        self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
         self._text = encode_text([entry.instruction for entry in entries])
@@ -99,6 +103,10 @@ class WindowSampler:
         self._state, self._action = torch.from_numpy(state), torch.from_numpy(action)
         self._run_end = torch.from_numpy(run_ends[np.searchsorted(run_ends, np.arange(len(actor)), side="right")])
         self._windows = np.stack([look_episode, look, np.arange(len(step)), step], axis=1)[followed]
+        # An episode of T steps has T + 1 moments, so moments of all episodes end to end increase strictly.
+        moment, run_end = step + look_episode, self._run_end.numpy()[step[followed]] + look_episode[followed]
+        ahead = [np.minimum(moment[followed] + steps, run_end) for steps in self.future_steps] + [run_end]
+        self._future = torch.from_numpy(np.searchsorted(moment, np.stack(ahead, axis=1), side="right") - 1)
 
     def _parts(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
         """Copies of state, action, actor and look steps of one episode, checked against the first one's shapes."""
@@ -142,7 +150,12 @@ class WindowSampler:
             state=self._state[torch.from_numpy(state_row)],
             text=self._text[torch.from_numpy(episode)],
         )
-        return Batch(obs=obs, action=self._action[torch.minimum(ahead, end - 1)], mask=(ahead < end).float())
+        return Batch(
+            obs=obs,
+            action=self._action[torch.minimum(ahead, end - 1)],
+            mask=(ahead < end).float(),
+            future=self._state[self._future[torch.from_numpy(picked)]],
+        )
 
     def _images(self, episode: np.ndarray, look: np.ndarray) -> Tensor:
         out = torch.empty((len(look), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)

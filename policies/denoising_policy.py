@@ -39,6 +39,8 @@ class DenoisingPolicyConfig:
 
     ``anchor_weight``: of the plain regression beside the flow loss. Its gradient is free of noise draws; without it
     the encoder needs about twice the frames before it finds a named object.
+    ``forecast_weight``: of the error in guessing which states the demonstration will reach. Where it ends shows the
+    target in every frame, long before the actions tell; without it pushes go astray (docs/algorithms.md).
     ``max_prefix``: in bc_loss, up to this many leading actions are given clean (training-time real-time chunking).
     ``precision`` and ``compile`` take effect on CUDA alone.
     """
@@ -51,6 +53,7 @@ class DenoisingPolicyConfig:
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
     loss_draws: int = 4
     anchor_weight: float = 10.0
+    forecast_weight: float = 5.0
     max_prefix: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -169,11 +172,17 @@ class DenoisingPolicy(nn.Module):
         return context.pooled.detach()
 
     def bc_loss(
-        self, context: Context, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
+        self,
+        context: Context,
+        action: Float[Tensor, "B H A"],
+        mask: Float[Tensor, "B H"],
+        generator: torch.Generator,
+        future: Float[Tensor, "B F state_dim"] | None = None,
     ) -> Tensor:
         """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per look.
 
-        Plus ``anchor_weight`` times the squared error of the anchor, the expert's guess before any denoising.
+        Plus ``anchor_weight`` times the squared error of the anchor, the expert's guess before any denoising, and
+        ``forecast_weight`` times that of the encoder's guess at ``future``, in normalised states.
         """
         batch, horizon, action_dim = action.shape
         shape, device = (batch, self.config.loss_draws, horizon, action_dim), action.device
@@ -191,7 +200,12 @@ class DenoisingPolicy(nn.Module):
         memory = self._remember(context, self.vla.expert)
         error = self._bind(self.vla.expert, memory)(x_t, t).target - target
         anchor_error = memory.anchor.float() - clean[:, :1]
-        return _masked_square(error, weight) + self.config.anchor_weight * _masked_square(anchor_error, mask[:, None])
+        loss = _masked_square(error, weight) + self.config.anchor_weight * _masked_square(anchor_error, mask[:, None])
+        if future is not None:
+            reached = self.normalizer.normalize_state(future)[..., : self.vla.forecast_dims]
+            guess = self.vla.forecast(context.pooled).view(reached.shape)
+            loss = loss + self.config.forecast_weight * (guess - reached).square().mean()
+        return loss
 
     @torch.no_grad()
     def act(

@@ -78,9 +78,17 @@ class Policy(Protocol[C]):
         ...
 
     def bc_loss(
-        self, context: C, action: Float[Tensor, "B H A"], mask: Float[Tensor, "B H"], generator: torch.Generator
+        self,
+        context: C,
+        action: Float[Tensor, "B H A"],
+        mask: Float[Tensor, "B H"],
+        generator: torch.Generator,
+        future: Float[Tensor, "B F state_dim"] | None = None,
     ) -> Tensor:
-        """Imitation loss of chunks ``action`` (environment units); ``mask`` is 0 on padding. Scalar."""
+        """Imitation loss of chunks ``action`` (environment units); ``mask`` is 0 on padding. Scalar.
+
+        ``future``: states that the demonstration reached later (episodes/sampler.py), to be guessed from the look.
+        """
         ...
 
     def act(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from policies.kernels import Prediction
@@ -24,6 +24,7 @@ from sims.vector_env import Observation
 # (16 finds a named block after 10k frames, 1 not after 20k). Coordinates are scaled to weigh as much as appearance.
 QUERY_GAIN = 16.0
 COORDINATE_GAIN = 3.0
+READ_GAIN = 4.0  # attention over words begins peaked likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class VLAConfig:
     ``image_widths``, ``image_depths``: channels and residual 3 x 3 blocks per stage; the first stage follows a patch
     stem of stride ``image_patch``, each later one halves the map. ``queries`` x ``query_heads`` attention maps per
     camera give ``queries`` tokens. ``action_patch`` actions form one token (1: every action its own).
+    ``forecast_steps``: control steps ahead at which imitation has the encoder guess the state, besides where the
+    demonstration ends; ``forecast_dims``: only these first dimensions of it (null: all).
     """
 
     image_patch: int = 4
@@ -49,6 +52,8 @@ class VLAConfig:
     time_width: int = 64
     action_horizon: int = 8
     action_patch: int = 8
+    forecast_steps: tuple[int, ...] = (16, 32)
+    forecast_dims: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.image_widths) != len(self.image_depths) or not self.image_widths:
@@ -60,6 +65,8 @@ class VLAConfig:
             raise ValueError(
                 f"vla.action_patch must divide action_horizon {self.action_horizon}, got {self.action_patch}"
             )
+        if min(self.forecast_steps, default=1) < 1:
+            raise ValueError(f"vla.forecast_steps must be at least 1, got {self.forecast_steps}")
         for name, width in (("width", self.width), ("text_width", self.text_width)):
             if width % self.heads:
                 raise ValueError(f"vla.{name} must be a multiple of heads {self.heads}, got {width}")
@@ -86,8 +93,40 @@ class Memory:
     keys_values: list[tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Words(Rows):
+    """An instruction, word by word; ``exists`` is false in the slots that it leaves empty."""
+
+    tokens: Float[Tensor, "*B max_words text_width"]
+    exists: Bool[Tensor, "*B max_words"]
+
+
+class WordReader(nn.Module):
+    """``maps`` attention maps over the words, peaked from the start, so that each hands on one word whole.
+
+    In one vector for the whole instruction the colour of a mat is hidden among eight other words, and imitation needs
+    twice the updates before it pushes to the right one (docs/algorithms.md).
+    """
+
+    def __init__(self, width: int, maps: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, maps)
+        with torch.no_grad():
+            self.score.weight *= READ_GAIN
+
+    def forward(self, words: Words) -> Float[Tensor, "B maps text_width"]:
+        """Zeros if there are no words."""
+        exists = words.exists.unsqueeze(-1)
+        weight = self.score(words.tokens).masked_fill(~exists, -1e4).softmax(dim=1) * exists
+        return weight.transpose(1, 2) @ words.tokens
+
+
 class TextEncoder(nn.Module):
-    """Instruction bytes to word tokens: letters (with their place in the word) are summed per word, words attend."""
+    """Instruction bytes to words: letters (with their place in the word) are summed per word, words attend.
+
+    A word's place in the sentence goes in with its letters, before anything nonlinear and as large as they are:
+    the colour of a block and the same colour of a mat must look different before anything is learned.
+    """
 
     max_words = 24
     max_letters = 16
@@ -96,13 +135,14 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.letter = nn.Embedding(256, width)
         self.place = nn.Embedding(self.max_letters, width)
-        self.position = nn.Parameter(0.02 * torch.randn(self.max_words, width))
+        self.position = nn.Parameter(torch.randn(self.max_words, width))
+        self.letters = nn.LayerNorm(width)
         self.word = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.blocks = nn.ModuleList([_Block(width=width, heads=heads, mlp_ratio=2) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> tuple[Tensor, Tensor]:
-        """Word tokens [B, max_words, width] and which of them exist; words past the 24th share its slot."""
+    def forward(self, text: UInt8[Tensor, "B text_bytes"]) -> Words:
+        """Words past the 24th share its slot."""
         code = text.long()
         letter = (code != 0) & (code != ord(" "))
         index = torch.arange(code.shape[1], device=code.device)
@@ -115,10 +155,10 @@ class TextEncoder(nn.Module):
         letters = F.gelu(self.letter(code) + self.place(place))
         words = member.transpose(1, 2).to(letters.dtype) @ letters
         exists = member.any(dim=1)
-        tokens = self.word(words) + self.position
+        tokens = self.word(self.letters(words) + self.position)
         for block in self.blocks:
             tokens = block(tokens, exists)
-        return self.norm(tokens), exists
+        return Words(tokens=self.norm(tokens), exists=exists)
 
 
 class CameraEncoder(nn.Module):
@@ -139,17 +179,22 @@ class CameraEncoder(nn.Module):
         self.norm = nn.LayerNorm(widths[-1])
         maps = config.queries * config.query_heads
         self.queries, self.maps = config.queries, maps
-        self.query = nn.Linear(config.text_width, maps * widths[-1])
+        self.reader = WordReader(config.text_width, maps)
+        self.query = nn.Parameter(torch.empty(maps, config.text_width, widths[-1]))
+        self.query_bias = nn.Parameter(torch.empty(maps, widths[-1]))
         # One matrix per query: their tokens must stay apart when they are averaged or attended to.
         values = config.query_heads * (widths[-1] + 2)
         self.token = nn.Parameter(torch.empty(config.queries, values, config.width))
         self.token_bias = nn.Parameter(torch.zeros(config.queries, config.width))
         nn.init.normal_(self.token, std=values**-0.5)
-        with torch.no_grad():
-            self.query.weight *= QUERY_GAIN
+        bound = config.text_width**-0.5
+        nn.init.uniform_(self.query, -QUERY_GAIN * bound, QUERY_GAIN * bound)
+        nn.init.uniform_(self.query_bias, -bound, bound)
 
-    def forward(self, image: Tensor, text: Float[Tensor, "B text_width"]) -> Float[Tensor, "B queries width"]:
-        """image: [B, 3, height, width] float in [-1, 1], channels last."""
+    def forward(
+        self, image: Tensor, words: Words, text: Float[Tensor, "B text_width"]
+    ) -> Float[Tensor, "B queries width"]:
+        """image: [B, 3, height, width] float in [-1, 1], channels last; ``text``: all words in one."""
         x = self.stem(image)
         for film, blocks, shrink in zip(self.film, self.blocks, self.shrink, strict=True):
             scale, shift = film(text)[..., None, None].chunk(2, dim=1)
@@ -158,7 +203,7 @@ class CameraEncoder(nn.Module):
             x = shrink(x)
         height, width = x.shape[-2:]
         features = self.norm(x.permute(0, 2, 3, 1).flatten(1, 2))  # [B, P, C]
-        query = self.query(text).view(-1, self.maps, features.shape[-1])
+        query = torch.einsum("bmt,mtc->bmc", self.reader(words), self.query) + self.query_bias
         weight = torch.softmax(query @ features.transpose(1, 2) / math.sqrt(features.shape[-1]), dim=-1)
         what, where = weight @ features, weight @ _coordinates(height, width, features)
         found = torch.cat([what, where], dim=-1).view(len(features), self.queries, -1)
@@ -232,42 +277,51 @@ class VLA(nn.Module):
         self.config = config
         self.cameras = nn.ModuleList([CameraEncoder(config) for _ in range(cameras)])
         self.text = TextEncoder(width=config.text_width, depth=config.text_depth, heads=config.heads)
+        self.reader = WordReader(config.text_width, config.heads)
+        self.merge = nn.Linear(config.heads * config.text_width, config.text_width)
         self.state = nn.Sequential(nn.Linear(state_dim, config.width), nn.GELU(), nn.Linear(config.width, config.width))
         self.words = nn.Linear(config.text_width, config.width)
         self.norm = nn.LayerNorm(config.width)
         self.pooled_width = config.width * (cameras + 2)
         self.expert = ActionExpert(config, action_dim=action_dim, pooled_width=self.pooled_width)
+        self.forecast_dims = state_dim if config.forecast_dims is None else config.forecast_dims
+        if not 1 <= self.forecast_dims <= state_dim:
+            raise ValueError(
+                f"vla.forecast_dims must be within 1..{state_dim}, the state's dimensions, got {self.forecast_dims}"
+            )
+        self.forecast = nn.Sequential(
+            nn.Linear(self.pooled_width, config.width),
+            nn.GELU(),
+            nn.Linear(config.width, (len(config.forecast_steps) + 1) * self.forecast_dims),
+        )
         for module in self.cameras.modules():
             if isinstance(module, nn.Conv2d):  # images arrive channels last; with weights alike nothing is transposed
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
     def encode(self, obs: Observation, state: Float[Tensor, "B state_dim"]) -> Context:
         """``state`` is normalised; ``obs`` gives the images and the words."""
-        text = self._encode_text(obs.text)
+        words = self._read(obs.text)
+        text = self._summary(words)
         images = obs.images.permute(1, 0, 4, 2, 3)  # [cameras, B, 3, height, width], channels last in memory
         looks = [
-            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), text)
+            camera(image.to(text.dtype).mul_(1 / 127.5).sub_(1), words, text)
             for camera, image in zip(self.cameras, images, strict=True)
         ]
         tokens = [*looks, self.state(state).unsqueeze(1), self.words(text).unsqueeze(1)]
         pooled = torch.cat([self.norm(token.mean(dim=1)) for token in tokens], dim=-1)
         return Context(tokens=self.norm(torch.cat(tokens, dim=1)), pooled=pooled)
 
-    def _encode_text(self, text: UInt8[Tensor, "B text_bytes"]) -> Float[Tensor, "B text_width"]:
-        """Largest value over words, so that one word can tell two instructions apart however long they are.
-
-        A batch repeats few instructions, so each is read once. An empty one gives zeros.
-        """
+    def _read(self, text: UInt8[Tensor, "B text_bytes"]) -> Words:
+        """A batch repeats few instructions, so each is read once."""
         if len(text) > 1:
             unique, index = torch.unique(text, dim=0, return_inverse=True)
-            return self._read(unique)[index]
-        return self._read(text)
+            return self.text(unique)[index]
+        return self.text(text)
 
-    def _read(self, text: UInt8[Tensor, "B text_bytes"]) -> Float[Tensor, "B text_width"]:
-        tokens, exists = self.text(text)
-        pooled = tokens.masked_fill(~exists.unsqueeze(-1), float("-inf")).amax(dim=1)
-        pooled = torch.where(exists.any(dim=1, keepdim=True), pooled, 0.0)
-        return F.layer_norm(pooled, pooled.shape[-1:])
+    def _summary(self, words: Words) -> Float[Tensor, "B text_width"]:
+        """Zeros if there are no words."""
+        merged = self.merge(self.reader(words).flatten(1))
+        return torch.where(words.exists.any(dim=1, keepdim=True), F.layer_norm(merged, merged.shape[-1:]), 0.0)
 
 
 class _ConvBlock(nn.Module):

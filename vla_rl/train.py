@@ -79,6 +79,7 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
         seed=seed,
         where=Selection(success=True),
         cameras=env.spec.cameras,
+        future_steps=start.policy.vla.forecast_steps,
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
     policy.normalizer.fit(*sampler.statistics())

@@ -99,8 +99,8 @@ def test_every_parameter_is_trained_by_imitation():
     policy = DenoisingPolicy(dataclasses.replace(EXPLORERS["action_tokens"], max_prefix=3), ROBOT)
     shaken = build(EXPLORERS["action_tokens"])
     policy.load_state_dict(shaken.state_dict())
-    loss = policy.bc_loss(policy.encode(observe(8)), torch.rand(8, 8, 3) - 0.5, torch.ones(8, 8), generator())
-    loss.backward()
+    action, future = torch.rand(8, 8, 3) - 0.5, torch.randn(8, 3, ROBOT.state_dim)
+    policy.bc_loss(policy.encode(observe(8)), action, torch.ones(8, 8), generator(), future).backward()
     dead = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     assert dead == []
 

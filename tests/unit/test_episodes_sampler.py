@@ -43,6 +43,16 @@ def test_a_window_holds_what_was_recorded(store):
     assert batch.obs.images.shape == (len(whole), 2, 8, 8, 3)
 
 
+def test_the_future_is_the_last_look_within_its_time_and_the_end(store):
+    whole = sampler(store, future_steps=(1, 5))
+    batch = whole.windows(np.arange(len(whole)))
+    for (seed, step), future in zip(keys(batch), batch.future[:, :, :2].tolist(), strict=True):
+        steps, every = 3 + seed, 1 + seed % 2
+        looks = [*range(0, steps, every), steps]
+        expected = [max(look for look in looks if look <= min(step + ahead, steps)) for ahead in (1, 5, steps)]
+        assert future == [[seed, look] for look in expected]
+
+
 def test_windows_are_the_looks_that_an_action_follows(store):
     whole = sampler(store)
     expected = [(seed, step) for seed in range(10) for step in range(0, 3 + seed, 1 + seed % 2)]
@@ -96,7 +106,8 @@ def test_chunks_end_where_another_actor_takes_over(tmp_path):
     actor = np.array([POLICY, POLICY, POLICY, HUMAN, HUMAN, POLICY], dtype=np.uint8)
     with EpisodeStore(tmp_path, create=True) as store:
         store.add_all([make_episode(source="policy", actor=actor), make_episode(seed=1)])
-        first = sampler(store).windows(np.arange(6))
+        first = sampler(store, future_steps=(1,)).windows(np.arange(6))
+        assert first.future[:, :, 1].tolist() == [[1, 3], [2, 3], [3, 3], [4, 5], [5, 5], [6, 6]]
         assert first.mask.sum(-1).tolist() == [3, 2, 1, 2, 1, 1]
         assert torch.allclose(first.action[2, :, 0], torch.tensor(0.002))
         human = sampler(store, actors=("human",))

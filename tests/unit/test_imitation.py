@@ -42,7 +42,7 @@ def test_imitation_goes_on_exactly(tmp_path: Path, matrix_learning_rate: float |
     store = demonstrations(tmp_path / "store", look_every=1)
 
     def fresh() -> tuple[BC, WindowSampler]:
-        sampler = WindowSampler(store, action_horizon=8, batch_size=8, seed=0)
+        sampler = WindowSampler(store, action_horizon=8, batch_size=8, seed=0, future_steps=(16, 32))
         torch.manual_seed(0)
         config = DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1))
         policy = DenoisingPolicy(config, RobotSpec.of(PointWorld(num_envs=1).spec))

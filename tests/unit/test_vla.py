@@ -39,12 +39,20 @@ def test_words_are_read_by_letters_and_order():
     torch.manual_seed(0)
     encoder = TextEncoder(width=16, depth=1, heads=2)
     texts = ["red on blue", "blue on red", "red  on blue ", "der on blue", "red on blue"]
-    tokens, exists = encoder(encode_text(texts))
+    words = encoder(encode_text(texts))
+    tokens, exists = words.tokens, words.exists
     assert exists.sum(1).tolist() == [3, 3, 3, 3, 3]
     assert torch.allclose(tokens[0], tokens[2], atol=1e-6)
     assert torch.equal(tokens[0], tokens[4])
     for other in (1, 3):
         assert not torch.allclose(tokens[0, :3], tokens[other, :3], atol=1e-2)
+
+
+def test_what_the_state_has_not_cannot_be_forecast():
+    with pytest.raises(ValueError, match=r"forecast_dims must be within 1..2, the state's dimensions, got 3"):
+        VLA(VLAConfig(forecast_dims=3), cameras=1, state_dim=2, action_dim=3)
+    with pytest.raises(ValueError, match="forecast_steps must be at least 1"):
+        VLAConfig(forecast_steps=(0, 8))
 
 
 def test_longest_instruction_and_none_at_all():

@@ -78,7 +78,8 @@ class BC:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
-        loss = self.policy.bc_loss(self.policy.encode(batch.obs), batch.action, batch.mask, self.generator)
+        context = self.policy.encode(batch.obs)
+        loss = self.policy.bc_loss(context, batch.action, batch.mask, self.generator, batch.future)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
