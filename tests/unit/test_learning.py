@@ -33,12 +33,12 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     expert = world.expert(noise=0.5, seed=0)
     run_expert(recorder, expert, starts, episodes=200, look_every=1, on_recorded=lambda count: None)
     assert recorder.recorded == 200
-    sampler = WindowSampler(store, action_horizon=8, batch_size=128, seed=0)
+    sampler = WindowSampler(store, action_horizon=8, future_steps=SMALL.forecast_steps, batch_size=128, seed=0)
     torch.manual_seed(0)
     policy = DenoisingPolicy(DenoisingPolicyConfig(vla=SMALL), RobotSpec.of(world.spec))
     policy.normalizer.fit(*sampler.statistics())
-    learner = BC(policy, BCConfig(steps=350, learning_rate=2e-3), torch.Generator().manual_seed(0))
-    for _ in range(350):
+    learner = BC(policy, BCConfig(steps=250, learning_rate=2e-3), torch.Generator().manual_seed(0))
+    for _ in range(250):
         learner.update(sampler.next_batch())
     return policy
 
