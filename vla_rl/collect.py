@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from sims.catalog import make_env, split_of
 from sims.errors import UserError
 from sims.starts import StartSequence
-from sims.vector_env import DemonstratedEnv, Expert, VectorEnv
+from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
 from vla_rl.experiment import Experiment, Imitation
 from vla_rl.progress import progress
 
@@ -41,10 +43,11 @@ def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) ->
 def demonstrate(
     experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int, first: int
 ) -> dict[str, Any]:
-    """Exactly ``episodes`` successful episodes; returns {episodes, attempts}. Failed tries are not kept.
+    """Exactly ``episodes`` successful episodes; returns {episodes, attempts, given_up: tasks}.
 
-    Never more rows run than episodes are wanted, so the store does not favour short episodes. UserError if the world
-    has no expert or the expert never succeeds.
+    Failed tries are not kept, and a task at which the expert hardly ever succeeds is given up (``Tries``). Never more
+    rows run than episodes are wanted, so the store does not favour short episodes. UserError if the world has no
+    expert or the expert succeeds at nothing.
     """
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
@@ -54,8 +57,36 @@ def demonstrate(
     starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
     with progress("demonstrate", episodes) as advance:
-        run_expert(recorder, expert, starts, episodes=episodes, look_every=look_every, on_recorded=advance)
-    return {"episodes": recorder.recorded, "attempts": recorder.ended}
+        tries = run_expert(recorder, expert, starts, episodes=episodes, look_every=look_every, on_recorded=advance)
+    given_up = [name for name, hopeless in zip(env.spec.tasks, tries.hopeless.tolist(), strict=True) if hopeless]
+    return {"episodes": recorder.recorded, "attempts": recorder.ended, "given_up": given_up}
+
+
+class Tries:
+    """What became of the expert's episodes, task by task: one that needs ``ENOUGH`` tries a success is given up."""
+
+    ENOUGH = 100
+
+    def __init__(self, num_tasks: int) -> None:
+        self.ended, self.won = torch.zeros(num_tasks), torch.zeros(num_tasks)
+
+    @property
+    def hopeless(self) -> Bool[Tensor, " tasks"]:
+        return self.ended >= self.ENOUGH * (self.won + 1)
+
+    def note(self, task: Int[Tensor, " n"], success: Bool[Tensor, " n"]) -> None:
+        self.ended += torch.bincount(task, minlength=len(self.ended))
+        self.won += torch.bincount(task, weights=success.float(), minlength=len(self.won))
+
+    def choose(self, starts: StartSequence, count: int) -> list[StartState]:
+        """The next ``count`` starts that are worth a try. UserError if there are none."""
+        if self.hopeless.all():
+            won, ended = int(self.won.sum()), int(self.ended.sum())
+            raise UserError(f"the expert succeeded in {won} of {ended} tries; lower start.noise")
+        chosen: list[StartState] = []
+        while len(chosen) < count:
+            chosen += [start for start in starts.take(1) if not self.hopeless[start.task]]
+        return chosen
 
 
 def run_expert(
@@ -66,9 +97,10 @@ def run_expert(
     episodes: int,
     look_every: int,
     on_recorded: Callable[[int], None],
-) -> None:
+) -> Tries:
     """Step the expert, looking at every ``look_every``-th step, until ``episodes`` are recorded."""
-    num_envs = recorder.spec.num_envs
+    num_envs, tries = recorder.spec.num_envs, Tries(len(recorder.spec.tasks))
+    task = torch.zeros(num_envs, dtype=torch.int64)
     live = torch.zeros(num_envs, dtype=torch.bool)
     steps = torch.zeros(num_envs, dtype=torch.int64)
     reported = 0
@@ -76,7 +108,9 @@ def run_expert(
         idle = (~live).nonzero().flatten().tolist()
         wanted = idle[: max(0, episodes - recorder.recorded - int(live.sum()))]
         if wanted:
-            recorder.reset(wanted, start=starts.take(len(wanted)))
+            chosen = tries.choose(starts, len(wanted))
+            recorder.reset(wanted, start=chosen)
+            task[wanted] = torch.tensor([start.task for start in chosen])
             live[wanted], steps[wanted] = True, 0
         looking = (live & (steps % look_every == 0)).nonzero().flatten().tolist()
         if looking:
@@ -87,7 +121,7 @@ def run_expert(
         if ended.any():
             recorder.observe(ended.nonzero().flatten().tolist())  # the final look, which commits
             live &= ~ended
+            tries.note(task[ended], step.success[ended])
         on_recorded(recorder.recorded - reported)
         reported = recorder.recorded
-        if recorder.recorded == 0 and recorder.ended >= 10 * max(episodes, num_envs):
-            raise UserError(f"the expert failed {recorder.ended} times in a row; lower start.noise")
+    return tries
