@@ -118,7 +118,7 @@ def clone(seed: int, steps: int) -> DenoisingPolicy:
     states, actions = demonstrations(1000, seed)
     policy.normalizer.fit(states.flatten(0, 1), actions.flatten(0, 1), quantiles=(0.0, 1.0))
     generator = torch.Generator().manual_seed(seed)
-    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), generator)
+    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), seed=seed)
     for step in range(steps):
         t = torch.randint(TICKS - HORIZON, (BATCH,), generator=generator)
         row = torch.randint(states.shape[1], (BATCH,), generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,14 @@ def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
     )
     policy = make_policy(start.policy, env.spec, seed=seed)
     policy.normalizer.fit(*sampler.statistics())
-    learner = BC(policy, start.bc, torch.Generator().manual_seed(seed))
+    learner = BC(policy, start.bc, seed=seed)
     checkpoints = run.imitation / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
         state = load_tree(latest)
         learner.load_state_dict(state["learner"])
         sampler.load_state_dict(state["sampler"])
     with (
+        closing(learner),
         Metrics(run.imitation, next_iteration=learner.step, tensorboard=False) as record,
         progress("imitate", start.bc.steps, done=learner.step) as advance,
     ):

@@ -37,7 +37,7 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     torch.manual_seed(0)
     policy = DenoisingPolicy(DenoisingPolicyConfig(vla=SMALL), RobotSpec.of(world.spec))
     policy.normalizer.fit(*sampler.statistics())
-    learner = BC(policy, BCConfig(steps=250, learning_rate=2e-3), torch.Generator().manual_seed(0))
+    learner = BC(policy, BCConfig(steps=250, learning_rate=2e-3), seed=0)
     for _ in range(250):
         learner.update(sampler.next_batch())
     return policy

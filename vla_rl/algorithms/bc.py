@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from episodes.sampler import Batch
 from policies.denoising_policy import DenoisingPolicy
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
+from vla_rl.algorithms.shards import Shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class BCConfig:
     ``matrix_learning_rate``: of Muon for the encoder's weight matrices (Jordan et al. 2024, with the update's size
     matched to AdamW's as in Liu et al. 2025, Sec. 2.2), AdamW then moves the rest alone; null: AdamW moves everything.
     The action expert is left to AdamW: what Muon has trained, PPO moves only half as fast (docs/status.md).
+    ``shards``: parts of a batch whose gradients are taken side by side, where there are so many cores (shards.py).
     """
 
     steps: int = 1500
@@ -29,16 +32,28 @@ class BCConfig:
     warmup: int = 50
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shards <= self.batch_size:
+            raise ValueError(f"bc.shards must be within 1..{self.batch_size}, the batch size, got {self.shards}")
 
 
 SMALLEST_MATRIX = 8  # below, orthogonalising the update means little
 
 
-class BC:
-    """Owns the optimizers and the generator of imitation."""
+def imitation_loss(policy: DenoisingPolicy, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Look, then score what was done and where it led."""
+    return policy.bc_loss(policy.encode(batch.obs), batch.action, batch.mask, generator, batch.future)
 
-    def __init__(self, policy: DenoisingPolicy, config: BCConfig, generator: torch.Generator) -> None:
-        self.policy, self.config, self.generator, self.step = policy, config, generator, 0
+
+class BC:
+    """Owns the optimizers and the generators of imitation, one for each shard."""
+
+    def __init__(self, policy: DenoisingPolicy, config: BCConfig, *, seed: int) -> None:
+        self.policy, self.config, self.step = policy, config, 0
+        self.generators = [torch.Generator().manual_seed(seed + shard) for shard in range(config.shards)]
+        self.shards = Shards(policy, imitation_loss, count=config.shards)
         self.parameters = policy.trainable_parameters(encoder=True)
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -63,7 +78,7 @@ class BC:
             "step": self.step,
             "policy": self.policy.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "generator": self.generator.get_state(),
+            "generators": [generator.get_state() for generator in self.generators],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -71,21 +86,21 @@ class BC:
         self.policy.load_state_dict(state["policy"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.generator.set_state(state["generator"])
+        for generator, saved in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(saved)
 
     def update(self, batch: Batch) -> dict[str, float]:
         factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
-        context = self.policy.encode(batch.obs)
-        loss = self.policy.bc_loss(context, batch.action, batch.mask, self.generator, batch.future)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = self.shards.backward(batch, self.generators)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
         rate = self.optimizers[0].param_groups[0]["lr"]
-        return {"bc_loss": loss.item(), "bc_grad_norm": norm.item(), "bc_learning_rate": rate}
+        return {"bc_loss": loss, "bc_grad_norm": norm.item(), "bc_learning_rate": rate}
+
+    def close(self) -> None:
+        self.shards.close()

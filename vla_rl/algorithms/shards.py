@@ -1,0 +1,141 @@
+"""The gradient of a batch as the mean over shards of it, each taken by a process of its own.
+
+The operations of a small policy are too short for threads to share: two of them cost the time of one. Halves of a batch
+are not. Weights and gradients lie in memory that all processes map; a helper is sent its shard and the state of its
+generator, so it remembers nothing, and there is nothing to save or to restore.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Generic, NoReturn, TypeVar
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from policies.denoising_policy import DenoisingPolicy
+from sims.errors import UserError
+from sims.rows import Rows
+
+B = TypeVar("B", bound=Rows)
+Loss = Callable[[DenoisingPolicy, B, torch.Generator], Tensor]
+
+
+class Shards(Generic[B]):
+    """Computes gradients of ``loss``, a function at the top of a module, in ``count`` shards of each batch.
+
+    The figures do not depend on whether there are processes; without them the shards take turns.
+    """
+
+    def __init__(self, policy: DenoisingPolicy, loss: Loss[B], *, count: int, processes: bool | None = None) -> None:
+        """``processes``: default is where the policy is on a CPU with ``count`` cores."""
+        self.policy, self.loss, self.count = policy, loss, count
+        self.parameters = policy.trainable_parameters(encoder=True)
+        if processes is None:
+            processes = self.parameters[0].device.type == "cpu" and len(os.sched_getaffinity(0)) >= count
+        self._helpers = [_Helper(policy, loss, self.parameters) for _ in range(count - 1 if processes else 0)]
+
+    def backward(self, batch: B, generators: list[torch.Generator]) -> float:
+        """Leave the mean gradient in the parameters' ``grad``; the mean loss."""
+        count = self.count
+        shards = [batch.map(lambda rows, i=i: rows.tensor_split(count)[i]) for i in range(count)]  # type: ignore[misc]
+        for parameter in self.parameters:
+            parameter.grad = None
+        total = 0.0
+        for helper, shard, generator in zip(self._helpers, shards[1:], generators[1:], strict=False):
+            helper.begin(shard, generator)
+        for i in range(count - len(self._helpers)):
+            own = self.loss(self.policy, shards[i], generators[i])
+            own.backward()
+            total += own.item()
+        for helper, generator in zip(self._helpers, generators[1:], strict=False):
+            total += helper.finish(generator)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if count > 1:
+            torch._foreach_mul_(gradients, 1 / count)
+        return total / count
+
+    def close(self) -> None:
+        for helper in self._helpers:
+            helper.close()
+        self._helpers = []
+
+
+class _Helper(Generic[B]):
+    """One process, as the trainer sees it."""
+
+    def __init__(self, policy: DenoisingPolicy, loss: Loss[B], parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._gradient = torch.zeros(sum(map(torch.numel, parameters))).share_memory_()
+        self._views = _views(self._gradient, parameters)
+        context = mp.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, policy.share_memory(), loss, self._gradient, torch.get_num_threads())
+        self._process = context.Process(target=_help, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, shard: B, generator: torch.Generator) -> None:
+        try:
+            numbers = shard.map(Tensor.numpy)  # type: ignore[arg-type]  # no descriptor of shared memory for each
+            self._pipe.send((numbers, generator.get_state().numpy()))
+        except (BrokenPipeError, ConnectionResetError):
+            self._lost()
+
+    def finish(self, generator: torch.Generator) -> float:
+        """Add its gradient to what the parameters have; its loss."""
+        try:
+            loss, state = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._lost()
+        generator.set_state(torch.from_numpy(state))
+        for parameter, gradient in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is not None:
+                parameter.grad += gradient
+        return float(loss)
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def _lost(self) -> NoReturn:
+        self._process.join()
+        raise UserError(
+            f"a process that computes gradients ended with exit code {self._process.exitcode} (-9: out of memory?). "
+            "Go on with --resume, or without such processes: start.bc.shards 1"
+        )
+
+
+def _help(
+    pipe: Connection, policy: DenoisingPolicy, loss: Loss[B], gradient: Tensor, threads: int
+) -> None:  # pragma: no cover - in another process
+    """Until the trainer hangs up or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then hangs up
+    torch.set_num_threads(threads)
+    parameters = policy.trainable_parameters(encoder=True)
+    for parameter, view in zip(parameters, _views(gradient, parameters), strict=True):
+        parameter.grad = view
+    generator = torch.Generator()
+    while True:
+        try:
+            shard, state = pipe.recv()
+        except EOFError:
+            return
+        generator.set_state(torch.from_numpy(state))
+        gradient.zero_()
+        value = loss(policy, shard.map(torch.from_numpy), generator)
+        value.backward()
+        pipe.send((value.item(), generator.get_state().numpy()))
+
+
+def _views(gradient: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
+    """One vector for all parameters, cut into their shapes and orders in memory."""
+    parts = gradient.split([parameter.numel() for parameter in parameters])
+    return [
+        part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+        for part, parameter in zip(parts, parameters, strict=True)
+    ]
