@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from sims.chunk import ChunkStep
 from sims.errors import UserError
+from sims.shared_rows import SLOTS
 from sims.single_env import SingleEnv, SingleSpec
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
@@ -29,6 +31,9 @@ class ProcessPool:
 
     A caller that looks after every step would pay two exchanges for each. After two such steps the pool expects another
     and lets the workers look along with the step; the first step that nobody looks at ends that.
+
+    Pictures are not copied on their way to the caller. A look at all rows is lent: while the caller keeps it, the
+    workers write into another of a few slots. Slot 0 is never lent; it is written, and copied, when all others are.
     """
 
     def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
@@ -46,6 +51,8 @@ class ProcessPool:
         self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
         self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
         self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
+        self._slot = np.zeros(n, dtype=np.int64)  # where each row's last look lies
+        self._lent: set[int] = set()
         self._unseen = 0  # steps since anybody looked
         self._seen_in_a_row = 0  # steps that were looked at one by one
 
@@ -95,11 +102,17 @@ class ProcessPool:
         if not self._fresh.all():
             stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
             if stale:
-                self._fresh[self._ask(stale, {"do": "look"})] = True
+                slot = self._free_slot()
+                seen = self._ask(stale, {"do": "look", "slot": slot})
+                self._fresh[seen], self._slot[seen] = True, slot
         if env_ids is None:
-            images, state, text = self._memory.images.copy(), self._memory.state.copy(), self._words
+            images, state, text = self._lend_or_copy(), self._memory.state.copy(), self._words
         else:
-            images, state, text = self._memory.images[rows], self._memory.state[rows], self._words[rows]
+            images, state, text = (
+                self._memory.images[self._slot[rows], rows],
+                self._memory.state[rows],
+                self._words[rows],
+            )
         if not self._fresh.all():
             blank = ~self._fresh[rows]
             images[blank], state[blank] = 0, 0
@@ -137,6 +150,23 @@ class ProcessPool:
         self._group.close()
 
     # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def _free_slot(self) -> int:
+        """Where the next look goes: with the last one, unless somebody keeps that."""
+        last = int(self._slot[0])
+        if last and last not in self._lent:
+            return last
+        return next((slot for slot in range(1, SLOTS) if slot not in self._lent), 0)
+
+    def _lend_or_copy(self) -> UInt8[np.ndarray, "N cameras height width 3"]:
+        """All rows' pictures, in the workers' memory where nobody else has them."""
+        slot = int(self._slot[0])
+        if slot == 0 or slot in self._lent or not (self._fresh.all() and (self._slot == slot).all()):
+            return self._memory.images[self._slot, np.arange(len(self._slot))]
+        images = self._memory.images[slot].view()
+        self._lent.add(slot)
+        weakref.finalize(images, self._lent.discard, slot)
+        return images
 
     def _rows(self, env_ids: Sequence[int] | None) -> list[int]:
         return list(range(self.spec.num_envs)) if env_ids is None else [int(row) for row in env_ids]
@@ -186,13 +216,16 @@ class ProcessPool:
         reward, executed = np.zeros(len(first), dtype=np.float32), np.zeros(len(first), dtype=np.int64)
         if moving:
             self._fresh[moving] = False
-            request = {"do": "advance", "count": horizon, "gamma": gamma, "look": look}
+            slot = self._free_slot() if look else None
+            request = {"do": "advance", "count": horizon, "gamma": gamma, "look": slot}
             answered = self._ask(moving, request)
             rows = slice(None) if len(answered) == len(first) else answered  # a slice is much cheaper than indices
             reward[rows] = memory.reward[rows]
             executed[rows] = memory.elapsed[rows] - first[rows]
             self._flags[rows] = memory.flags[rows]
-            self._fresh[rows] = ~self._flags[rows, TERMINATED] if look else False
+            if slot is not None:
+                self._fresh[rows] = ~self._flags[rows, TERMINATED]
+                self._slot[answered] = slot
         return torch.from_numpy(reward), torch.from_numpy(executed)
 
 

@@ -13,6 +13,7 @@ from sims.single_env import SingleSpec
 
 TEXT_BYTES = 96
 ALIGNMENT = 64
+SLOTS = 3  # places for a look: a caller may keep two while the next is written
 
 
 class SharedRows:
@@ -28,7 +29,7 @@ class SharedRows:
     elapsed: np.ndarray  # int64 [N]
     flags: np.ndarray  # bool [N, 3]: terminated, truncated, success
     state: np.ndarray  # float32 [N, S]
-    images: np.ndarray  # uint8 [N, cameras, height, width, 3]
+    images: np.ndarray  # uint8 [SLOTS, N, cameras, height, width, 3]
 
     def __init__(self, spec: SingleSpec, num_rows: int, fd: int) -> None:
         self.spec, self.fd = spec, fd
@@ -65,7 +66,7 @@ def _layout(spec: SingleSpec, num_rows: int) -> Iterator[tuple[str, str, tuple[i
     yield "elapsed", "i8", (num_rows,)
     yield "flags", "?", (num_rows, 3)
     yield "state", "f4", (num_rows, spec.state_dim)
-    yield "images", "u1", (num_rows, len(spec.cameras), *spec.image_size, 3)
+    yield "images", "u1", (SLOTS, num_rows, len(spec.cameras), *spec.image_size, 3)
 
 
 def _padded(dtype: str, shape: tuple[int, ...]) -> int:

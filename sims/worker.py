@@ -6,8 +6,8 @@ It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer.
     trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
     then each request {"id": k, "do": ...} is answered by {"id": k} once its results are in the worker's row:
     reset, task, seed, replay      replay: how many actions of the row to take again
-    advance, count, gamma, look    the actions after ``elapsed``; look: observe, unless it terminated
-    look
+    advance, count, gamma, look    the actions after ``elapsed``; look: the slot to observe into, unless it terminated
+    look, slot
     demonstrate
 
 A UserError ends it with {"error": text} for the person. Whatever else goes wrong in the simulator ends the process
@@ -69,7 +69,7 @@ class _Row:
     def __init__(self, episode: Episode, memory: SharedRows, row: int) -> None:
         self.env, self.episode = episode.env, episode
         self._actions, self._suggestion = memory.actions[row], memory.suggestion[row]
-        self._images, self._state = memory.images[row], memory.state[row]
+        self._images, self._state = memory.images[:, row], memory.state[row]
         self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[row]
         self._row = row
 
@@ -82,14 +82,14 @@ class _Row:
         elif action == "advance":
             self._advance(request["count"], request["gamma"], look=request["look"])
         elif action == "look":
-            self._look()
+            self._look(request["slot"])
         elif action == "demonstrate":
             assert isinstance(self.env, DemonstratedSim)
             self._suggestion[:] = self.env.demonstrate()
         else:
             raise ValueError(f"unknown request {action!r}")
 
-    def _advance(self, count: int, gamma: float, *, look: bool) -> None:
+    def _advance(self, count: int, gamma: float, *, look: int | None) -> None:
         first = self.episode.elapsed
         total, weight = 0.0, 1.0
         for action in self._actions[first : first + count]:
@@ -98,12 +98,12 @@ class _Row:
             self._elapsed[self._row] = self.episode.elapsed
             if self.episode.standing:
                 break
-        if look and not self.episode.terminated:
-            self._look()
+        if look is not None and not self.episode.terminated:
+            self._look(look)
         self._publish(total)
 
-    def _look(self) -> None:
-        self.env.observe(images=self._images, state=self._state)
+    def _look(self, slot: int) -> None:
+        self.env.observe(images=self._images[slot], state=self._state)
 
     def _publish(self, reward: float) -> None:
         episode = self.episode

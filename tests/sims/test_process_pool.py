@@ -164,6 +164,25 @@ def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
         assert len(env.failures) == 1
 
 
+def test_looks_that_are_kept_are_not_written_over() -> None:
+    """The first few lie in the workers' own memory; keeping more of them only costs copies."""
+    with pool(num_envs=3) as env:
+        env.reset(start=[StartState(task=0, seed=i) for i in range(3)])
+        kept, lent = [], []
+        for _ in range(8):
+            env.step(torch.zeros(3, 2))
+            kept.append(env.observe())
+            lent.append(len(env._lent))
+        assert [int(seen.images.unique()) for seen in kept] == list(range(1, 9))  # every pixel shows the elapsed steps
+        assert lent == [1, 2, 2, 2, 2, 2, 2, 2]
+        again = env.observe()
+        again.images.zero_()
+        assert int(kept[-1].images.unique()) == int(env.observe().images.unique()) == 8
+        kept.clear()
+        del again
+        assert not env._lent
+
+
 def test_a_row_that_is_done_may_wait_long_for_another() -> None:
     """Its answer lies ready while the other steps on, which is no reason to think that it hangs."""
     with pool(num_envs=2, goal=3.0, max_steps=250, step_s=0.02, workers=QUICK) as env:
