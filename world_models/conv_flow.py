@@ -2,10 +2,11 @@
 
 A predicted frame is a mixture, pixel by pixel, of the last frame seen through a few projective transformations that the
 actions choose (Finn et al. 2016, spatial transformer predictor), each corrected by one predicted flow field, of the
-episode's first frame as it is, and of newly drawn content. A camera on the hand moves as a whole, a hand and what it
-holds move as one: both are a handful of numbers that depend on the actions alone, found long before a convolution has
-learned to move pixels far. What stands still stays sharp however long the imagination, what the arm uncovers comes back
-from the first frame, and a small block keeps its shape because it is moved, not drawn again.
+episode's first frame through others, and of newly drawn content. A camera on the hand moves as a whole, a hand and what
+it holds move as one: both are a handful of numbers that depend on state and actions alone, found long before a
+convolution has learned to move pixels far. What stands still stays sharp however long the imagination, what the arm
+uncovers comes back from the first frame, which a camera on the hand sees from where it is now, and a small block keeps
+its shape because it is moved, not drawn again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KEEP_LOGIT = 3.0  # an untrained model repeats the last frame
 class ConvFlowConfig(FlowWorldConfig):
     """``points``: positions per camera that the actions draw as soft spots into the image (where does the hand go?).
 
-    ``transforms``: projective transformations of the last frame, per camera.
+    ``transforms``, ``first_transforms``: projective transformations of the last and of the first frame, per camera.
     """
 
     name: Literal["conv_flow"] = "conv_flow"
@@ -41,6 +42,7 @@ class ConvFlowConfig(FlowWorldConfig):
     condition: int = 192
     points: int = 8
     transforms: int = 3
+    first_transforms: int = 2
     heads: int = 4
 
     def __post_init__(self) -> None:
@@ -92,9 +94,10 @@ class ConvFlow(FlowWorld[ConvMemory]):
         self.up = nn.Conv2d(config.deep_width, 4 * config.width, 1)
         self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.norm = nn.GroupNorm(4, config.width)
-        self.out = nn.Conv2d(config.width, (config.transforms + 7) * PATCH**2, 3, padding=1)  # flow, mixture, content
+        self.sources = config.transforms + config.first_transforms
+        self.out = nn.Conv2d(config.width, (self.sources + 6) * PATCH**2, 3, padding=1)  # flow, mixture, content
         self.transform = nn.Sequential(
-            nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, self.cameras * config.transforms * 8)
+            nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, self.cameras * self.sources * 8)
         )
         pooled = self.cameras * config.deep_width + config.condition
         self.state, self.error = read_out_heads(pooled, robot.state_dim)
@@ -136,16 +139,17 @@ class ConvFlow(FlowWorld[ConvMemory]):
         return self.read_out(self._mix(out.float(), self.transform(condition), moment), pooled, moment)
 
     def _mix(self, out: Tensor, transform: Tensor, moment: Moment) -> Tensor:
-        """The sources, weighted. out: [B * cameras, 2 + transforms + 2 + 3, height, width], transform: [B, ...]."""
-        count = self.config.transforms
-        flow, mixture, content = out.split([2, count + 2, 3], dim=1)
+        """The sources, weighted. out: [B * cameras, 2 + sources + 1 + 3, height, width], transform: [B, ...]."""
+        flow, mixture, content = out.split([2, self.sources + 1, 3], dim=1)
         current, first = moment.current.flatten(0, 1), moment.first.flatten(0, 1)
-        keep = mixture.new_zeros(count + 2)
+        keep = mixture.new_zeros(self.sources + 1)
         keep[0] = KEEP_LOGIT
         weight = torch.softmax(mixture + keep[:, None, None], dim=1)
-        mixed = weight[:, -2, None] * first + weight[:, -1, None] * content
-        for k, matrix in enumerate(transform.view(len(current), count, 8).unbind(1)):
-            mixed = mixed + weight[:, k, None] * _warp(current, flow, matrix)
+        mixed = weight[:, -1, None] * content
+        for k, matrix in enumerate(transform.view(len(current), self.sources, 8).unbind(1)):
+            last = k < self.config.transforms
+            seen = _warp(current, matrix, flow) if last else _warp(first, matrix)
+            mixed = mixed + weight[:, k, None] * seen
         return mixed.unflatten(0, (-1, self.cameras))
 
     def _draw_spots(self, condition: Tensor, size: torch.Size) -> Float[Tensor, "BC points h w"]:
@@ -194,7 +198,7 @@ class _CrossView(nn.Module):
 
 
 def _warp(
-    frames: Float[Tensor, "B C h w"], flow: Float[Tensor, "B 2 h w"], transform: Float[Tensor, "B 8"]
+    frames: Float[Tensor, "B C h w"], transform: Float[Tensor, "B 8"], flow: Float[Tensor, "B 2 h w"] | None = None
 ) -> Float[Tensor, "B C h w"]:
     """out(p) = frames(H p + flow(p)), bilinear, edges repeated; p in [-1, 1], flow in units of a quarter picture.
 
@@ -205,5 +209,7 @@ def _warp(
     y, x = torch.meshgrid(*sides, indexing="ij")
     place = torch.stack([x, y, torch.ones_like(x)]).flatten(1)  # [3, pixels]
     moved = F.pad(transform, (0, 1)).view(-1, 3, 3) @ place + place
-    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.2)).unflatten(2, (height, width)) + flow / 4
+    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.2)).unflatten(2, (height, width))
+    if flow is not None:
+        grid = grid + flow / 4
     return F.grid_sample(frames, grid.movedim(1, -1), padding_mode="border", align_corners=True)

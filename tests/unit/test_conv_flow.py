@@ -82,9 +82,9 @@ def test_warping_moves_pixels_and_repeats_edges() -> None:
     frame = torch.arange(25.0).view(1, 1, 5, 5)
     flow, transform = torch.zeros(1, 2, 5, 5), torch.zeros(1, 8)
     flow[:, 0] = 4 * 0.5  # pixels lie half a unit apart, flow counts quarters
-    by_flow = _warp(frame, flow, transform)
+    by_flow = _warp(frame, transform, flow)
     transform[:, 2] = 0.5
-    by_transform = _warp(frame, torch.zeros_like(flow), transform)
+    by_transform = _warp(frame, transform)
     for moved in (by_flow, by_transform):
         torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
         torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
@@ -95,7 +95,7 @@ def test_warping_sees_depth() -> None:
     frame = torch.arange(25.0).view(1, 1, 5, 5)
     transform = torch.zeros(1, 8)
     transform[:, 7] = 1.0
-    moved = _warp(frame, torch.zeros(1, 2, 5, 5), transform)
+    moved = _warp(frame, transform)
     torch.testing.assert_close(moved[0, 0, 4, 4], frame[0, 0, 3, 3])
     torch.testing.assert_close(moved[0, 0, 2], frame[0, 0, 2])
 
