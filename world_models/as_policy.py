@@ -57,6 +57,6 @@ class WorldPolicy:
             asked = context.map(lambda tensor: tensor.repeat_interleave(steps, dim=0))
             noisy, times = x_t.reshape(batch * steps, *shape), t.expand(batch, steps).reshape(-1)
             out = self.world.denoised(self.world.prefill(asked.moment), asked.action, asked.length, noisy, times)
-            return Prediction(target=(x_t - out.latent.view_as(x_t)) / t[..., None, None])
+            return Prediction(target=(x_t - out.latent.reshape(x_t.shape)) / t[..., None, None])
 
         return predict
