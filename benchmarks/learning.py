@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vla_rl.bench import row, write_record
 from vla_rl.metrics import read_metrics
 
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     arguments, settings = parser.parse_known_args()
     if arguments.bundle:
+        if "start" in yaml.safe_load((ROOT / "configs" / f"{arguments.name}.yaml").read_text()):
+            parser.error(f"{arguments.name}.yaml has a section start of its own, which --from would replace as a whole")
         settings += ["--start.name", "bundle", "--start.path", arguments.bundle]
     rows = [one_run(arguments.name, seed, settings, arguments.runs) for seed in arguments.seeds]
     path = write_record(
