@@ -19,6 +19,7 @@ from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 
 TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+LENT_BYTES = 1 << 16  # a copy of less costs less than keeping account
 STEADY = 2  # so many steps looked at one by one make the next look likely
 
 
@@ -161,9 +162,11 @@ class ProcessPool:
     def _lend_or_copy(self) -> UInt8[np.ndarray, "N cameras height width 3"]:
         """All rows' pictures, in the workers' memory where nobody else has them."""
         slot = int(self._slot[0])
-        if slot == 0 or slot in self._lent or not (self._fresh.all() and (self._slot == slot).all()):
+        if not (self._fresh.all() and (self._slot == slot).all()):
             return self._memory.images[self._slot, np.arange(len(self._slot))]
-        images = self._memory.images[slot].view()
+        images = self._memory.images[slot]
+        if slot == 0 or slot in self._lent or images.nbytes < LENT_BYTES:
+            return images.copy()
         self._lent.add(slot)
         weakref.finalize(images, self._lent.discard, slot)
         return images

@@ -166,7 +166,7 @@ def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
 
 def test_looks_that_are_kept_are_not_written_over() -> None:
     """The first few lie in the workers' own memory; keeping more of them only costs copies."""
-    with pool(num_envs=3) as env:
+    with pool(num_envs=3, image_side=64) as env:
         env.reset(start=[StartState(task=0, seed=i) for i in range(3)])
         kept, lent = [], []
         for _ in range(8):
