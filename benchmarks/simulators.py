@@ -45,7 +45,8 @@ def main() -> None:
             for row in compared(measured):
                 ratio = f"   x {row['ratio']:.3f}" if row["ratio"] else ""
                 print(f"{label}: {row['name']} {row['value']:.4g} {row['unit']}{ratio}", flush=True)
-        print(write_record(f"simulators_{name}", rows, command=shlex.join(["python", "-m", "benchmarks.simulators", *sys.argv[1:]])))
+        command = shlex.join(["python", "-m", "benchmarks.simulators", *sys.argv[1:]])
+        print(write_record(f"simulators_{name}", rows, command=command))
 
 
 def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, type[SingleEnv]]:
