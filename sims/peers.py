@@ -155,9 +155,11 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> A
             self.observation_space = gymnasium.spaces.Dict(boxes)
             self.action_space = gymnasium.spaces.Box(-1, 1, (spec.action_dim,), np.float32)
             self.images = np.zeros(shape, np.uint8)
+            self.episodes = 0
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.sim.reset(task=0, seed=seed or 0)
+            self.sim.reset(task=0, seed=self.episodes if seed is None else seed)
+            self.episodes += 1
             self.elapsed = 0
             return self.look(), {}
 

@@ -49,10 +49,12 @@ class ProcessPool:
         self._text = encode_text(single.tasks)
         self._starts = [StartState(task=0, seed=0)] * n
         self._words = self._text[[0] * n]  # what each row is asked to do; replaced, never changed
-        self._flags = np.tile(np.array([False, True, False]), (n, 1))  # terminated, truncated, success
+        self._everyone = list(range(n))
+        self._flags = np.tile(np.array([[False], [True], [False]]), n)  # terminated, truncated, success
         self._lost = np.zeros(n, dtype=bool)  # the worker failed in the row's running episode
         self._fresh = np.zeros(n, dtype=bool)  # the memory shows the row as it is now
         self._slot = np.zeros(n, dtype=np.int64)  # where each row's last look lies
+        self._together: int | None = None  # the slot where all rows lie, if they do and are fresh
         self._lent: set[int] = set()
         self._unseen = 0  # steps since anybody looked
         self._seen_in_a_row = 0  # steps that were looked at one by one
@@ -71,14 +73,16 @@ class ProcessPool:
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         waiting = dict(zip(self._rows(env_ids), start, strict=True))
+        for row, state in waiting.items():
+            self._write_start(row, state)
         while waiting:
             self._group.make_ready(waiting)
-            requests = {row: self._reset_request(row, state) for row, state in waiting.items()}
-            answered = self._group.ask(requests, timeout_s=self.workers.reset_timeout_s)
+            answered = self._group.ask(list(waiting), "reset", timeout_s=self.workers.reset_timeout_s)
             for row in answered:
                 self._starts[row] = waiting.pop(row)
             self._lost[answered] = self._fresh[answered] = False
-            self._flags[answered] = self._memory.flags[answered]
+            self._together = None
+            self._flags[:, answered] = self._memory.flags[:, answered]
         self._words = self._text[[start.task for start in self._starts]]
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
@@ -86,36 +90,29 @@ class ProcessPool:
         if self._unseen:
             self._seen_in_a_row = 0
         self._unseen += 1
-        reward, _ = self._execute(action[:, None], gamma=1.0, look=blind or self._seen_in_a_row >= STEADY)
+        reward = self._execute(action[:, None], gamma=1.0, look=blind or self._seen_in_a_row >= STEADY)
         return Step(reward=reward, **self._outcome())
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
         """A whole chunk (sims/chunk.py); ``observe`` then hands out what the workers saw at its end."""
         self._unseen = self._seen_in_a_row = 0
-        reward, num_executed = self._execute(actions, gamma=gamma, look=True)
-        return ChunkStep(reward=reward, num_executed=num_executed, **self._outcome())
+        before = self._memory.elapsed.copy()
+        reward = self._execute(actions, gamma=gamma, look=True)
+        executed = np.where(self._lost, 0, self._memory.elapsed - before)
+        return ChunkStep(reward=reward, num_executed=torch.from_numpy(executed), **self._outcome())
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Zeros for a row whose worker fails at this; its next step says that it is not valid."""
         self._seen_in_a_row += self._unseen == 1
         self._unseen = 0
-        rows = self._rows(env_ids)
-        if not self._fresh.all():
-            stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
-            if stale:
-                slot = self._free_slot()
-                seen = self._ask(stale, {"do": "look", "slot": slot})
-                self._fresh[seen], self._slot[seen] = True, slot
-        if env_ids is None:
-            images, state, text = self._lend_or_copy(), self._memory.state.copy(), self._words
+        if self._together is None:
+            self._refresh(self._rows(env_ids))
+        if env_ids is None and self._together is not None:
+            images, state, text = self._lend_or_copy(self._together), self._memory.state.copy(), self._words
         else:
-            images, state, text = (
-                self._memory.images[self._slot[rows], rows],
-                self._memory.state[rows],
-                self._words[rows],
-            )
-        if not self._fresh.all():
-            blank = ~self._fresh[rows]
+            rows = self._rows(env_ids)
+            images, state = self._memory.images[self._slot[rows], rows], self._memory.state[rows]
+            text, blank = self._words[rows], ~self._fresh[rows]
             images[blank], state[blank] = 0, 0
         return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), text=text)
 
@@ -143,7 +140,7 @@ class ProcessPool:
         """The demonstrator's next action in every row; zeros where the row stands still."""
         moving = self._moving()
         out = np.zeros_like(self._memory.suggestion)
-        answered = self._ask(moving, {"do": "demonstrate"}) if moving else []
+        answered = self._ask(moving, "demonstrate") if moving else []
         out[answered] = self._memory.suggestion[answered]
         return torch.from_numpy(out)
 
@@ -152,6 +149,21 @@ class ProcessPool:
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
+    def _refresh(self, rows: Sequence[int]) -> None:
+        """Have those of ``rows`` look that have moved since they last did."""
+        stale = [row for row in rows if not self._fresh[row] and not self._lost[row]]
+        if stale:
+            slot = self._free_slot()
+            self._saw(self._ask(stale, "look", slot=slot), slot)
+
+    def _saw(self, rows: Sequence[int], slot: int) -> None:
+        """These rows' looks lie in ``slot`` now."""
+        if len(rows) == self.spec.num_envs:
+            self._fresh[:], self._slot[:], self._together = True, slot, slot
+            return
+        self._fresh[rows], self._slot[rows] = True, slot
+        self._together = slot if self._fresh.all() and (self._slot == slot).all() else None
+
     def _free_slot(self) -> int:
         """Where the next look goes: with the last one, unless somebody keeps that."""
         last = int(self._slot[0])
@@ -159,12 +171,9 @@ class ProcessPool:
             return last
         return next((slot for slot in range(1, SLOTS) if slot not in self._lent), 0)
 
-    def _lend_or_copy(self) -> UInt8[np.ndarray, "N cameras height width 3"]:
+    def _lend_or_copy(self, slot: int) -> UInt8[np.ndarray, "N cameras height width 3"]:
         """All rows' pictures, in the workers' memory where nobody else has them."""
-        slot = int(self._slot[0])
-        if not (self._fresh.all() and (self._slot == slot).all()):
-            return self._memory.images[self._slot, np.arange(len(self._slot))]
-        images = self._memory.images[slot]
+        images: np.ndarray = self._memory.images[slot]
         if slot == 0 or slot in self._lent or images.nbytes < LENT_BYTES:
             return images.copy()
         self._lent.add(slot)
@@ -172,64 +181,66 @@ class ProcessPool:
         return images
 
     def _rows(self, env_ids: Sequence[int] | None) -> list[int]:
-        return list(range(self.spec.num_envs)) if env_ids is None else [int(row) for row in env_ids]
+        return self._everyone if env_ids is None else [int(row) for row in env_ids]
 
     def _moving(self) -> list[int]:
-        return np.flatnonzero(~(self._flags[:, TERMINATED] | self._flags[:, TRUNCATED])).tolist()
+        standing = self._flags[TERMINATED] | self._flags[TRUNCATED]
+        return np.flatnonzero(~standing).tolist() if standing.any() else self._everyone
 
     def _outcome(self) -> dict[str, Tensor]:
         """The flags of Step and ChunkStep as they are now."""
-        flags = self._flags.T.copy()
+        flags = np.zeros((5, len(self._lost)), dtype=bool)
+        flags[:3], flags[4] = self._flags, ~self._lost
+        terminated, truncated, success, intervened, valid = torch.from_numpy(flags).unbind()
         return {
-            "terminated": torch.from_numpy(flags[TERMINATED]),
-            "truncated": torch.from_numpy(flags[TRUNCATED]),
-            "success": torch.from_numpy(flags[SUCCESS]),
-            "intervened": torch.from_numpy(np.zeros(len(flags[0]), dtype=bool)),
-            "valid": torch.from_numpy(~self._lost),
+            "terminated": terminated,
+            "truncated": truncated,
+            "success": success,
+            "intervened": intervened,
+            "valid": valid,
         }
 
-    def _reset_request(self, row: int, start: StartState) -> dict[str, Any]:
+    def _write_start(self, row: int, start: StartState) -> None:
         if not 0 <= start.task < len(self.spec.tasks):
             raise ValueError(f"start names task {start.task}, {self.spec.name} has {len(self.spec.tasks)}")
         count = 0 if start.snapshot is None else len(start.snapshot)
         if start.snapshot is not None:
             self._memory.actions[row, :count] = start.snapshot
-        return {"do": "reset", "task": start.task, "seed": start.seed, "replay": count}
+        self._memory.start[row] = start.task, start.seed, count
 
-    def _ask(self, rows: Sequence[int], request: dict[str, Any]) -> list[int]:
+    def _ask(self, rows: Sequence[int], do: str, **arguments: Any) -> Sequence[int]:
         """Rows that answered; the episodes of the others are lost."""
-        answered = self._group.ask(dict.fromkeys(rows, request), timeout_s=self.workers.step_timeout_s)
+        answered = self._group.ask(rows, do, timeout_s=self.workers.step_timeout_s, **arguments)
         if len(answered) == len(rows):
             return answered
         lost = sorted(set(rows) - set(answered))
-        running = [row for row in lost if not self._flags[row].any()]  # an episode that had ended keeps its outcome
+        running = [row for row in lost if not self._flags[:, row].any()]  # an episode that had ended keeps its outcome
         self._lost[running] = True
-        self._flags[running] = False, True, False
+        self._flags[TRUNCATED, running] = True
         return answered
 
-    def _execute(self, actions: Tensor, *, gamma: float, look: bool) -> tuple[Tensor, Tensor]:
-        """Reward and number of executed steps, each [N]; flags, validity and freshness are kept."""
-        moving, memory = self._moving(), self._memory
-        values = actions.detach().to("cpu", torch.float32).numpy()
-        first = memory.elapsed.copy()
+    def _execute(self, actions: Tensor, *, gamma: float, look: bool) -> Float[Tensor, " N"]:
+        """The rewards; flags, validity and freshness are kept."""
+        moving, memory, n = self._moving(), self._memory, self.spec.num_envs
+        if not moving:
+            return torch.zeros(n)
+        values, elapsed = actions.detach().to("cpu", torch.float32).numpy(), memory.elapsed.tolist()
         horizon, room = values.shape[1], memory.actions.shape[1]
-        for row, begin in zip(moving, first[moving].tolist(), strict=True):
-            fits = min(horizon, room - begin)
-            memory.actions[row, begin : begin + fits] = values[row, :fits]
-        reward, executed = np.zeros(len(first), dtype=np.float32), np.zeros(len(first), dtype=np.int64)
-        if moving:
-            self._fresh[moving] = False
-            slot = self._free_slot() if look else None
-            request = {"do": "advance", "count": horizon, "gamma": gamma, "look": slot}
-            answered = self._ask(moving, request)
-            rows = slice(None) if len(answered) == len(first) else answered  # a slice is much cheaper than indices
-            reward[rows] = memory.reward[rows]
-            executed[rows] = memory.elapsed[rows] - first[rows]
-            self._flags[rows] = memory.flags[rows]
-            if slot is not None:
-                self._fresh[rows] = ~self._flags[rows, TERMINATED]
-                self._slot[answered] = slot
-        return torch.from_numpy(reward), torch.from_numpy(executed)
+        for row in moving:
+            end = min(elapsed[row] + horizon, room)
+            memory.actions[row, elapsed[row] : end] = values[row, : end - elapsed[row]]
+        slot = self._free_slot() if look else None
+        answered = self._ask(moving, "advance", count=horizon, gamma=gamma, look=slot)
+        self._fresh[moving], self._together = False, None
+        if len(answered) == n:  # without a list of them, which numpy is slow to follow
+            reward, self._flags[:] = memory.reward.copy(), memory.flags
+        else:
+            reward = np.zeros(n, dtype=np.float32)
+            reward[answered], self._flags[:, answered] = memory.reward[answered], memory.flags[:, answered]
+        if slot is not None:
+            ended = self._flags[TERMINATED]
+            self._saw([row for row in answered if not ended[row]] if ended.any() else answered, slot)
+        return torch.from_numpy(reward)
 
 
 class PoolExpert:

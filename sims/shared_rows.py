@@ -24,10 +24,11 @@ class SharedRows:
     """
 
     actions: np.ndarray  # float32 [N, max_steps, A]
+    start: np.ndarray  # int64 [N, 3]: task, seed, how many of the actions to take again
     suggestion: np.ndarray  # float32 [N, A], the demonstrator's action
     reward: np.ndarray  # float32 [N]
     elapsed: np.ndarray  # int64 [N]
-    flags: np.ndarray  # bool [N, 3]: terminated, truncated, success
+    flags: np.ndarray  # bool [3, N]: terminated, truncated, success
     state: np.ndarray  # float32 [N, S]
     images: np.ndarray  # uint8 [SLOTS, N, cameras, height, width, 3]
 
@@ -61,10 +62,11 @@ def anonymous_file(name: str) -> int:
 
 def _layout(spec: SingleSpec, num_rows: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     yield "actions", "f4", (num_rows, spec.max_steps, spec.action_dim)
+    yield "start", "i8", (num_rows, 3)
     yield "suggestion", "f4", (num_rows, spec.action_dim)
     yield "reward", "f4", (num_rows,)
     yield "elapsed", "i8", (num_rows,)
-    yield "flags", "?", (num_rows, 3)
+    yield "flags", "?", (3, num_rows)
     yield "state", "f4", (num_rows, spec.state_dim)
     yield "images", "u1", (SLOTS, num_rows, len(spec.cameras), *spec.image_size, 3)
 

@@ -78,8 +78,12 @@ class StartState:
     """
 
     task: int
-    seed: int
+    seed: int  # of 63 bits
     snapshot: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"a start's seed must be in 0 .. 2^63 - 1, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer.
 
     worker -> trainer   {"spec", "demonstrates"}
     trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
-    then each request {"id": k, "do": ...} is answered by {"id": k} once its results are in the worker's row:
-    reset, task, seed, replay      replay: how many actions of the row to take again
+    then each request k {"do": ...} is answered by k once its results are in the worker's row:
+    reset                          as the row's ``start`` says
     advance, count, gamma, look    the actions after ``elapsed``; look: the slot to observe into, unless it terminated
     look, slot
     demonstrate
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import importlib
 import json
 import signal
@@ -48,6 +49,7 @@ def work(control_fd: int, simulator: type[SingleEnv], config: Any) -> None:
 
 
 def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: type[SingleEnv], config: Any) -> None:
+    parse = functools.lru_cache(maxsize=64)(json.loads)  # the same few come at every step
     env: SingleEnv = simulator(config)  # type: ignore[call-arg]
     demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
     _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
@@ -57,9 +59,9 @@ def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: type[Si
     place = json.loads(message)
     row = _Row(Episode(env, config.latency), SharedRows(env.spec, place["rows"], descriptors[0]), place["row"])
     while line := requests.readline():
-        request = json.loads(line)
-        row.do(request)
-        control.sendall(b'{"id": %d}\n' % request["id"])
+        number, _, request = line.partition(b" ")
+        row.do(parse(request))
+        control.sendall(number + b"\n")
     env.close()
 
 
@@ -68,16 +70,17 @@ class _Row:
 
     def __init__(self, episode: Episode, memory: SharedRows, row: int) -> None:
         self.env, self.episode = episode.env, episode
-        self._actions, self._suggestion = memory.actions[row], memory.suggestion[row]
+        self._start, self._actions = memory.start[row], memory.actions[row]
+        self._suggestion = memory.suggestion[row]
         self._images, self._state = memory.images[:, row], memory.state[row]
-        self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[row]
+        self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[:, row]
         self._row = row
 
     def do(self, request: dict[str, Any]) -> None:
         action = request["do"]
         if action == "reset":
-            replay = self._actions[: request["replay"]].copy()
-            self.episode.begin(task=request["task"], seed=request["seed"], replay=replay)
+            task, seed, replay = self._start.tolist()
+            self.episode.begin(task=task, seed=seed, replay=self._actions[:replay].copy())
             self._publish(0.0)
         elif action == "advance":
             self._advance(request["count"], request["gamma"], look=request["look"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from sims.latency import Latency
 from sims.shared_rows import SharedRows
 from sims.single_env import SingleEnv
 from sims.worker_config import WorkerConfig, environment_of, interpreter_of
-from sims.worker_process import ForkServer, WorkerLost, WorkerProcess, encode
+from sims.worker_process import ForkServer, WorkerLost, WorkerProcess, request
 
 log = logging.getLogger(__name__)
 
@@ -70,32 +70,31 @@ class WorkerGroup:
             raise
         self._started = True
 
-    def ask(self, requests: Mapping[int, Mapping[str, Any]], *, timeout_s: float) -> list[int]:
-        """Send ``requests`` (by row) and wait for all. Returns the rows that answered; the others were replaced.
+    def ask(self, rows: Sequence[int], do: str, *, timeout_s: float, **arguments: Any) -> Sequence[int]:
+        """Ask all ``rows`` the same and wait. Returns the rows that answered; the others were replaced.
 
         A row fails when ``timeout_s`` pass in which it neither answers nor completes a control step. Raises
         SimulatorFailure when a row failed too often in a row.
         """
         self._request += 1
-        sent = [row for row in requests if self._ready[row]]  # the others are still starting after a failure
-        lines: dict[int, bytes] = {}  # rows mostly share one request, which is written once
-        for row in sent:
-            request = requests[row]
-            if id(request) not in lines:
-                lines[id(request)] = encode({**request, "id": self._request})
-            self.workers[row].send(lines[id(request)])
-        answered = self._gather({row: requests[row]["do"] for row in sent}, timeout_s)
+        line = b"%d %s" % (self._request, request(do, **arguments))
+        if not all(self._ready):
+            rows = [row for row in rows if self._ready[row]]  # the others are still starting after a failure
+        for row in rows:
+            self.workers[row].send(line)
+        failed = self._gather(rows, do, timeout_s)
+        answered = [row for row in rows if row not in failed] if failed else rows
         for row in answered:
-            if requests[row]["do"] == "advance":
+            if do == "advance":
                 self._streak[row] = 0
-            elif requests[row]["do"] == "reset":
+            elif do == "reset":
                 self.workers[row].trim_stderr()
-        return sorted(answered)
+        return answered
 
     def make_ready(self, rows: Collection[int]) -> None:
         """Wait until replaced workers among ``rows`` can take requests."""
         while starting := [row for row in rows if not self._ready[row]]:
-            self._gather(dict.fromkeys(starting, "start"), self.config.workers.start_timeout_s)
+            self._gather(starting, "start", self.config.workers.start_timeout_s)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -136,13 +135,13 @@ class WorkerGroup:
 
     # -- waiting and failing --------------------------------------------------------------------------------------
 
-    def _gather(self, doing: Mapping[int, str], timeout_s: float) -> set[int]:
-        """The rows of ``doing`` (row -> what it was asked) that answered; the others failed and were replaced."""
-        answered: set[int] = set()
-        done = b'{"id": %d}' % self._request
+    def _gather(self, rows: Sequence[int], asked: str, timeout_s: float) -> set[int]:
+        """Wait until each of ``rows`` has answered or failed; returns those that failed, which were replaced."""
+        failed: set[int] = set()
+        done = b"%d" % self._request
         # The last first: it was asked last, so the others are mostly done when it answers, and this process wakes once
         # instead of once per row, each time taking a core from a worker.
-        pending = list(doing)
+        pending = list(rows)
         patience_s = min(1.0, timeout_s / 4)
         # Row -> its progress, and how long it has been waited for since. Waits are counted and not clocks read, since
         # a run that was stopped as a whole (by a scheduler, by hand) finds its workers as slow as itself.
@@ -152,20 +151,20 @@ class WorkerGroup:
             try:
                 line = self.workers[row].receive(patience_s)
             except WorkerLost as lost:
-                self._replace(row, doing[row], str(lost))
-                pending.pop()
+                self._replace(row, asked, str(lost))
+                failed.add(pending.pop())
                 continue
             if line is None:
                 for hung in self._hung(pending, silent, patience_s, timeout_s):
                     pending.remove(hung)
+                    failed.add(hung)
                     state = self.workers[hung].process_state()
-                    self._replace(hung, doing[hung], f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
+                    self._replace(hung, asked, f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
                 continue
             if line != done and not self._introduced(row, json.loads(line)):
                 continue  # to a request that was interrupted
-            answered.add(row)
             pending.pop()
-        return answered
+        return failed
 
     def _introduced(self, row: int, answer: dict[str, Any]) -> bool:
         """Whether this answer is a new worker's first. Raises UserError with the text of one that gives up."""
@@ -189,14 +188,14 @@ class WorkerGroup:
     def _progress(self, row: int) -> int:
         return 0 if self.memory is None else int(self.memory.elapsed[row])
 
-    def _replace(self, row: int, request: str, cause: str, *, hung: bool = False) -> None:
+    def _replace(self, row: int, asked: str, cause: str, *, hung: bool = False) -> None:
         worker = self.workers[row]
         stderr = worker.kill(dump=hung)
-        failure = WorkerFailure(row=row, pid=worker.pid, request=request, cause=cause, stderr=stderr)
+        failure = WorkerFailure(row=row, pid=worker.pid, request=asked, cause=cause, stderr=stderr)
         self.failures.append(failure)
         self._streak[row] += 1
         self.workers[row] = self._launch(row)
-        described = f"{self.config.name}: worker {row} (process {worker.pid}) {cause} at '{request}'"
+        described = f"{self.config.name}: worker {row} (process {worker.pid}) {cause} at '{asked}'"
         said = f"Its last words:\n{stderr}" if stderr else "It wrote nothing to its standard error."
         if not self._started or self._streak[row] > self.config.workers.max_failures_in_a_row:
             raise SimulatorFailure(f"{described}, failure {self._streak[row]} in a row. {said}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -273,8 +274,10 @@ def named(simulator: type[SingleEnv], config: Any) -> dict[str, Any]:
     }
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+@functools.lru_cache(maxsize=64)
+def request(do: str, **arguments: Any) -> bytes:
+    """A request's line without its number; the same few are made at every step."""
+    return json.dumps({"do": do, **arguments}).encode() + b"\n"
 
 
 def _folder(package: str) -> str:
