@@ -22,7 +22,7 @@ import torch
 
 from sims.errors import UserError
 from sims.peers import NUM_ACTIONS, PEERS, Driven, Slice, random_actions
-from sims.process_pool import ProcessPool
+from sims.process_pool import STEADY, ProcessPool
 from sims.single_env import SingleEnv
 from sims.vector_env import StartState
 from sims.worker_config import environment_of, interpreter_of
@@ -127,7 +127,14 @@ def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iter
         return steps
 
     def drive(count: int) -> Run:
-        return Driven(act=lambda: act(count), parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
+        driven = Driven(act=lambda: act(count), parent=env.fork_server_pid, pids=env.worker_pids, close=env.close)
+
+        def run(seconds: float) -> Slice:
+            for _ in range(STEADY + 1):  # it was driven the other way before, and adapts to how it is driven
+                act(count)
+            return driven.run(seconds)
+
+        return run
 
     try:
         env.reset(start=[StartState(task=0, seed=next(seeds)) for _ in range(n)])

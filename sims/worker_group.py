@@ -161,18 +161,20 @@ class WorkerGroup:
                     state = self.workers[hung].process_state()
                     self._replace(hung, asked, f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
                 continue
-            if line != done and not self._introduced(row, json.loads(line)):
+            if line != done and not self._introduced(row, line):
                 continue  # to a request that was interrupted
             pending.pop()
         return failed
 
-    def _introduced(self, row: int, answer: dict[str, Any]) -> bool:
-        """Whether this answer is a new worker's first. Raises UserError with the text of one that gives up."""
+    def _introduced(self, row: int, line: bytes) -> bool:
+        """Whether this is a new worker's first answer. Raises UserError with the text of one that gives up."""
+        if not line.startswith(b"{"):
+            return False
+        answer = json.loads(line)
         if "error" in answer:
             raise UserError(answer["error"])
-        if "spec" in answer:
-            self._attach(row, answer)
-        return "spec" in answer
+        self._attach(row, answer)
+        return True
 
     def _hung(
         self, rows: Collection[int], silent: dict[int, tuple[int, float]], waited_s: float, timeout_s: float

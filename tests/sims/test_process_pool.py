@@ -43,6 +43,30 @@ def first_position(seed: int) -> float:
     return float(np.random.default_rng(seed).uniform(0, 0.5))
 
 
+class Impatience(Exception):
+    """Somebody pressed Ctrl-C, as a test that must go on sees it."""
+
+
+def test_an_interrupted_step_leaves_a_pool_that_goes_on() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Impatience
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pool(num_envs=2, step_s=0.3) as env:
+            env.reset(start=starts(1, 2))
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Impatience):
+                env.step(UP.expand(2, 2))
+            env.reset(start=starts(3, 4))  # finds answers that nobody waits for any more
+            step = env.step(UP.expand(2, 2))
+            assert step.reward.tolist() == pytest.approx([first_position(3) + 1, first_position(4) + 1])
+            assert step.valid.all()
+            assert not env.failures
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
 def test_episode_in_numbers() -> None:
     with pool(num_envs=2, max_steps=4, goal=3.0) as env:
         env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=2)])
