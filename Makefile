@@ -4,9 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 QUICKSTART := runs/quickstart
+SIMS ?= pusht metaworld robosuite
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test ros test-ros lint types imports clean
+.PHONY: help install quickstart test sims ros test-ros lint types imports clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +24,12 @@ quickstart: $(INSTALLED)  ## train a small policy: imitation, then reinforcement
 
 test: $(INSTALLED)  ## the tests
 	$(BIN)/pytest
+
+sims: .venv-sims/.installed  ## .venv-sims: an interpreter for each of SIMS, which the tests then run too (VLA_RL_SIMS=.venv-sims)
+
+.venv-sims/.installed: $(INSTALLED) $(wildcard sims/locks/*.txt)
+	@for name in $(SIMS); do VLA_RL_SIMS=$(CURDIR)/.venv-sims $(BIN)/vla-rl sims install $$name || exit; done
+	@touch $@
 
 ros: .venv-ros/.installed  ## .venv-ros: the same with ROS 2's Python from wheels, for machines without ROS
 
@@ -43,4 +50,4 @@ imports: $(INSTALLED)  ## packages import only packages further down
 	$(BIN)/lint-imports
 
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv .venv-ros .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-sims .venv-ros .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
