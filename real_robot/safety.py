@@ -308,7 +308,7 @@ class SafetyFilter:
                 return target, speed, accel, way
             events.append(SafetyEvent("catching_up", i, target - q, 0.0))
         self._catching_up[i] = True
-        closer = axis.toward(target, target_speed, q, v, a)
+        closer = axis.toward(target - target_speed * dt, target_speed, q, v, a)  # where both are now
         position = q + (v + closer * dt) * dt
         speed = (position - q) / dt
         accel = (speed - v) / dt
