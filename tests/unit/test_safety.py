@@ -65,7 +65,7 @@ def test_the_stop_law_by_hand() -> None:
     ],
 )
 def test_the_whole_stop_by_hand(speed: float, accel: float, lowest: float, highest: float, fastest: float) -> None:
-    low, high, _, _, peak, _ = Axis(AXIS, 0.1).stop(speed, accel)
+    low, high, _, _, peak, *_ = Axis(AXIS, 0.1).stop(speed, accel)
     assert (low, high, peak) == pytest.approx((lowest, highest, fastest), rel=1e-4, abs=1e-6)
 
 
