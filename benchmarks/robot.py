@@ -145,10 +145,15 @@ def endurance_synchronously(cell: Cell, bundle: Path, task: str, seconds: float,
 
 
 def robot_file(folder: Path, max_prefix: int) -> Path:
-    """The fake arm's file, with the chunking that this bundle was trained for."""
+    """The fake arm's file, with the chunking that this bundle was trained for.
+
+    One that knows no prefixes gets overlapping chunks averaged: a new chunk that simply takes over asks for more
+    acceleration than the arm has, where the two plans differ.
+    """
     document = yaml.safe_load(ROBOT.read_text())
-    if max_prefix < document["control"]["chunking"]["max_delay"]:
-        document["control"]["chunking"]["method"] = "replace"
+    chunking = document["control"]["chunking"]
+    if max_prefix < chunking["max_delay"]:
+        chunking |= {"method": "ensemble", "execute_steps": chunking["max_delay"]}
     path = folder / "robot.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))  # the order of the joints is the order of the commands
     return path

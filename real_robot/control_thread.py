@@ -5,6 +5,7 @@ It asks for real-time priority; without the right to it, it runs as any thread a
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import deque
@@ -71,6 +72,9 @@ class ControlThread:
         joints = self._at_limits(measured.positions)
         with self.lock:
             self.loop.warm_up(joints)
+            if not self._running:
+                gc.collect()
+                gc.freeze()  # a collection that looks at every module takes ten ticks
             self.loop.start(joints, time.monotonic())
             self._resting = False
         if not self._running:

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
-from real_robot.priority import take_priority
+from real_robot.priority import give_up_priority
 from real_robot.ros_io import SENSOR_QOS
 from sims.tabletop.episode import NQ, Episode, sample_episode
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.tasks import TASKS
 
 NAMES = ("agent", "wrist")
-PRIORITY = 20
 _TASKS = tuple(TASKS)
 FAULTS = ("none", "silent", "frozen")
 _SPAWN = multiprocessing.get_context("spawn")
@@ -63,7 +62,7 @@ def start_cameras(scenery: Scenery, image_size: tuple[int, int], hz: int) -> Bas
 
 
 def _film(scenery: Scenery, image_size: tuple[int, int], hz: int, parent: int) -> None:
-    take_priority(PRIORITY)
+    give_up_priority()  # the arm's, inherited: drawing would use up what Linux leaves to real-time processes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("fake_cameras")
     publishers = [node.create_publisher(Image, f"/camera/{name}/image_raw", SENSOR_QOS) for name in NAMES]

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from real_robot.stopping import AxisLimits
 
 Vector = tuple[float, float, float]
+# From the tool to the base: a joint's index, its lever [m] or 1, and whether what joints before it moved adds to that.
+Levers = list[tuple[int, float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,20 @@ def rotation(rpy: Vector) -> tuple[float, ...]:
     )
 
 
+def longest_way(levers: Levers, sweeps: Sequence[float]) -> float:
+    """The longest way [m] of the tool while each joint moves by ``sweeps``, to or from where it has ``levers``.
+
+    A joint that moves by s moves the tool by its lever times s at most. Its lever is the tool's distance from the
+    joint's axis, plus what the joints beyond it may have added to that. Sweeps are total ways, not negative.
+    """
+    way = 0.0
+    for index, lever, turns in levers:
+        way += (lever + turns * way) * sweeps[index]
+    return way
+
+
 class ToolPoint:
-    """Position of the tool point in the base frame, and how far the joints can throw it."""
+    """Position of the tool point in the base frame."""
 
     def __init__(self, frames: Sequence[JointFrame], tool: Vector, axes: Sequence[AxisLimits]) -> None:
         """``axes``: every joint of the robot in command order; one without a frame does not move the tool point."""
@@ -54,30 +68,25 @@ class ToolPoint:
             (order[frame.joint], axes[order[frame.joint]].unit == "m", rotation(frame.rpy), frame.xyz)
             for frame in reversed(frames)
         ]
-        self._at_rest = [0.0] * len(axes)
 
     def __call__(self, joints: Sequence[float]) -> Vector:
         """x, y, z [m] in the base frame."""
-        return self.swept(joints, self._at_rest)[0]
+        return self.place(joints)[0]
 
-    def swept(self, joints: Sequence[float], sweeps: Sequence[float]) -> tuple[Vector, float]:
-        """x, y, z [m] in the base frame, and the longest way [m] it can take while each joint moves by ``sweeps``.
-
-        A joint that moves by s moves the tool by its lever times s at most. Its lever is the tool's distance from the
-        joint's axis, plus what the joints beyond it may have added to that. Sweeps are total ways, not negative.
-        """
-        (x, y, z), way = self._tool, 0.0
+    def place(self, joints: Sequence[float]) -> tuple[Vector, Levers]:
+        """x, y, z [m] in the base frame, and every joint's lever there: how far the tool is from its axis."""
+        (x, y, z), levers = self._tool, []
         for index, slides, (a, b, c, d, e, f, g, h, i), (px, py, pz) in self._chain:
             q = joints[index]
             if slides:
                 z += q
-                way += sweeps[index]
+                levers.append((index, 1.0, 0.0))
             else:
-                way += (sqrt(x * x + y * y) + way) * sweeps[index]
+                levers.append((index, sqrt(x * x + y * y), 1.0))
                 cq, sq = cos(q), sin(q)
                 x, y = cq * x - sq * y, sq * x + cq * y
             x, y, z = a * x + b * y + c * z + px, d * x + e * y + f * z + py, g * x + h * y + i * z + pz
-        return (x, y, z), way
+        return (x, y, z), levers
 
     def twist(self, joints: Sequence[float], speeds: Sequence[float]) -> tuple[Vector, Vector]:
         """Linear [m/s] and angular [rad/s] velocity of the tool point, in the base frame."""

@@ -31,7 +31,6 @@ from episodes.schema import EpisodeError
 from real_robot.control_loop import ControlLoop
 from real_robot.control_thread import ControlThread
 from real_robot.embodiment import embodiment_of
-from real_robot.frames import check_tool
 from real_robot.policy_client import PolicyClient
 from real_robot.priority import take_priority
 from real_robot.recorder import Recorder
@@ -109,7 +108,9 @@ class PolicyNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._policy = self._control = None
         try:
-            self._check_frames()
+            if self._frames is not None:
+                assert self._robot is not None
+                self._frames.check(self._robot, self._joints)
             self._begin()
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
@@ -143,25 +144,12 @@ class PolicyNode(LifecycleNode):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
-        self._close_frames()
-        for wire in (self._joints, self._cameras, self._output) if self._robot is not None else ():
-            wire.close()
-        self._robot = None
-
-    def _check_frames(self) -> None:
-        """Once after configuration; ValueError says what is missing or disagrees."""
-        if self._frames is None or self._robot is None:
-            return
-        measured = self._joints.measure()
-        if measured is None:
-            raise ValueError(self._joints.trouble)
-        check_tool(self._frames.tree, self._robot, measured.positions)
-        self._close_frames()
-
-    def _close_frames(self) -> None:
         if self._frames is not None:
             self._frames.close()
             self._frames = None
+        for wire in (self._joints, self._cameras, self._output) if self._robot is not None else ():
+            wire.close()
+        self._robot = None
 
     # Episodes
 

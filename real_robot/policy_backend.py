@@ -81,7 +81,7 @@ class ChunkBackend(ABC):
         if question.method == "prefix" and question.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {question.delay} actions was sent, this policy was trained with at most "
-                f"{hello.max_prefix}; lower chunking.max_delay or use chunking.method: replace"
+                f"{hello.max_prefix}; lower chunking.max_delay or use chunking.method: ensemble"
             )
 
     def _observation(self, question: Act) -> Observation:

@@ -169,6 +169,6 @@ def check_policy(hello: Hello, embodiment: Embodiment, chunking: ChunkingConfig)
     if chunking.method == "prefix" and chunking.max_delay > hello.max_prefix:
         raise ValueError(
             f"chunking.max_delay is {chunking.max_delay}, the policy was trained with prefixes of at most "
-            f"{hello.max_prefix}; lower it, or choose chunking.method: replace"
+            f"{hello.max_prefix}; lower it, or choose chunking.method: ensemble"
         )
     chunking.check(hello.action_horizon)

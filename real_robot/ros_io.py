@@ -27,10 +27,10 @@ from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-from real_robot.frames import FrameTree
+from real_robot.frames import FrameTree, check_tool
 from real_robot.images import fit_image
 from real_robot.kinematics import ToolPoint
-from real_robot.robot_file import RosSection
+from real_robot.robot_file import Robot, RosSection
 from real_robot.safety import Measurement, RobotLimits, SafeCommand
 
 SENSOR_QOS = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
@@ -228,16 +228,26 @@ def ros_type(module: str, name: str, *, setting: str) -> Any:
 
 
 class FrameInput:
-    """Frames from /tf and /tf_static. They wake the executor, so this is for a node that does not move its arm."""
+    """Frames from /tf and /tf_static until ``check`` has passed: they wake the executor, so the arm moves only then."""
 
     def __init__(self, node: Node) -> None:
         kind = ros_type("tf2_msgs.msg", "TFMessage", setting="tool_frame")
-        self.tree, self._node = FrameTree(), node
+        self._tree, self._node = FrameTree(), node
         kept = QoSProfile(depth=100, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._subscriptions = [
             node.create_subscription(kind, topic, self._hear, qos)
             for topic, qos in (("/tf", QoSProfile(depth=100)), ("/tf_static", kept))
         ]
+
+    def check(self, robot: Robot, joints: JointInput) -> None:
+        """Once: whether TF and the robot file agree. ValueError says what is missing or disagrees."""
+        if not self._subscriptions:
+            return
+        measured = joints.measure()
+        if measured is None:
+            raise ValueError(joints.trouble)
+        check_tool(self._tree, robot, measured.positions)
+        self.close()
 
     def close(self) -> None:
         for subscription in self._subscriptions:
@@ -245,7 +255,7 @@ class FrameInput:
         self._subscriptions = []
 
     def _hear(self, message: Any) -> None:
-        remember(self.tree, message.transforms)
+        remember(self._tree, message.transforms)
 
 
 def remember(tree: FrameTree, transforms: Sequence[TransformStamped]) -> None:

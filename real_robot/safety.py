@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
-from real_robot.kinematics import JointFrame, ToolPoint, Vector
-from real_robot.stopping import Axis, AxisLimits
+from real_robot.kinematics import JointFrame, Levers, ToolPoint, Vector, longest_way
+from real_robot.stopping import Axis, AxisLimits, Curve
 
 Rejection = Literal[  # the whole command is dropped and every joint brakes
     "stopped",
@@ -34,7 +34,7 @@ Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # what happened to
 
 State = tuple[list[float], list[float], list[float]]  # positions, speeds, accelerations of every joint
 
-Point = tuple[int, float, list[float]]  # of a stop: its tick, the tool's depth in the box, every joint's way to there
+Point = tuple[int, float, Sequence[float]]  # of a stop: its tick, the tool's depth in the box, each joint's way there
 
 # How close to its limits a command may pass unchanged: rad or m, and rad/s or m/s.
 _SLACK = 1e-9
@@ -129,7 +129,7 @@ class SafetyFilter:
                 raise ValueError(
                     f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
                 )
-        if self._tool and self._depth(positions, positions)[0] < 0.0:
+        if self._tool and self._depth(positions)[0] < 0.0:
             where = ", ".join(f"{x:.3f}" for x in self._tool(positions))
             raise ValueError(f"the tool is at ({where}) m, outside the workspace box; move the arm inside by hand")
         n = len(axes)
@@ -308,7 +308,7 @@ class SafetyFilter:
                 return target, speed, accel, way
             events.append(SafetyEvent("catching_up", i, target - q, 0.0))
         self._catching_up[i] = True
-        closer = axis.toward(target, target_speed, q, v, a)
+        closer = axis.toward(target - target_speed * dt, target_speed, q, v, a)  # where both are now
         position = q + (v + closer * dt) * dt
         speed = (position - q) / dt
         accel = (speed - v) / dt
@@ -325,50 +325,56 @@ class SafetyFilter:
         stays inside. Where that leaves a doubt a point between the two is looked at. ``ways``: of the joints' stops.
         """
         positions, speeds, accels = state
-        depth, way = self._depth(positions, ways)
-        if 0.0 <= depth < way:
+        depth, levers = self._depth(positions)
+        if 0.0 <= depth < longest_way(levers, ways):
             stops = [axis.stop(v, a) for axis, v, a in zip(self._axes, speeds, accels, strict=True)]
             swept = [stop[3] for stop in stops]
-            depth_at_end, way = self._depth([q + stop[2] for q, stop in zip(positions, stops, strict=True)], swept)
-            if 0.0 <= depth_at_end < way - depth:
-                last = max([stop[5] for stop in stops])
-                return self._leaves_between(state, (0, depth, [0.0] * len(stops)), (last, depth_at_end, swept))
+            depth_at_end, levers = self._depth([q + stop[2] for q, stop in zip(positions, stops, strict=True)])
+            if 0.0 <= depth_at_end < longest_way(levers, swept) - depth:
+                last, curves = max([stop[5] for stop in stops]), [stop[6] for stop in stops]
+                return self._leaves_between(
+                    positions, curves, (0, depth, [0.0] * len(stops)), (last, depth_at_end, swept)
+                )
             depth = min(depth, depth_at_end)
         return SafetyEvent("workspace", None, depth, 0.0) if depth < 0.0 else None
 
-    def _leaves_between(self, state: State, here: Point, there: Point) -> SafetyEvent | None:
-        """The same between two points of the stop from ``state`` that are inside."""
+    def _leaves_between(
+        self, begin: Sequence[float], curves: Sequence[Curve], here: Point, there: Point
+    ) -> SafetyEvent | None:
+        """The same between two points of the stop from ``begin`` that are inside."""
         (first, depth_here, swept_here), (last, depth_there, swept_there) = here, there
         if last - first < 2:
             return None
         tick = first + max(1, (last - first) * 3 // 10)  # about half the way, as it slows down
-        positions, swept, sweeps = [], [], []
-        for axis, q, v, a, begin, end in zip(self._axes, *state, swept_here, swept_there, strict=True):
-            _, _, gone, way, _, _ = axis.stop(v, a, tick)
+        positions, swept, before, after = [], [], [], []
+        for axis, q, curve, to_here, to_there in zip(self._axes, begin, curves, swept_here, swept_there, strict=True):
+            gone, way = axis.along(curve, tick)
             positions.append(q + gone)
             swept.append(way)
-            sweeps.append(end - way if end - way > way - begin else way - begin)
-        depth, way = self._depth(positions, sweeps)
+            before.append(way - to_here)
+            after.append(to_there - way)
+        depth, levers = self._depth(positions)
         if depth < 0.0:
             return SafetyEvent("workspace", None, depth, 0.0)
-        point = (tick, depth, swept)
-        event = self._leaves_between(state, point, there) if depth + depth_there < way else None
-        if event is None and depth + depth_here < way:
-            event = self._leaves_between(state, here, point)
+        point, event = (tick, depth, swept), None
+        if depth + depth_there < longest_way(levers, after):
+            event = self._leaves_between(begin, curves, point, there)
+        if event is None and depth + depth_here < longest_way(levers, before):
+            event = self._leaves_between(begin, curves, here, point)
         return event
 
-    def _depth(self, positions: Sequence[float], sweeps: Sequence[float]) -> tuple[float, float]:
-        """Distance [m] of the tool point to the nearest face of the box, negative outside; and its longest way."""
+    def _depth(self, positions: Sequence[float]) -> tuple[float, Levers]:
+        """Distance [m] of the tool point to the nearest face of the box, negative outside; and the joints' levers."""
         assert self._tool is not None
         assert self.limits.workspace is not None
-        (x, y, z), way = self._tool.swept(positions, sweeps)
+        (x, y, z), levers = self._tool.place(positions)
         box = self.limits.workspace
         (x0, y0, z0), (x1, y1, z1) = box.low, box.high
         depth = x - x0
         for other in (x1 - x, y - y0, y1 - y, z - z0, z1 - z):
             if other < depth:
                 depth = other
-        return depth, way
+        return depth, levers
 
     def _braked(self, state: State) -> State:
         """The next state of the stop law, every joint."""

@@ -175,7 +175,7 @@ def _check(bundle: Path, robot: Path) -> None:
     if chunking.method == "prefix" and chunking.max_delay > info.config.max_prefix:
         raise RobotError(
             f"{robot}: control.chunking.max_delay is {chunking.max_delay}, {bundle} was trained with prefixes of at "
-            f"most {info.config.max_prefix} (max_prefix); lower it, or set control.chunking.method: replace"
+            f"most {info.config.max_prefix} (max_prefix); lower it, or set control.chunking.method: ensemble"
         )
 
 

@@ -43,10 +43,13 @@ class AxisLimits:
     contact_residual: float | None = None
 
 
-# A stop, relative to where it begins: lowest and highest position, where it ends, the way to there, its highest speed
-# and its ticks.
-Stop = tuple[float, float, float, float, float, int]
-WHOLE = 2**63  # ticks: more than any stop has
+# Plain tuples, as hundreds are made in every tick near a wall.
+# How a stop goes on: position and way after each tick until it is on its own curve, the sign of the speed there, then
+# speed / dt and ticks with the full acceleration, and speed / dt, ticks and first deceleration of the rest.
+Curve = tuple[list[tuple[float, float]], float, float, int, float, int, float]
+# A stop, relative to where it begins: lowest and highest position, where it ends, the way to there, its highest speed,
+# its ticks, and how it goes on.
+Stop = tuple[float, float, float, float, float, int, Curve]
 
 
 class Axis:
@@ -114,17 +117,16 @@ class Axis:
         speed_after = (after - position) / dt
         return after, speed_after, (speed_after - speed) / dt
 
-    def stop(self, speed: float, accel: float, ticks: int = WHOLE) -> Stop:
-        """The stop from (speed, accel), or its first ``ticks``: step by step until it is on its own curve, the rest in
-        closed form.
+    def stop(self, speed: float, accel: float) -> Stop:
+        """The stop from (speed, accel): step by step until it is on its own curve, the rest in closed form.
 
         On the curve it brakes m times with the full acceleration A, while s / dt is at least what A can ramp out, and
         then n times with p, p - r, ... Summing the speeds gives, with R = s / dt where a part begins, for the first
         m R - A m (m + 1) / 2 and for the second n R - p n (n + 1) / 2 + r (n - 1) n (n + 1) / 6, each times dt^2.
         """
         dt, ramp, most, full = self.dt, self._ramp, self._accel, self._full_rate
-        position = lowest = highest = 0.0
-        left = ticks
+        position = lowest = highest = way = 0.0
+        ramped = []
         size = fastest = speed if speed >= 0.0 else -speed
         while True:
             rate = size / dt
@@ -135,42 +137,55 @@ class Axis:
                 n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
                 peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
             gap = (-peak if speed > 0.0 else peak) - accel
-            if -ramp <= gap <= ramp or not left:
+            if -ramp <= gap <= ramp:
                 break
             accel += ramp if gap > 0.0 else -ramp
             speed += accel * dt
             size = speed if speed >= 0.0 else -speed
             position += speed * dt
-            left -= 1
+            way += size * dt
+            ramped.append((position, way))
             if position > highest:
                 highest = position
             elif position < lowest:
                 lowest = position
             if size > fastest:
                 fastest = size
-        way = 0.0
+        m, last_rate, curve = 0, rate, 0.0
         if rate >= full:
             m = int((rate - full) / most) + 1
-            if m > left:
-                m = left
-            way = m * (rate - 0.5 * most * (m + 1))
-            rate -= m * most
-            left -= m
-            if rate >= ramp:
-                n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
-                peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
-        if n > left:
-            n = left
+            curve = m * (rate - 0.5 * most * (m + 1))
+            last_rate = rate - m * most
+            if last_rate >= ramp:
+                n = int((sqrt(1.0 + 8.0 * last_rate / ramp) - 1.0) * 0.5)
+                peak = (last_rate + ramp * n * (n + 1) * 0.5) / (n + 1)
         if n:
-            way += n * (rate - (n + 1) * (0.5 * peak - ramp * (n - 1) / 6.0))
-        end = position + (way if speed > 0.0 else -way) * dt * dt
+            curve += n * (last_rate - (n + 1) * (0.5 * peak - ramp * (n - 1) / 6.0))
+        curve *= dt * dt
+        end = position + curve if speed > 0.0 else position - curve
         if end > highest:
             highest = end
         elif end < lowest:
             lowest = end
-        # it turns round once at most
-        way = 2.0 * (highest - lowest) - (end if end >= 0.0 else -end)
-        return lowest, highest, end, way, fastest, ticks - left + n + 1
+        ticks = len(ramped) + m + n
+        return lowest, highest, end, way + curve, fastest, ticks + 1, (ramped, speed, rate, m, last_rate, n, peak)
+
+    def along(self, curve: Curve, ticks: int) -> tuple[float, float]:
+        """Where a stop is after ``ticks`` >= 1, and the way to there."""
+        ramped, direction, rate, full_ticks, last_rate, last_ticks, peak = curve
+        position = way = 0.0
+        if ramped:
+            if ticks <= len(ramped):
+                return ramped[ticks - 1]
+            position, way = ramped[-1]
+            ticks -= len(ramped)
+        m = ticks if ticks < full_ticks else full_ticks
+        gone = m * (rate - 0.5 * self._accel * (m + 1))
+        if ticks > m:
+            n = ticks - m if ticks - m < last_ticks else last_ticks
+            gone += n * (last_rate - (n + 1) * (0.5 * peak - self._ramp * (n - 1) / 6.0))
+        gone *= self.dt * self.dt
+        return (position + gone if direction > 0.0 else position - gone), way + gone
 
     def stopping_way(self, position: float, speed: float, accel: float, slack: float) -> float | None:
         """The way of the whole stop or somewhat more; None if it breaks a limit of velocity or position by more than
@@ -185,7 +200,7 @@ class Axis:
         way = peak * (peak * self._per_accel_2 + self._ramps_s + push * self._per_jerk)
         if peak <= self.max_speed and position + way <= self.high and position - way >= self.low:
             return way
-        lowest, highest, _, way, fastest, _ = self.stop(speed, accel)
+        lowest, highest, _, way, fastest, _, _ = self.stop(speed, accel)
         inside = position + highest <= self.high + slack and position + lowest >= self.low - slack
         return way if inside and fastest <= self.max_speed + slack else None
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from real_robot.kinematics import ToolPoint
+from real_robot.kinematics import ToolPoint, longest_way
 from real_robot.limits_file import load_limits
 from real_robot.safety import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
 from real_robot.stopping import Axis, AxisLimits
@@ -157,17 +157,14 @@ def test_the_closed_form_of_a_stop_is_the_stop_itself(
             positions.append(positions[-1] + v * dt)
             speeds.append(abs(v))
             ways.append(ways[-1] + abs(v) * dt)
-        whole = model.stop(*begin)
-        assert whole[5] >= len(positions) - 1
-        for ticks in (len(positions) - 1, round(share * (len(positions) - 1))):
-            lowest, highest, end, way, fastest, _ = model.stop(*begin, ticks)
-            assert (lowest, highest) == pytest.approx(
-                (min(positions[: ticks + 1]), max(positions[: ticks + 1])), abs=1e-11
-            )
-            assert (end, way) == pytest.approx((positions[ticks], ways[ticks]), abs=1e-11)
-            if ticks == len(positions) - 1:
-                assert fastest == pytest.approx(max(speeds), rel=1e-9)
-        assert whole[:5] == pytest.approx(model.stop(*begin, len(positions) - 1)[:5], abs=1e-11)
+        *whole, fastest, stop_ticks, curve = model.stop(*begin)
+        last = len(positions) - 1
+        assert stop_ticks >= last
+        assert whole == pytest.approx([min(positions), max(positions), positions[-1], ways[-1]], abs=1e-11)
+        assert fastest == pytest.approx(max(speeds), rel=1e-9)
+        for ticks in {min(1, last), round(share * last), last} - {0}:
+            assert model.along(curve, ticks) == pytest.approx((positions[ticks], ways[ticks]), abs=1e-11)
+        assert model.along(curve, last + 1) == pytest.approx((positions[-1], ways[-1]), abs=1e-11)
 
 
 @stream_settings
@@ -179,7 +176,7 @@ def test_a_stop_counts_as_within_the_limits_only_if_it_is(
     for axis in limits.axes:
         model, (low, high) = Axis(axis, 1.0 / limits.command_hz), axis.position
         position, v, a = low + where * (high - low), speed * axis.velocity, accel * axis.acceleration
-        lowest, highest, _, way, fastest, _ = model.stop(v, a)
+        lowest, highest, _, way, fastest, *_ = model.stop(v, a)
         within = position + highest <= high and position + lowest >= low and fastest <= axis.velocity
         answer = model.stopping_way(position, v, a, 0.0)
         assert (answer is not None) == within
@@ -223,7 +220,8 @@ def test_the_tool_never_moves_farther_than_the_sweeps_allow(seed: int, size: flo
     rng = random.Random(seed)
     start = [rng.uniform(*axis.position) for axis in PANDA.axes]
     steps = [rng.uniform(-size, size) for _ in start]
-    place, way = tool.swept(start, [abs(step) for step in steps])
+    place, levers = tool.place(start)
+    way = longest_way(levers, [abs(step) for step in steps])
     went, before = 0.0, place
     for part in range(1, 21):
         at = tool([q + step * part / 20 for q, step in zip(start, steps, strict=True)])

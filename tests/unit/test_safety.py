@@ -65,7 +65,7 @@ def test_the_stop_law_by_hand() -> None:
     ],
 )
 def test_the_whole_stop_by_hand(speed: float, accel: float, lowest: float, highest: float, fastest: float) -> None:
-    low, high, _, _, peak, _ = Axis(AXIS, 0.1).stop(speed, accel)
+    low, high, _, _, peak, *_ = Axis(AXIS, 0.1).stop(speed, accel)
     assert (low, high, peak) == pytest.approx((lowest, highest, fastest), rel=1e-4, abs=1e-6)
 
 
@@ -102,6 +102,18 @@ def test_beyond_the_range_it_goes_to_the_edge_and_stops_there() -> None:
     assert max(out.positions[0] for out in outs) <= 1.0 + 1e-9
     assert outs[-1].positions[0] == pytest.approx(1.0, abs=1e-3)
     assert "position" in reasons(outs[-1])
+
+
+def test_a_target_that_changes_its_speed_is_caught_up_with_while_it_moves() -> None:
+    """0.9 rad/s, then 0.3 rad/s: at 7.5 rad/s^2 the joint needs 0.08 s to slow down and goes too far meanwhile."""
+    shoulder = replace(AXIS, position=(-2.0, 2.0), velocity=2.175, acceleration=7.5, jerk=3750.0)
+    drive, target, behind = Drive(replace(LIMITS, command_hz=100.0, axes=(shoulder,))), 0.0, []
+    for tick in range(100):
+        target += (0.9 if tick < 40 else 0.3) * 0.01
+        drive(target)
+        behind.append(abs(target - drive.position))
+    assert max(behind[40:]) == pytest.approx(0.6**2 / (2 * 7.5), rel=0.2)
+    assert behind[39] == max(behind[70:]) == 0.0
 
 
 @pytest.mark.parametrize("distance", [0.004, 0.03, 0.2, 0.45])
