@@ -1,7 +1,7 @@
 """Our worker processes beside other libraries' vectorisation, state and 128 x 128 RGB, in one run per simulator.
 
     python -m benchmarks.simulators nothing pusht metaworld robosuite        under six minutes on two quiet cores
-    python -m benchmarks.simulators libero                                   with stand-in assets, so named
+    python -m benchmarks.simulators libero --sizes 0                         with stand-in assets, so named
 
 writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
 per environment of each, and the ratio of ours (step, then look) to theirs: for steps per second the median over rounds
@@ -26,7 +26,6 @@ from vla_rl.bench import Row, compared, write_record
 
 PEERS = ("gymnasium", "stable-baselines3")
 NOTHING = "nothing"
-SIZES = (0, 128)
 
 
 def main() -> None:
@@ -34,11 +33,12 @@ def main() -> None:
     parser.add_argument("names", nargs="+")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each contender")
     parser.add_argument("--num-envs", type=int, default=4)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 128], help="of pictures; 0: state alone")
     asked = parser.parse_args()
     for name in asked.names:
         peers = (*PEERS, "libero") if name == "libero" else PEERS
         rows: list[Row] = []
-        for size in SIZES:
+        for size in asked.sizes:
             label, config, simulator = world(name, num_envs=asked.num_envs, size=size)
             measured = compare(config, simulator, against=peers, seconds=asked.seconds)
             rows += [{**row, "name": f"{label}: {row['name']}"} for row in compared(measured)]
