@@ -1,0 +1,244 @@
+"""Where success is lost between the simulator and the wire: the node's own code offline, one thing changed at a time.
+
+    .venv-ros/bin/python -m benchmarks.wire_loss BUNDLE [--episodes 100]
+
+Policy, scheduler, control loop, safety filter, trajectory controller, physics and cameras in one process, in steps of
+2 ms of an injected clock. Needs ROS (`make ros`) for the fake arm's classes; nothing goes over a wire, so it runs as
+fast as the machine allows. Writes benchmarks/results/wire_loss.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.robot import ROBOT, evaluate, success_row
+from policies.bundle import load_bundle, read_bundle_info
+from real_robot.chunk_scheduler import ChunkingConfig
+from real_robot.control_loop import ActionSource, ControlLoop
+from real_robot.embodiment import Embodiment, embodiment_of
+from real_robot.fake_arm import JOINT_HZ, TabletopArm, Trajectory
+from real_robot.images import fit_image
+from real_robot.policy_backend import PolicyBackend
+from real_robot.policy_client import Answer
+from real_robot.remote_policy import RemotePolicy
+from real_robot.robot_file import load_robot
+from real_robot.safety import Measurement, RobotLimits, SafeCommand
+from real_robot.wire import Act, Chunk
+from sims.starts import StartSequence
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.tabletop.render import Renderer, choose_gl
+from sims.tabletop.scene import CONTROL_HZ
+from sims.tabletop.tasks import TASKS
+from sims.vector_env import StartState
+from vla_rl.bench import Row, write_record
+
+CAMERAS = ("agent", "wrist")
+PICTURE = (128, 128)  # [pixels]: scaled down it looks as the wire's 480 x 640 does
+DELIVERY_S = 0.001  # of a command
+INFERENCE_S = 0.012
+PICTURE_AGE_S = (0.01, 0.045)  # of 30 Hz cameras, when it is used
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """``chunking`` None: no delay at all and fresh pictures, as in the simulator. ``limited``: by the robot file."""
+
+    name: str
+    chunking: ChunkingConfig | None
+    limited: bool
+
+
+SETTINGS = (
+    Setting(name="chain_alone", chunking=None, limited=False),
+    Setting(name="with_delay", chunking=ChunkingConfig(method="replace", execute_steps=4, max_delay=3), limited=False),
+    Setting(
+        name="with_delay_and_limits",
+        chunking=ChunkingConfig(method="replace", execute_steps=4, max_delay=3),
+        limited=True,
+    ),
+    Setting(
+        name="with_delay_and_limits_averaged",
+        chunking=ChunkingConfig(method="ensemble", execute_steps=3, max_delay=3),
+        limited=True,
+    ),
+)
+
+
+class World:
+    """The fake arm, its controller and its cameras, on a clock that ``run`` moves."""
+
+    def __init__(self) -> None:
+        self._arm, self.now_s = TabletopArm(), 0.0
+        self._renderer = Renderer(gl=choose_gl("auto"), cameras=CAMERAS, image_size=PICTURE)
+
+    def begin(self, task: str, seed: int) -> str:
+        self._arm.begin(task, seed)
+        self.now_s = 0.0
+        self._trajectory = Trajectory(self._arm.joints, np.zeros(8), 0.0)
+        self._past = [self._arm.qpos]
+        self._coming: tuple[float, list[float], NDArray[np.float64]] | None = None
+        return self._arm.episode.instruction
+
+    def send(self, out: SafeCommand, stop_path: Sequence[tuple[Sequence[float], Sequence[float]]], dt: float) -> None:
+        points = [(out.positions, out.velocities), *stop_path]
+        times = [(i + 1) * dt for i in range(len(points))]
+        self._coming = self.now_s + DELIVERY_S, times, np.array(points)
+
+    def run(self, until_s: float) -> None:
+        while self.now_s < until_s - 1e-9:
+            if self._coming is not None and self._coming[0] <= self.now_s + 1e-9:
+                _, times, points = self._coming
+                self._trajectory.follow(times, points[:, 0], points[:, 1], self.now_s)
+                self._coming = None
+            self.now_s += 1.0 / JOINT_HZ
+            self._arm.drive(*self._trajectory.sample(self.now_s))
+            self._arm.step()
+            self._past.append(self._arm.qpos)
+
+    def measure(self) -> Measurement:
+        return Measurement(self._arm.joints.tolist(), self.now_s)
+
+    def outcome(self) -> tuple[bool, bool]:
+        return self._arm.outcome(self._arm.qpos)
+
+    def look(self, size: Sequence[int], age_s: float) -> dict[str, NDArray[np.uint8]]:
+        images = np.zeros((len(CAMERAS), *PICTURE, 3), dtype=np.uint8)
+        qpos = self._past[max(0, len(self._past) - 1 - round(age_s * JOINT_HZ))]
+        self._renderer.draw(qpos, self._arm.episode.fixtures, self._arm.episode.look, images)
+        return {name: fit_image(image, size).numpy() for name, image in zip(CAMERAS, images, strict=True)}
+
+
+class Immediate:
+    """The policy as in the simulator: it looks and answers in no time, and every chunk is executed whole."""
+
+    def __init__(self, world: World, backend: PolicyBackend, embodiment: Embodiment, instruction: str) -> None:
+        self._world, self._backend, self._embodiment, self._instruction = world, backend, embodiment, instruction
+        self._plan: list[NDArray[np.float32]] = []
+
+    def action(self, tick: int, measured: Measurement) -> NDArray[np.float32]:
+        if not self._plan:
+            hello = self._backend.hello
+            question = Act(
+                id=0,
+                images=self._world.look(hello.image_size, 0.0),
+                state=self._embodiment.state(measured.positions),
+                instruction=self._instruction,
+                method="replace",
+                leftover=np.zeros((0, hello.action_dim), dtype=np.float32),
+                delay=0,
+                execute_steps=hello.action_horizon,
+            )
+            self._plan = list(self._backend.act(question))
+        return self._plan.pop(0)
+
+    def forget(self) -> None:
+        self._plan = []
+
+
+class Server:
+    """Eyes and oracle of a ``RemotePolicy``: old pictures, and answers that take their time."""
+
+    def __init__(self, world: World, backend: PolicyBackend, rng: np.random.Generator) -> None:
+        self._world, self._backend, self._rng = world, backend, rng
+        self._answer: tuple[float, Answer] | None = None
+
+    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float]:
+        age_s = self._rng.uniform(*PICTURE_AGE_S)
+        return self._world.look(size, age_s), self._world.now_s - age_s
+
+    def ask(self, act: Act) -> None:
+        chunk = Chunk(id=act.id, actions=self._backend.act(act), inference_s=INFERENCE_S)
+        answer = Answer(id=act.id, chunk=chunk, reason="", round_trip_s=INFERENCE_S)
+        self._answer = self._world.now_s + INFERENCE_S, answer
+
+    def poll(self) -> Answer | None:
+        if self._answer is None or self._world.now_s < self._answer[0]:
+            return None
+        (_, answer), self._answer = self._answer, None
+        return answer
+
+
+def unlimited(limits: RobotLimits) -> RobotLimits:
+    """The same arm with velocities, accelerations and jerks that nothing reaches."""
+    axes = [
+        dataclasses.replace(
+            axis, velocity=4 * axis.velocity, acceleration=100 * axis.acceleration, jerk=1e3 * axis.jerk
+        )
+        for axis in limits.axes
+    ]
+    return dataclasses.replace(limits, axes=tuple(axes))
+
+
+def episode(world: World, backend: PolicyBackend, setting: Setting, task: str, seed: int) -> tuple[bool, int, int]:
+    """Success within the task's steps and a second, as over the wire; commands, and how many of them were clamped."""
+    robot = load_robot(ROBOT)
+    limits = robot.limits if setting.limited else unlimited(robot.limits)
+    embodiment, instruction = embodiment_of(robot, CONTROL_HZ), world.begin(task, seed)
+    world.run(0.1)
+    source: ActionSource
+    if setting.chunking is None:
+        source = policy = Immediate(world, backend, embodiment, instruction)
+    else:
+        server = Server(world, backend, np.random.default_rng(seed))
+        source = policy = RemotePolicy(
+            backend.hello, setting.chunking, embodiment=embodiment, oracle=server, eyes=server, max_image_age_s=1.0
+        )
+        policy.begin(instruction)
+    loop = ControlLoop(limits, control_hz=CONTROL_HZ, embodiment=embodiment, source=source)
+    start = np.clip(world.measure().positions, *np.array([axis.position for axis in limits.axes]).T)
+    loop.start(start.tolist(), world.now_s)
+    ticks = round((TASKS[task].max_steps / CONTROL_HZ + 1.0) * limits.command_hz)
+    for tick in range(1, ticks + 1):
+        world.run(0.1 + tick / limits.command_hz)
+        out = loop.tick(world.measure(), world.now_s)
+        world.send(out, loop.filter.stop_path(), loop.filter.dt)
+        if isinstance(policy, RemotePolicy):
+            policy.ask(world.now_s)
+        if tick % 5 == 0 and any(outcome := world.outcome()):
+            return outcome[0], tick, loop.counters.clamped
+    return False, ticks, loop.counters.clamped
+
+
+def measure(bundle: Path, tasks: Sequence[str], episodes: int) -> list[Row]:
+    starts: list[StartState] = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
+    sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
+    rows = [success_row("simulation", evaluate(bundle, sim, starts))]
+    sim.close()
+    world = World()
+    for setting in SETTINGS:
+        backend = PolicyBackend(load_bundle(bundle), fingerprint="", seed=0)
+        outcomes = [episode(world, backend, setting, tasks[start.task], start.seed) for start in starts]
+        wins, ticks, clamped = zip(*outcomes, strict=True)
+        rows.append(success_row(setting.name, wins, clamped=sum(clamped) / sum(ticks)))
+        print(f"{setting.name}: {sum(wins)} of {episodes}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--tasks", nargs="+", default=("pick", "push"), choices=TASKS)
+    parser.add_argument("--episodes", type=int, default=100)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = measure(options.bundle.resolve(), options.tasks, options.episodes)
+    write_record(
+        "wire_loss",
+        rows,
+        command=f"python -m benchmarks.wire_loss BUNDLE --episodes {options.episodes}",
+        bundle={"sha256": read_bundle_info(options.bundle).sha256},
+    )
+    for entry in rows:
+        print(f"{entry['name']:34} {entry['value']:.3f} {entry['unit']}")
+
+
+if __name__ == "__main__":
+    main()
