@@ -72,7 +72,7 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
     wins = []
     for start in starts:
         task = tasks[start.task]
-        if cell.ask("status").get("in_episode") == "True":
+        if cell.status().get("in_episode") == "True":
             cell.ask("end", False)
         cell.wait(lambda: cell.status()["at_rest"] == "True", 10, "rest")
         for name, value in (("task", task), ("seed", start.seed)):

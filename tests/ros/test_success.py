@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(
         not BUNDLE.is_dir(), reason=f"no trained policy at {BUNDLE}: make quickstart, or name one in TRAINED_BUNDLE"
     ),
+    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),  # of a parser that rclpy imports
     pytest.mark.timeout(1200),
 ]
 
