@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
@@ -42,6 +42,7 @@ class Clip(Rows):
     """M predictions in a row. ``frames[:, 0]`` is the present; ``length`` 0 marks padding behind an episode's end."""
 
     first: UInt8[Tensor, "*B cameras height width 3"]
+    first_state: Float[Tensor, "*B state_dim"]
     previous: UInt8[Tensor, "*B cameras height width 3"]
     previous_state: Float[Tensor, "*B state_dim"]
     past_action: Float[Tensor, "*B H A"]
@@ -51,6 +52,7 @@ class Clip(Rows):
     action: Float[Tensor, "*B M H A"]
     length: Int[Tensor, "*B M"]
     outcome: Int[Tensor, "*B M_plus_1"]
+    number: Int[Tensor, "*B M_plus_1"]  # of the looks
     text: UInt8[Tensor, "*B text_bytes"]
 
 
@@ -96,6 +98,7 @@ class ClipSampler:
                 f"{action_horizon}; record episodes with a look at least every {action_horizon} steps"
             )
         looks = [len(steps) for steps in self._look_steps]
+        self._first_look = np.cumsum([0, *looks[:-1]])
         self._episode = np.repeat(np.arange(len(looks)), looks)
         self._look = np.concatenate([np.arange(count) for count in looks])
         self._starts = np.flatnonzero(np.concatenate([np.arange(n) < n - 1 for n in looks]))
@@ -134,14 +137,24 @@ class ClipSampler:
 
     def draw(self, rng: np.random.Generator, batch: int, chunks: int) -> Clip:
         """``batch`` clips of ``chunks`` predictions, every moment alike likely."""
-        rows = self._starts[rng.integers(len(self._starts), size=batch)]
+        return self.at(self.starts(rng, batch), chunks, rng)
+
+    def starts(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, " count"]:
+        """Numbers of looks that something follows, each alike likely."""
+        return self._starts[rng.integers(len(self._starts), size=count)]
+
+    def has_next(self, rows: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
+        """Whether something follows these looks."""
+        return self._to_end[rows] > 0
+
+    def at(self, rows: Int[np.ndarray, " B"], chunks: int, rng: np.random.Generator) -> Clip:
+        """Clips that start at these looks, by number."""
         return Clip.stack([self.clip(int(self._episode[r]), int(self._look[r]), chunks, rng) for r in rows])
 
     def draw_near_ends(self, rng: np.random.Generator, batch: int, chunks: int, *, within: int) -> Clip:
         """Clips that start at most ``within`` control steps before an episode's end: near successes and failures."""
         near = self._starts[self._to_end[self._starts] <= within]
-        rows = near[rng.integers(len(near), size=batch)]
-        return Clip.stack([self.clip(int(self._episode[r]), int(self._look[r]), chunks, rng) for r in rows])
+        return self.at(near[rng.integers(len(near), size=batch)], chunks, rng)
 
     def clip(self, episode: int, look: int, chunks: int, rng: np.random.Generator | None = None) -> Clip:
         """The clip from this look on; without ``rng`` every gap is as long as the looks allow."""
@@ -157,6 +170,7 @@ class ClipSampler:
         state = np.array(arrays["state"])
         return Clip(
             first=self._frame(arrays, 0),
+            first_state=torch.from_numpy(state[0]),
             previous=self._frame(arrays, before),
             previous_state=torch.from_numpy(state[before]),
             past_action=self._actions(arrays, steps[before], steps[look]),
@@ -166,6 +180,7 @@ class ClipSampler:
             action=self._chunks(arrays, steps[path]),
             length=torch.from_numpy(length),
             outcome=torch.from_numpy(self._outcome[episode][path]),
+            number=torch.from_numpy(self._first_look[episode] + np.array(path)),
             text=self._text[episode],
         )
 

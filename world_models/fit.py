@@ -11,7 +11,10 @@ to itself (drift) instead of meeting it first in imagination.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import os
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -22,17 +25,17 @@ from world_models.dynamics import Moment, WorldModelError
 from world_models.flow_world import Denoised, FlowWorld, Memory
 from world_models.optimization import Metrics, Optimization, OptimizerConfig
 
+BETA = float(os.environ.get("BETA", 0))
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(OptimizerConfig):
-    """``chunks``: predictions per clip, all but the first from imagined frames; clips of one prediction until the share
-    ``roll_in_from`` of the steps is done, since the frames of a young model teach nothing. ``full_noise``: share of
-    predictions trained at s = 1, where a one-step sampler works. ``moved``: a pixel moved if a channel changed by more
-    [latent].
+    """``go_on``: share of predictions that lead to the next one's start, once the share ``roll_in_from`` of the steps is
+    done, since the frames of a young model teach nothing. ``full_noise``: share of predictions trained at s = 1, where a
+    one-step sampler works. ``moved``: a pixel moved if a channel changed by more [latent].
     """
 
-    chunks: int = 2
-    roll_in_from: float = 0.6
+    go_on: float = 0.85
+    roll_in_from: float = 0.2
     full_noise: float = 0.8
     motion_weight: float = 9.0
     moved: float = 0.12
@@ -40,48 +43,69 @@ class FitConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.chunks < 1:
-            raise ValueError(f"fit.chunks must be at least 1, got {self.chunks}")
+        if not 0 <= self.go_on < 1:
+            raise ValueError(f"fit.go_on must be in [0, 1), got {self.go_on}")
 
 
 class Fitter(Optimization):
-    """Flow matching over the dynamics."""
+    """Flow matching over the dynamics.
+
+    A row of the batch is a walk through an episode: most predictions start where the same row's last one led, frames
+    and state as the model itself saw them, so that any depth is practised at the price of one prediction per step.
+    """
 
     def __init__(self, model: FlowWorld, config: FitConfig, clips: ClipSampler, *, seed: int) -> None:
         check_clips(model, clips)
         super().__init__(model, config, clips, seed=seed)
         self.model, self.config = model, config
+        self._goes_on = torch.zeros(config.batch_size, dtype=torch.bool)
+        self._number = torch.zeros(config.batch_size, dtype=torch.int64)  # of the look that a row has come to
+        self._moment: Moment | None = None  # what it looks like there
 
-    @property
-    def chunks(self) -> int:
-        begun = self.step >= self.config.roll_in_from * self.config.steps
-        return self.config.chunks if begun else 1
+    def draw(self) -> Clip:
+        config = self.config
+        begun = self._moment is not None and self.step >= config.roll_in_from * config.steps
+        drawn = torch.from_numpy(self._rng.random(config.batch_size) < config.go_on)
+        self._goes_on = drawn & torch.from_numpy(self.clips.has_next(self._number.numpy())) & begun
+        fresh = self.clips.starts(self._rng, config.batch_size)
+        return self.clips.at(np.where(self._goes_on.numpy(), self._number.numpy(), fresh), 1, self._rng)
 
     def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
-        """Mean over the clip's predictions; each later one starts from the one before, detached."""
         model, config = self.model, self.config
         moment = first_moment(model, clip)
-        total, metrics = torch.zeros((), device=self.device), dict.fromkeys(("frame", "state", "error"), 0.0)
-        chunks, limit = clip.action.shape[1], model.codec.limit
-        for i in range(chunks):
-            action, length = clip.action[:, i], clip.length[:, i]
-            valid = (length > 0).float()
-            truth, state = model.encode(clip.frames[:, i + 1]), clip.state[:, i + 1]
-            memory = model.prefill_to_fit(moment, self._generator)
-            noisy, s, target = self.example(memory, action, length, truth)
-            out = model.denoised(memory, action, length, noisy, s)
-            weight = motion_weight(truth, model.encode(clip.frames[:, i]), moment, config)
-            frame = (weight * (out.latent - target).square()).flatten(1).mean(1) / s.clamp(min=0.25).square()
-            state_error = self._state_error(out, state)
-            square = (out.latent - truth).square()
-            true_error = ((weight - 1) * square).flatten(1).sum(1) / (weight - 1).flatten(1).sum(1).clamp(min=1.0)
-            error = (out.log_error - (true_error.detach() + 1e-6).log()).abs()
-            one = frame + config.state_weight * state_error + 0.01 * error
-            total = total + (valid * one).sum() / valid.sum().clamp(min=1)
-            for name, value in (("frame", frame), ("state", state_error), ("error", error)):
-                metrics[name] += ((valid * value).sum() / valid.sum().clamp(min=1)).item() / chunks
-            moment = moment.advance(out.latent.detach().clamp(-limit, limit), out.state.detach(), action, length)
-        return total / chunks, metrics
+        if self._moment is not None:
+            row = torch.arange(len(clip.number))
+            moment = Moment.cat([moment, self._moment])[row + len(row) * self._goes_on]
+        action, length = clip.action[:, 0], clip.length[:, 0]
+        truth, state = model.encode(clip.frames[:, 1]), clip.state[:, 1]
+        memory = model.prefill_to_fit(moment, self._generator)
+        noisy, s, target = self.example(memory, action, length, truth)
+        out = model.denoised(memory, action, length, noisy, s)
+        weight = motion_weight(truth, model.encode(clip.frames[:, 0]), moment, config)
+        difference = (out.latent - target).square()
+        if BETA:
+            difference = BETA * ((difference + BETA**2).sqrt() - BETA)
+        frame = (weight * difference).flatten(1).mean(1) / s.clamp(min=0.25).square()
+        state_error = self._state_error(out, state)
+        square = (out.latent - truth).square()
+        true_error = ((weight - 1) * square).flatten(1).sum(1) / (weight - 1).flatten(1).sum(1).clamp(min=1.0)
+        error = (out.log_error - (true_error.detach() + 1e-6).log()).abs()
+        loss = (frame + config.state_weight * state_error + 0.01 * error).mean()
+        limit = model.codec.limit
+        self._number = clip.number[:, 1].cpu()
+        self._moment = moment.advance(out.latent.detach().clamp(-limit, limit), out.state.detach(), action, length)
+        mse = (weight * square).flatten(1).mean(1)
+        values = {"frame": frame, "state": state_error, "error": error, "mse": mse}
+        return loss, {name: value.mean().item() for name, value in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        moment = None if self._moment is None else vars(self._moment)
+        return super().state_dict() | {"number": self._number, "moment": moment}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._number = state["number"]
+        self._moment = None if state["moment"] is None else Moment(**state["moment"]).to(self.device)
 
     def example(
         self, memory: Memory, action: Tensor, length: Tensor, truth: Tensor
@@ -106,6 +130,7 @@ def first_moment(model: FlowWorld, clip: Clip) -> Moment:
     """The real moment that a clip starts from."""
     return Moment(
         first=model.encode(clip.first),
+        first_state=clip.first_state,
         previous=model.encode(clip.previous),
         current=model.encode(clip.frames[:, 0]),
         state=clip.state[:, 0],

@@ -181,9 +181,11 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
             parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
         return torch.cat(parts, dim=1)
 
-    def read_out(self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment) -> Denoised:
+    def read_out(
+        self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment, change: Tensor | float = 0.0
+    ) -> Denoised:
         """The state's change by the head ``state``; the error's estimate by ``error``, which teaches nobody else."""
-        change = self.state(pooled) * self.step_std * self.normalizer.state_std
+        change = (change + self.state(pooled)) * self.step_std * self.normalizer.state_std
         return Denoised(latent=latent, state=moment.state + change, log_error=self.error(pooled.detach())[:, 0])
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:

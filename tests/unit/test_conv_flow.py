@@ -78,26 +78,32 @@ def test_the_baseline_does_not_see_actions(clips: ClipSampler) -> None:
 
 
 def test_warping_moves_pixels_and_repeats_edges() -> None:
-    """By one pixel to the left: every pixel shows its right neighbour, by flow and by transformation."""
-    frame = torch.arange(25.0).view(1, 1, 5, 5)
-    flow, transform = torch.zeros(1, 2, 5, 5), torch.zeros(1, 8)
-    flow[:, 0] = 4 * 0.5  # pixels lie half a unit apart, flow counts quarters
-    by_flow = _warp(frame, transform, flow)
-    transform[:, 2] = 0.5
-    by_transform = _warp(frame, transform)
-    for moved in (by_flow, by_transform):
-        torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
-        torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
+    """By one pixel to the left: every pixel shows its right neighbour."""
+    frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
+    matrix[:, 0, 2] = 0.5  # pixels lie half a unit apart
+    moved = _warp(frame, matrix)
+    torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
+    torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
 
 
 def test_warping_sees_depth() -> None:
     """x / (1 + y): where y is 1, everything lies half as far from the middle."""
-    frame = torch.arange(25.0).view(1, 1, 5, 5)
-    transform = torch.zeros(1, 8)
-    transform[:, 7] = 1.0
-    moved = _warp(frame, transform)
+    frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
+    matrix[:, 2, 1] = 1.0
+    moved = _warp(frame, matrix)
     torch.testing.assert_close(moved[0, 0, 4, 4], frame[0, 0, 3, 3])
     torch.testing.assert_close(moved[0, 0, 2], frame[0, 0, 2])
+
+
+def test_layers_lie_still_where_the_robot_does(clips: ClipSampler) -> None:
+    """Whatever was learned: back at the first state, every layer of the first frame is where it was."""
+    world = shaken(untrained(clips))
+    moment = first_moment(world, clips.draw(np.random.default_rng(0), 4, 1))
+    back = (world.normalizer.normalize_state(moment.first_state) - world.normalizer.normalize_state(moment.state)) / (
+        world.step_std
+    )
+    layers = world._seen(moment, back)[:, world.sources // 2 + 1 :]
+    torch.testing.assert_close(layers, moment.first.flatten(0, 1)[:, None].expand_as(layers), atol=1e-3, rtol=0)
 
 
 def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
