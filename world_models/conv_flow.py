@@ -40,7 +40,7 @@ class ConvFlowConfig(FlowWorldConfig):
     blocks: int = 2
     deep_blocks: int = 2
     condition: int = 192
-    layers: int = 3
+    layers: int = 2
     heads: int = 4
 
     def __post_init__(self) -> None:
@@ -83,9 +83,7 @@ class ConvFlow(FlowWorld[Memory]):
         self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.norm = nn.GroupNorm(4, config.width)
         self.out = nn.Conv2d(config.width, (self.sources + 4) * PATCH**2, 3, padding=1)  # mixture, content
-        self.next_state = nn.Sequential(
-            nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, robot.state_dim)
-        )
+        self.next_state = nn.Sequential(nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, robot.state_dim))
         self.layer = nn.Sequential(
             nn.Linear(robot.state_dim, 128),
             nn.SiLU(),
@@ -134,7 +132,9 @@ class ConvFlow(FlowWorld[Memory]):
     def _seen(self, moment: Moment, change: Tensor) -> Float[Tensor, "BC sources 3 height width"]:
         """Both frames as they were, and as each layer moved with the robot since."""
         state = self.normalizer.normalize_state(moment.state)
-        poses = torch.stack([state + change * self.step_std, state, self.normalizer.normalize_state(moment.first_state)])
+        poses = torch.stack(
+            [state + change * self.step_std, state, self.normalizer.normalize_state(moment.first_state)]
+        )
         generator = F.pad(self.layer(poses).view(3, -1, 8), (0, 1)).unflatten(-1, (3, 3))
         now, then, first = torch.linalg.matrix_exp(generator - _trace(generator)).unbind(0)
         back = torch.linalg.inv(now)

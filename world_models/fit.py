@@ -4,8 +4,8 @@ Loss of one prediction (recipe of WORLD models trained for control; Lipman et al
 
     w |x^ - x|^2 / max(s, .25)^2,   x_s = (1 - s) x + s noise,   w = 1 + motion_weight where the pixel moved
 
-The second and later predictions of a clip start from the model's own frames, so that it learns to correct what it did
-to itself (drift) instead of meeting it first in imagination.
+Most predictions start where an earlier one led, so that the model learns to correct what it did to itself (drift)
+instead of meeting it first in imagination.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import os
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -25,13 +24,12 @@ from world_models.dynamics import Moment, WorldModelError
 from world_models.flow_world import Denoised, FlowWorld, Memory
 from world_models.optimization import Metrics, Optimization, OptimizerConfig
 
-BETA = float(os.environ.get("BETA", 0))
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(OptimizerConfig):
-    """``go_on``: share of predictions that lead to the next one's start, once the share ``roll_in_from`` of the steps is
-    done, since the frames of a young model teach nothing. ``full_noise``: share of predictions trained at s = 1, where a
-    one-step sampler works. ``moved``: a pixel moved if a channel changed by more [latent].
+    """``go_on``: share of predictions that start where an earlier one led, once the share ``roll_in_from`` of the steps
+    is done, since the frames of a young model teach nothing. ``full_noise``: share of predictions trained at s = 1,
+    where a one-step sampler works. ``moved``: a pixel moved if a channel changed by more [latent].
     """
 
     go_on: float = 0.85
@@ -82,10 +80,7 @@ class Fitter(Optimization):
         noisy, s, target = self.example(memory, action, length, truth)
         out = model.denoised(memory, action, length, noisy, s)
         weight = motion_weight(truth, model.encode(clip.frames[:, 0]), moment, config)
-        difference = (out.latent - target).square()
-        if BETA:
-            difference = BETA * ((difference + BETA**2).sqrt() - BETA)
-        frame = (weight * difference).flatten(1).mean(1) / s.clamp(min=0.25).square()
+        frame = (weight * (out.latent - target).square()).flatten(1).mean(1) / s.clamp(min=0.25).square()
         state_error = self._state_error(out, state)
         square = (out.latent - truth).square()
         true_error = ((weight - 1) * square).flatten(1).sum(1) / (weight - 1).flatten(1).sum(1).clamp(min=1.0)
@@ -94,8 +89,7 @@ class Fitter(Optimization):
         limit = model.codec.limit
         self._number = clip.number[:, 1].cpu()
         self._moment = moment.advance(out.latent.detach().clamp(-limit, limit), out.state.detach(), action, length)
-        mse = (weight * square).flatten(1).mean(1)
-        values = {"frame": frame, "state": state_error, "error": error, "mse": mse}
+        values = {"frame": frame, "state": state_error, "error": error}
         return loss, {name: value.mean().item() for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
