@@ -129,6 +129,29 @@ def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
     assert (imagined.error > 0).all()
 
 
+def test_rows_go_on_from_what_the_model_saw(clips: ClipSampler) -> None:
+    """Until their episode ends, and not before ``roll_in_from``; else each is a recorded moment."""
+    config = FitConfig(steps=8, batch_size=16, warmup=2, go_on=0.999, roll_in_from=0.25)
+    fitter = Fitter(untrained(clips), config, clips, seed=1)
+    went_on = 0
+    for step in range(8):
+        led, expected = fitter._number.numpy().copy(), fitter._moment
+        clip = fitter.draw()
+        goes_on = fitter._goes_on.numpy()
+        assert goes_on.any() == (step >= 2)
+        assert not goes_on[~clips.has_next(led)].any()
+        assert np.array_equal(clip.number[:, 0].numpy()[goes_on], led[goes_on])
+        fitter.step = step + 1
+        fitter.loss(clip)
+        assert fitter._moment is not None
+        if goes_on.any():
+            assert expected is not None
+            row = int(np.flatnonzero(goes_on)[0])
+            assert torch.equal(fitter._moment.previous[row], expected.current[row])  # not the recorded picture
+        went_on += int(goes_on.sum())
+    assert went_on > 8
+
+
 def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
     config = FitConfig(steps=6, batch_size=4, warmup=2)
     whole = Fitter(untrained(clips), config, clips, seed=3)
