@@ -56,6 +56,19 @@ class Clip(Rows):
     text: UInt8[Tensor, "*B text_bytes"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Transitions(Rows):
+    """A chunk from each of N moments, without pictures."""
+
+    previous_state: Float[Tensor, "*N state_dim"]
+    state: Float[Tensor, "*N state_dim"]
+    next_state: Float[Tensor, "*N state_dim"]
+    past_action: Float[Tensor, "*N H A"]
+    past_length: Int[Tensor, "*N"]
+    action: Float[Tensor, "*N H A"]
+    length: Int[Tensor, "*N"]
+
+
 class ClipSampler:
     """Draws clips from the episodes of some stores; images stay in their memory-mapped files.
 
@@ -161,11 +174,8 @@ class ClipSampler:
         arrays, steps = self._arrays[episode], self._look_steps[episode]
         path = [look]
         for _ in range(chunks):
-            farthest = int(np.searchsorted(steps, steps[path[-1]] + self.action_horizon, side="right")) - 1
-            if rng is not None and farthest > path[-1] + 1 and rng.random() > FULL_SHARE:
-                farthest = int(rng.integers(path[-1] + 1, farthest + 1))
-            path.append(farthest)
-        before = int(np.searchsorted(steps, steps[look] - self.action_horizon))
+            path.append(self._after(steps, path[-1], rng))
+        before = self._before(steps, look)
         length = np.diff(steps[path])
         state = np.array(arrays["state"])
         return Clip(
@@ -183,6 +193,37 @@ class ClipSampler:
             number=torch.from_numpy(self._first_look[episode] + np.array(path)),
             text=self._text[episode],
         )
+
+    def transitions(self, rng: np.random.Generator) -> Transitions:
+        """One chunk from every moment that something follows, in numbers alone."""
+        return Transitions.stack(
+            [self._transition(int(self._episode[r]), int(self._look[r]), rng) for r in self._starts]
+        )
+
+    def _transition(self, episode: int, look: int, rng: np.random.Generator) -> Transitions:
+        arrays, steps = self._arrays[episode], self._look_steps[episode]
+        before, after = self._before(steps, look), self._after(steps, look, rng)
+        states = torch.from_numpy(np.array(arrays["state"][[before, look, after]]))
+        return Transitions(
+            previous_state=states[0],
+            state=states[1],
+            next_state=states[2],
+            past_action=self._actions(arrays, steps[before], steps[look]),
+            past_length=torch.tensor(steps[look] - steps[before]),
+            action=self._actions(arrays, steps[look], steps[after]),
+            length=torch.tensor(steps[after] - steps[look]),
+        )
+
+    def _before(self, steps: np.ndarray, look: int) -> int:
+        """The look a chunk earlier, or the first one."""
+        return int(np.searchsorted(steps, steps[look] - self.action_horizon))
+
+    def _after(self, steps: np.ndarray, look: int, rng: np.random.Generator | None) -> int:
+        """The look a chunk later or the last one; with ``rng``, some gaps are shorter."""
+        farthest = int(np.searchsorted(steps, steps[look] + self.action_horizon, side="right")) - 1
+        if rng is not None and farthest > look + 1 and rng.random() > FULL_SHARE:
+            farthest = int(rng.integers(look + 1, farthest + 1))
+        return farthest
 
     def looks(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Single looks by number: frames [B, cameras, h, w, 3], state, text, outcome."""

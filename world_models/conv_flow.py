@@ -83,7 +83,6 @@ class ConvFlow(FlowWorld[Memory]):
         self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.norm = nn.GroupNorm(4, config.width)
         self.out = nn.Conv2d(config.width, (self.sources + 4) * PATCH**2, 3, padding=1)  # mixture, content
-        self.next_state = nn.Sequential(nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, robot.state_dim))
         self.layer = nn.Sequential(
             nn.Linear(robot.state_dim, 128),
             nn.SiLU(),
@@ -95,8 +94,6 @@ class ConvFlow(FlowWorld[Memory]):
         self.state, self.error = read_out_heads(pooled, robot.state_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
-        nn.init.zeros_(self.next_state[-1].weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.next_state[-1].bias)  # type: ignore[arg-type]
         nn.init.normal_(self.layer[-1].weight, std=1e-2)  # type: ignore[arg-type]  # alike, they would stay alike
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
@@ -105,10 +102,10 @@ class ConvFlow(FlowWorld[Memory]):
 
     def denoised(self, memory: Memory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
         moment, batch = memory.moment, len(action)
-        condition = self.condition(self.conditioning(moment, action, length, t))  # [B, condition]
+        features = self.conditioning(moment, action, length, t)
+        condition, expected = self.condition(features), self.moved(features)
         per_camera = (condition[:, None] + self.camera).flatten(0, 1)
-        change = self.next_state(condition)  # in units of ``step_std``
-        seen = self._seen(moment, change)  # [B * cameras, sources, 3, height, width]
+        seen = self._seen(moment, expected)  # [B * cameras, sources, 3, height, width]
         with self.autocast(noisy.device):
             given = torch.cat([seen.flatten(1, 2), noisy.flatten(0, 1)], dim=1)
             x = self.look(given.to(memory_format=torch.channels_last))
@@ -127,14 +124,12 @@ class ConvFlow(FlowWorld[Memory]):
                 x = block(x, per_camera)
             out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
-        return self.read_out(self._mix(out.float(), seen), pooled, moment, change)
+        return self.read_out(self._mix(out.float(), seen), pooled, moment, expected)
 
-    def _seen(self, moment: Moment, change: Tensor) -> Float[Tensor, "BC sources 3 height width"]:
+    def _seen(self, moment: Moment, expected: Tensor) -> Float[Tensor, "BC sources 3 height width"]:
         """Both frames as they were, and as each layer moved with the robot since."""
         state = self.normalizer.normalize_state(moment.state)
-        poses = torch.stack(
-            [state + change * self.step_std, state, self.normalizer.normalize_state(moment.first_state)]
-        )
+        poses = torch.stack([state + expected, state, self.normalizer.normalize_state(moment.first_state)])
         generator = F.pad(self.layer(poses).view(3, -1, 8), (0, 1)).unflatten(-1, (3, 3))
         now, then, first = torch.linalg.matrix_exp(generator - _trace(generator)).unbind(0)
         back = torch.linalg.inv(now)
