@@ -190,8 +190,8 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         return self.kinematics(features) * self.step_std
 
     def read_out(self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment, expected: Tensor) -> Denoised:
-        """``expected``: of ``moved``; the head ``state`` adds what pictures tell about it, does the hand close on a thing
-        for one. The error's estimate is by ``error``, which teaches nobody else."""
+        """``expected``: of ``moved``; the head ``state`` adds what pictures tell (does the hand close on a thing?). The
+        error's estimate is by ``error``, which teaches nobody else."""
         change = (expected + SEEN * self.state(pooled) * self.step_std) * self.normalizer.state_std
         return Denoised(latent=latent, state=moment.state + change, log_error=self.error(pooled.detach())[:, 0])
 

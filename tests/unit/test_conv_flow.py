@@ -14,7 +14,7 @@ from world_models.bundle import load_world, save_world
 from world_models.clips import ClipSampler
 from world_models.conv_flow import ConvFlow, ConvFlowConfig, _warp
 from world_models.dynamics import WorldModelError
-from world_models.fit import FitConfig, Fitter, check_clips, first_moment
+from world_models.fit import FitConfig, Fitter, check_clips, first_moment, fit_kinematics
 
 H = dot_world.HORIZON
 
@@ -99,11 +99,24 @@ def test_layers_lie_still_where_the_robot_does(clips: ClipSampler) -> None:
     """Whatever was learned: back at the first state, every layer of the first frame is where it was."""
     world = shaken(untrained(clips))
     moment = first_moment(world, clips.draw(np.random.default_rng(0), 4, 1))
-    back = (world.normalizer.normalize_state(moment.first_state) - world.normalizer.normalize_state(moment.state)) / (
-        world.step_std
-    )
-    layers = world._seen(moment, back)[:, world.sources // 2 + 1 :]
+    state, first = (world.normalizer.normalize_state(state) for state in (moment.state, moment.first_state))
+    layers = world._seen(moment, first - state)[:, world.sources // 2 + 1 :]
     torch.testing.assert_close(layers, moment.first.flatten(0, 1)[:, None].expand_as(layers), atol=1e-3, rtol=0)
+
+
+def test_kinematics_need_no_pictures(clips: ClipSampler) -> None:
+    """The dot's state, exact to a few hundredths of what it moves, and nothing of the fit moves it afterwards."""
+    world = untrained(clips)
+    fit_kinematics(world, clips, seed=0, steps=300)
+    clip = clips.draw(np.random.default_rng(5), 64, 1)
+    moment, action, length = first_moment(world, clip), clip.action[:, 0], clip.length[:, 0]
+    imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(64, torch.Generator()))
+    gone, missed = ((clip.state[:, 1] - end).abs().mean() for end in (clip.state[:, 0], imagined.state))
+    assert missed < 0.15 * gone
+    before = {name: value.clone() for name, value in world.kinematics.state_dict().items()}
+    Fitter(world, FitConfig(steps=1, batch_size=2), clips, seed=0).update()
+    for name, value in world.kinematics.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
