@@ -40,7 +40,7 @@ class ConvFlowConfig(FlowWorldConfig):
     blocks: int = 2
     deep_blocks: int = 2
     condition: int = 192
-    layers: int = 2
+    layers: int = 3
     heads: int = 4
 
     def __post_init__(self) -> None:
