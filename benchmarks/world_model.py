@@ -62,7 +62,7 @@ def main() -> None:
         "stopped_by_the_trust_report": "imagine_0" not in stages,
         "real_control_steps": {"loop": real_steps},
         "trust": stages["trust_0"],
-        "outcomes": stages["fit_0"],
+        "outcomes": {name: value for name, value in stages["fit_0"].items() if name != "world"},
     }
     record([*learned(runs), *rows], **more)
     rows += speed(experiment, imagined)

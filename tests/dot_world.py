@@ -26,7 +26,7 @@ SIZE, HORIZON = 16, 4
 ROBOT = RobotSpec(action_dim=2, state_dim=2, cameras=("front", "flipped"), image_size=(SIZE, SIZE), control_hz=10.0)
 VLA = VLAConfig(width=32, depth=0, text_width=32, text_depth=1, queries=2, query_heads=2, image_widths=(16,),
                 action_horizon=1, action_patch=1)  # fmt: skip
-WORLD = ConvFlowConfig(action_horizon=HORIZON, width=16, deep_width=32, blocks=1, deep_blocks=1, condition=48, points=4)
+WORLD = ConvFlowConfig(action_horizon=HORIZON, width=16, deep_width=32, blocks=1, deep_blocks=1, condition=48)
 OUTCOME = OutcomeConfig(vla=VLA, steps=40, batch_size=32, imagined_clips=40, imagined_chunks=2, min_successes=2)
 
 

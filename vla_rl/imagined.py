@@ -48,9 +48,9 @@ Practise = Callable[[Run, VectorEnv, Path, Path], dict[str, Any]]
 def improve_in_imagination(
     run: Run, env: VectorEnv, start: Path, settings: ImaginationConfig, *, practise: Practise
 ) -> dict[str, Any]:
-    """All rounds; leaves ``run.bundle``, the policy of the round with the best real validation."""
+    """All rounds; leaves ``run.bundle``, the policy with the best real validation: a round's, or ``start``."""
     bundle, earlier, real_steps = start, None, 0
-    best, shipped = -1.0, start
+    best, shipped = run.stage("validate_start", lambda: _validate(run, env, start))["success"], start
     stores = [*(Path(store) for store in settings.stores)]
     if (run.demonstrations / "catalog.sqlite").exists():
         stores.append(run.demonstrations)

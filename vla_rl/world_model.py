@@ -28,7 +28,7 @@ from world_models.conv_flow import ConvFlowConfig
 from world_models.distill import DistillConfig, Distiller
 from world_models.dynamics import WorldModelError
 from world_models.fidelity import Locate, trust_report
-from world_models.fit import FitConfig, Fitter, first_moment
+from world_models.fit import FitConfig, Fitter, first_moment, fit_kinematics
 from world_models.flow_world import FlowWorld
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
 from world_models.keyframes import KeyframeConfig, Keyframes
@@ -162,6 +162,7 @@ def fit_dynamics(
     else:
         check_robot(start.info, robot, what="the recorded robot")
         world.load_state_dict(start.world.state_dict())
+    fit_kinematics(world, clips, seed=seed)
     run_fit(Fitter(world, config.fit, clips, seed=seed), directory, "world model", "frame")
     if config.distill is not None:
         run_fit(Distiller(world, config.distill, clips, seed=seed), directory / "distilled", "distillation", "frame")

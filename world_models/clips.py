@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
@@ -42,6 +42,7 @@ class Clip(Rows):
     """M predictions in a row. ``frames[:, 0]`` is the present; ``length`` 0 marks padding behind an episode's end."""
 
     first: UInt8[Tensor, "*B cameras height width 3"]
+    first_state: Float[Tensor, "*B state_dim"]
     previous: UInt8[Tensor, "*B cameras height width 3"]
     previous_state: Float[Tensor, "*B state_dim"]
     past_action: Float[Tensor, "*B H A"]
@@ -51,7 +52,21 @@ class Clip(Rows):
     action: Float[Tensor, "*B M H A"]
     length: Int[Tensor, "*B M"]
     outcome: Int[Tensor, "*B M_plus_1"]
+    number: Int[Tensor, "*B M_plus_1"]  # of the looks
     text: UInt8[Tensor, "*B text_bytes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transitions(Rows):
+    """A chunk from each of N moments, without pictures."""
+
+    previous_state: Float[Tensor, "*N state_dim"]
+    state: Float[Tensor, "*N state_dim"]
+    next_state: Float[Tensor, "*N state_dim"]
+    past_action: Float[Tensor, "*N H A"]
+    past_length: Int[Tensor, "*N"]
+    action: Float[Tensor, "*N H A"]
+    length: Int[Tensor, "*N"]
 
 
 class ClipSampler:
@@ -96,6 +111,7 @@ class ClipSampler:
                 f"{action_horizon}; record episodes with a look at least every {action_horizon} steps"
             )
         looks = [len(steps) for steps in self._look_steps]
+        self._first_look = np.cumsum([0, *looks[:-1]])
         self._episode = np.repeat(np.arange(len(looks)), looks)
         self._look = np.concatenate([np.arange(count) for count in looks])
         self._starts = np.flatnonzero(np.concatenate([np.arange(n) < n - 1 for n in looks]))
@@ -134,29 +150,37 @@ class ClipSampler:
 
     def draw(self, rng: np.random.Generator, batch: int, chunks: int) -> Clip:
         """``batch`` clips of ``chunks`` predictions, every moment alike likely."""
-        rows = self._starts[rng.integers(len(self._starts), size=batch)]
+        return self.at(self.starts(rng, batch), chunks, rng)
+
+    def starts(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, " count"]:
+        """Numbers of looks that something follows, each alike likely."""
+        return self._starts[rng.integers(len(self._starts), size=count)]
+
+    def has_next(self, rows: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
+        """Whether something follows these looks."""
+        return self._to_end[rows] > 0
+
+    def at(self, rows: Int[np.ndarray, " B"], chunks: int, rng: np.random.Generator) -> Clip:
+        """Clips that start at these looks, by number."""
         return Clip.stack([self.clip(int(self._episode[r]), int(self._look[r]), chunks, rng) for r in rows])
 
     def draw_near_ends(self, rng: np.random.Generator, batch: int, chunks: int, *, within: int) -> Clip:
         """Clips that start at most ``within`` control steps before an episode's end: near successes and failures."""
         near = self._starts[self._to_end[self._starts] <= within]
-        rows = near[rng.integers(len(near), size=batch)]
-        return Clip.stack([self.clip(int(self._episode[r]), int(self._look[r]), chunks, rng) for r in rows])
+        return self.at(near[rng.integers(len(near), size=batch)], chunks, rng)
 
     def clip(self, episode: int, look: int, chunks: int, rng: np.random.Generator | None = None) -> Clip:
         """The clip from this look on; without ``rng`` every gap is as long as the looks allow."""
         arrays, steps = self._arrays[episode], self._look_steps[episode]
         path = [look]
         for _ in range(chunks):
-            farthest = int(np.searchsorted(steps, steps[path[-1]] + self.action_horizon, side="right")) - 1
-            if rng is not None and farthest > path[-1] + 1 and rng.random() > FULL_SHARE:
-                farthest = int(rng.integers(path[-1] + 1, farthest + 1))
-            path.append(farthest)
-        before = int(np.searchsorted(steps, steps[look] - self.action_horizon))
+            path.append(self._after(steps, path[-1], rng))
+        before = self._before(steps, look)
         length = np.diff(steps[path])
         state = np.array(arrays["state"])
         return Clip(
             first=self._frame(arrays, 0),
+            first_state=torch.from_numpy(state[0]),
             previous=self._frame(arrays, before),
             previous_state=torch.from_numpy(state[before]),
             past_action=self._actions(arrays, steps[before], steps[look]),
@@ -166,8 +190,40 @@ class ClipSampler:
             action=self._chunks(arrays, steps[path]),
             length=torch.from_numpy(length),
             outcome=torch.from_numpy(self._outcome[episode][path]),
+            number=torch.from_numpy(self._first_look[episode] + np.array(path)),
             text=self._text[episode],
         )
+
+    def transitions(self, rng: np.random.Generator) -> Transitions:
+        """One chunk from every moment that something follows, in numbers alone."""
+        return Transitions.stack(
+            [self._transition(int(self._episode[r]), int(self._look[r]), rng) for r in self._starts]
+        )
+
+    def _transition(self, episode: int, look: int, rng: np.random.Generator) -> Transitions:
+        arrays, steps = self._arrays[episode], self._look_steps[episode]
+        before, after = self._before(steps, look), self._after(steps, look, rng)
+        states = torch.from_numpy(np.array(arrays["state"][[before, look, after]]))
+        return Transitions(
+            previous_state=states[0],
+            state=states[1],
+            next_state=states[2],
+            past_action=self._actions(arrays, steps[before], steps[look]),
+            past_length=torch.tensor(steps[look] - steps[before]),
+            action=self._actions(arrays, steps[look], steps[after]),
+            length=torch.tensor(steps[after] - steps[look]),
+        )
+
+    def _before(self, steps: np.ndarray, look: int) -> int:
+        """The look a chunk earlier, or the first one."""
+        return int(np.searchsorted(steps, steps[look] - self.action_horizon))
+
+    def _after(self, steps: np.ndarray, look: int, rng: np.random.Generator | None) -> int:
+        """The look a chunk later or the last one; with ``rng``, some gaps are shorter."""
+        farthest = int(np.searchsorted(steps, steps[look] + self.action_horizon, side="right")) - 1
+        if rng is not None and farthest > look + 1 and rng.random() > FULL_SHARE:
+            farthest = int(rng.integers(look + 1, farthest + 1))
+        return farthest
 
     def looks(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Single looks by number: frames [B, cameras, h, w, 3], state, text, outcome."""

@@ -40,9 +40,7 @@ class ConvFlowConfig(FlowWorldConfig):
     blocks: int = 2
     deep_blocks: int = 2
     condition: int = 192
-    points: int = 8
-    transforms: int = 3
-    first_transforms: int = 2
+    layers: int = 3
     heads: int = 4
 
     def __post_init__(self) -> None:
@@ -51,14 +49,7 @@ class ConvFlowConfig(FlowWorldConfig):
             raise ValueError(f"world.deep_width must be a multiple of heads {self.heads}, got {self.deep_width}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvMemory(Memory):
-    """The moment's frames as features."""
-
-    features: Float[Tensor, "*B cameras width h w"]
-
-
-class ConvFlow(FlowWorld[ConvMemory]):
+class ConvFlow(FlowWorld[Memory]):
     """Latents are the pixels in [-1, 1]."""
 
     config: ConvFlowConfig
@@ -71,9 +62,8 @@ class ConvFlow(FlowWorld[ConvMemory]):
                 f"conv_flow needs image sides that are multiples of {2 * PATCH}, got {height} x {width}"
             )
         self.latent_shape = (self.cameras, 3, height, width)
-        patch = 3 * PATCH**2
-        self.look = nn.Conv2d(3 * patch, config.width, 1)
-        self.noisy = nn.Conv2d(patch, config.width, 1, bias=False)
+        self.sources = 2 + 2 * config.layers  # current and first frame, as they were and as each layer moved
+        self.look = nn.Conv2d(3 * (self.sources + 1), config.width, PATCH, stride=PATCH)
         self.camera = nn.Parameter(0.02 * torch.randn(self.cameras, config.condition))
         self.condition = nn.Sequential(
             nn.Linear(self.condition_features, config.condition),
@@ -83,8 +73,6 @@ class ConvFlow(FlowWorld[ConvMemory]):
             nn.Linear(config.condition, config.condition),
             nn.LayerNorm(config.condition),  # FiLM and heads need it of size one, three small layers leave a twentieth
         )
-        self.spot = nn.Sequential(nn.SiLU(), nn.Linear(config.condition, self.cameras * config.points * 3))
-        self.spots = nn.Conv2d(config.points, config.width, 1)
         self.place = nn.Parameter(0.02 * torch.randn(self.cameras, config.width, height // PATCH, width // PATCH))
         self.enter = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.down = nn.Conv2d(config.width, config.deep_width, 2, stride=2)
@@ -94,34 +82,34 @@ class ConvFlow(FlowWorld[ConvMemory]):
         self.up = nn.Conv2d(config.deep_width, 4 * config.width, 1)
         self.leave = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])
         self.norm = nn.GroupNorm(4, config.width)
-        self.sources = config.transforms + config.first_transforms
-        self.out = nn.Conv2d(config.width, (self.sources + 6) * PATCH**2, 3, padding=1)  # flow, mixture, content
-        self.transform = nn.Sequential(
-            nn.Linear(config.condition, 128), nn.SiLU(), nn.Linear(128, self.cameras * self.sources * 8)
+        self.out = nn.Conv2d(config.width, (self.sources + 4) * PATCH**2, 3, padding=1)  # mixture, content
+        self.layer = nn.Sequential(
+            nn.Linear(robot.state_dim, 128),
+            nn.SiLU(),
+            nn.Linear(128, 128),
+            nn.SiLU(),
+            nn.Linear(128, self.cameras * config.layers * 8),
         )
         pooled = self.cameras * config.deep_width + config.condition
         self.state, self.error = read_out_heads(pooled, robot.state_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
-        nn.init.normal_(self.transform[-1].weight, std=1e-3)  # type: ignore[arg-type]  # alike, they would stay alike
-        nn.init.zeros_(self.transform[-1].bias)  # type: ignore[arg-type]
+        nn.init.normal_(self.layer[-1].weight, std=1e-2)  # type: ignore[arg-type]  # alike, they would stay alike
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
-    def prefill(self, moment: Moment) -> ConvMemory:
-        moment = moment.to(self.device)
-        frames = torch.cat([moment.current, moment.previous, moment.first], dim=-3).flatten(0, 1)
-        with self.autocast(frames.device):
-            features = self.look(F.pixel_unshuffle(frames, PATCH)).float()
-        return ConvMemory(moment=moment, features=features.unflatten(0, (-1, self.cameras)))
+    def prefill(self, moment: Moment) -> Memory:
+        return Memory(moment=moment.to(self.device))
 
-    def denoised(self, memory: ConvMemory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
-        moment = memory.moment
-        batch = len(action)
-        condition = self.condition(self.conditioning(moment, action, length, t))  # [B, condition]
+    def denoised(self, memory: Memory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
+        moment, batch = memory.moment, len(action)
+        features = self.conditioning(moment, action, length, t)
+        condition, expected = self.condition(features), self.moved(features)
         per_camera = (condition[:, None] + self.camera).flatten(0, 1)
+        seen = self._seen(moment, expected)  # [B * cameras, sources, 3, height, width]
         with self.autocast(noisy.device):
-            x = memory.features.flatten(0, 1) + self.noisy(F.pixel_unshuffle(noisy.flatten(0, 1), PATCH))
-            x = x + self.place.repeat(batch, 1, 1, 1) + self.spots(self._draw_spots(condition, x.shape[-2:]))
+            given = torch.cat([seen.flatten(1, 2), noisy.flatten(0, 1)], dim=1)
+            x = self.look(given.to(memory_format=torch.channels_last))
+            x = x + self.place.repeat(batch, 1, 1, 1)
             x = x.to(getattr(torch, self.config.precision))  # else every residual sum is widened again
             for block in self.enter:
                 x = block(x, per_camera)
@@ -136,45 +124,44 @@ class ConvFlow(FlowWorld[ConvMemory]):
                 x = block(x, per_camera)
             out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
-        return self.read_out(self._mix(out.float(), self.transform(condition), moment), pooled, moment)
+        return self.read_out(self._mix(out.float(), seen), pooled, moment, expected)
 
-    def _mix(self, out: Tensor, transform: Tensor, moment: Moment) -> Tensor:
-        """The sources, weighted. out: [B * cameras, 2 + sources + 1 + 3, height, width], transform: [B, ...]."""
-        flow, mixture, content = out.split([2, self.sources + 1, 3], dim=1)
-        current, first = moment.current.flatten(0, 1), moment.first.flatten(0, 1)
+    def _seen(self, moment: Moment, expected: Tensor) -> Float[Tensor, "BC sources 3 height width"]:
+        """Both frames as they were, and as each layer moved with the robot since."""
+        state = self.normalizer.normalize_state(moment.state)
+        poses = torch.stack([state + expected, state, self.normalizer.normalize_state(moment.first_state)])
+        generator = F.pad(self.layer(poses).view(3, -1, 8), (0, 1)).unflatten(-1, (3, 3))
+        now, then, first = torch.linalg.matrix_exp(generator - _trace(generator)).unbind(0)
+        back = torch.linalg.inv(now)
+        parts = []
+        for frames, pose in ((moment.current, then), (moment.first, first)):
+            frame = frames.flatten(0, 1)
+            several = (pose @ back).view(len(frame), -1, 3, 3)
+            parts += [frame, *(_warp(frame, matrix) for matrix in several.unbind(1))]
+        return torch.stack(parts, dim=1)
+
+    def _mix(self, out: Tensor, seen: Tensor) -> Tensor:
+        mixture, content = out.split([self.sources + 1, 3], dim=1)
         keep = mixture.new_zeros(self.sources + 1)
         keep[0] = KEEP_LOGIT
         weight = torch.softmax(mixture + keep[:, None, None], dim=1)
-        mixed = weight[:, -1, None] * content
-        for k, matrix in enumerate(transform.view(len(current), self.sources, 8).unbind(1)):
-            last = k < self.config.transforms
-            seen = _warp(current, matrix, flow) if last else _warp(first, matrix)
-            mixed = mixed + weight[:, k, None] * seen
+        mixed = (weight[:, :-1, None] * seen).sum(1) + weight[:, -1, None] * content
         return mixed.unflatten(0, (-1, self.cameras))
-
-    def _draw_spots(self, condition: Tensor, size: torch.Size) -> Float[Tensor, "BC points h w"]:
-        """Gaussian spots whose places the actions choose; one map per point."""
-        spot = self.spot(condition).view(-1, self.config.points, 3)
-        where, radius = torch.tanh(spot[..., :2]) * 1.2, 0.05 + 0.3 * torch.sigmoid(spot[..., 2])
-        y = torch.linspace(-1, 1, size[0], device=spot.device)[:, None] - where[..., 1, None, None]
-        x = torch.linspace(-1, 1, size[1], device=spot.device) - where[..., 0, None, None]
-        return torch.exp(-(x**2 + y**2) / (2 * radius[..., None, None] ** 2))
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions behind one FiLM-conditioned normalisation."""
+    """Two 3 x 3 convolutions behind one FiLM-conditioned normalisation of every cell."""
 
     def __init__(self, width: int, condition: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(4, width)
         self.conv1, self.conv2 = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
         self.film = nn.Linear(condition, 2 * width)
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        scale, shift = self.film(F.silu(condition))[..., None, None].chunk(2, dim=1)
-        y = self.conv1(F.silu(torch.addcmul(shift, self.norm(x), 1 + scale)))
-        return x + self.conv2(F.silu(y))
+        scale, shift = self.film(F.silu(condition)).to(x)[:, None, None].chunk(2, dim=-1)
+        y = F.layer_norm(x.movedim(1, -1), x.shape[1:2]) * (1 + scale) + shift  # cell by cell: channels lie together
+        return x + self.conv2(F.silu(self.conv1(F.silu(y.movedim(-1, 1)))))
 
 
 class _CrossView(nn.Module):
@@ -197,19 +184,17 @@ class _CrossView(nn.Module):
         return x + self.out(mixed).reshape(rows, height * breadth, width).transpose(1, 2).reshape(x.shape)
 
 
-def _warp(
-    frames: Float[Tensor, "B C h w"], transform: Float[Tensor, "B 8"], flow: Float[Tensor, "B 2 h w"] | None = None
-) -> Float[Tensor, "B C h w"]:
-    """out(p) = frames(H p + flow(p)), bilinear, edges repeated; p in [-1, 1], flow in units of a quarter picture.
+def _trace(matrix: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B 3 3"]:
+    """What makes it traceless when subtracted."""
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return mean[..., None, None] * torch.eye(3, device=matrix.device)
 
-    H, the projective transformation, is the identity plus the first eight of its nine entries, row by row.
-    """
+
+def _warp(frames: Float[Tensor, "B C h w"], matrix: Float[Tensor, "B 3 3"]) -> Float[Tensor, "B C h w"]:
+    """out(p) = frames(H p), bilinear, edges repeated; p in [-1, 1]."""
     height, width = frames.shape[-2:]
     sides = [torch.linspace(-1, 1, size, device=frames.device) for size in (height, width)]
     y, x = torch.meshgrid(*sides, indexing="ij")
-    place = torch.stack([x, y, torch.ones_like(x)]).flatten(1)  # [3, pixels]
-    moved = F.pad(transform, (0, 1)).view(-1, 3, 3) @ place + place
-    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.2)).unflatten(2, (height, width))
-    if flow is not None:
-        grid = grid + flow / 4
+    moved = matrix @ torch.stack([x, y, torch.ones_like(x)]).flatten(1)  # [B, 3, pixels]
+    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.1)).unflatten(2, (height, width))
     return F.grid_sample(frames, grid.movedim(1, -1), padding_mode="border", align_corners=True)

@@ -37,6 +37,7 @@ class Moment(Rows):
     """
 
     first: Float[Tensor, "*B cameras channels height width"]
+    first_state: Float[Tensor, "*B state_dim"]
     previous: Float[Tensor, "*B cameras channels height width"]
     current: Float[Tensor, "*B cameras channels height width"]
     state: Float[Tensor, "*B state_dim"]
@@ -49,6 +50,7 @@ class Moment(Rows):
         """The start of episodes [B] that are seen for the first time."""
         return cls(
             first=latent,
+            first_state=state,
             previous=latent,
             current=latent,
             state=state,
@@ -61,6 +63,7 @@ class Moment(Rows):
         """The moment after the first ``length`` of ``action`` [B, H, A] led to ``latent`` and ``state``."""
         return Moment(
             first=self.first,
+            first_state=self.first_state,
             previous=self.current,
             current=latent,
             state=state,

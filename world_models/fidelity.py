@@ -85,12 +85,18 @@ def _play(
         chunk, memory = action[:, begin : begin + horizon], world.prefill(moment)
         noise = world.noise(len(scripts), generator)
         for length in range(every, horizon + 1, every):
-            imagined = world.sample_chunk(memory, chunk, torch.full_like(steps, length), noise)
+            ends = (steps > begin + length - every) & (
+                steps < begin + length
+            )  # judged when it ends, not a little later
+            taken = torch.where(ends, steps - begin, length)
+            imagined = world.sample_chunk(memory, chunk, taken, noise)
             verdict = outcome.judge(world.decode(imagined.latent), imagined.state, clip.text)
-            counts = alive & (begin + length <= steps + PATIENCE)
+            counts = alive & (begin + taken <= steps + PATIENCE)
             score = torch.where(counts, torch.maximum(score, verdict.probability), score)
             won |= counts & verdict.success
             alive &= ~(verdict.success | verdict.failed)
+        if (taken < horizon).any():
+            imagined = world.sample_chunk(memory, chunk, torch.full_like(steps, horizon), noise)
         moment = moment.advance(imagined.latent, imagined.state, chunk, torch.full_like(steps, horizon))
         if not alive.any():
             break

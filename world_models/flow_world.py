@@ -42,6 +42,9 @@ class FlowWorldConfig:
             )
 
 
+SEEN = 0.1  # of the head's output: pictures correct what the kinematics know to millimetres
+
+
 class Codec(Protocol):
     """Pictures to latents and back. ``limit``: no latent is larger; imagined ones are clamped there."""
 
@@ -100,6 +103,7 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         self.action_horizon, self.cameras = config.action_horizon, len(robot.cameras)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.register_buffer("step_std", torch.ones(robot.state_dim))
+        self.kinematics = Kinematics(self.condition_features, robot.state_dim)
 
     # -- the interface ---------------------------------------------------------------------------------------------
 
@@ -181,15 +185,37 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
             parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
         return torch.cat(parts, dim=1)
 
-    def read_out(self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment) -> Denoised:
-        """The state's change by the head ``state``; the error's estimate by ``error``, which teaches nobody else."""
-        change = self.state(pooled) * self.step_std * self.normalizer.state_std
+    def moved(self, features: Float[Tensor, "B condition_features"]) -> Float[Tensor, "B state_dim"]:
+        """The normalised state's change that ``conditioning`` alone lets expect."""
+        return self.kinematics(features) * self.step_std
+
+    def read_out(self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment, expected: Tensor) -> Denoised:
+        """``expected``: of ``moved``; the head ``state`` adds what pictures tell (does the hand close on a thing?). The
+        error's estimate is by ``error``, which teaches nobody else."""
+        change = (expected + SEEN * self.state(pooled) * self.step_std) * self.normalizer.state_std
         return Denoised(latent=latent, state=moment.state + change, log_error=self.error(pooled.detach())[:, 0])
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.config.precision == "bfloat16":
             return torch.autocast(device.type, torch.bfloat16)
         return nullcontext()
+
+
+class Kinematics(nn.Module):
+    """Features of state and actions -> the state's change in units of ``step_std``: nearly linear, and then some."""
+
+    def __init__(self, features: int, state_dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, state_dim)
+        self.rest = nn.Sequential(
+            nn.Linear(features, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, state_dim)
+        )
+        for last in (self.linear, self.rest[-1]):
+            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features) + self.rest(features)
 
 
 def read_out_heads(pooled: int, state_dim: int) -> tuple[nn.Sequential, nn.Sequential]:

@@ -130,6 +130,7 @@ class ImaginedEnv:
         return RowState(
             moment=Moment(
                 first=world.encode(clip.first),
+                first_state=clip.first_state,
                 previous=world.encode(clip.previous),
                 current=world.encode(clip.frames[0]),
                 state=clip.state[0],

@@ -146,7 +146,8 @@ class LatentDiT(FlowWorld[DiTMemory]):
             hidden = self.norm(hidden[:, 0].unflatten(1, (self.cameras, -1)))  # [B, cameras, cells, width]
             change = self._unpatch(self.out(hidden)).float()
         pooled = torch.cat([hidden.float().mean(2).flatten(1), condition[:, 0].float()], dim=1)
-        return self.read_out(moment.current + change, pooled, moment)
+        expected = self.moved(self.conditioning(moment, action, length, t))
+        return self.read_out(moment.current + change, pooled, moment, expected)
 
     def _patches(self, latent: Tensor) -> Float[Tensor, "*B cameras cells features"]:
         flat = F.pixel_unshuffle(latent.flatten(0, -4), self.config.patch)

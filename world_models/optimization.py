@@ -41,15 +41,18 @@ class Optimization(ABC):
         self._fitted, self._config, self.clips, self.step = model, optimizer, clips, 0
         self.cpu_s = 0.0  # processor time of all updates, interruptions excluded
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay, betas=(0.9, 0.95)
+            model.parameters(),
+            lr=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            betas=(0.9, 0.95),
+            fused=True,
         )
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
 
-    @property
-    def chunks(self) -> int:
-        """Predictions per clip that ``loss`` is given."""
-        return 1
+    def draw(self) -> Clip:
+        """What the next step learns from."""
+        return self.clips.draw(self._rng, self._config.batch_size, 1)
 
     @abstractmethod
     def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
@@ -58,7 +61,7 @@ class Optimization(ABC):
     def update(self) -> Metrics:
         """One optimizer step on a fresh batch."""
         config, started = self._config, time.process_time()
-        clip = self.clips.draw(self._rng, config.batch_size, self.chunks).to(self.device)
+        clip = self.draw().to(self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * cosine_schedule(self.step, steps=config.steps, warmup=config.warmup)
         self.optimizer.zero_grad(set_to_none=True)

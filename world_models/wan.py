@@ -87,7 +87,8 @@ class WanWorld(FlowWorld[Memory]):
 
     def denoised(self, memory: Memory, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
         moment = memory.moment
-        condition = self.condition(self.conditioning(moment, action, length, t))
+        features = self.conditioning(moment, action, length, t)
+        condition = self.condition(features)
         video = torch.stack(
             [_side_by_side(look) for look in (moment.first, moment.previous, moment.current, noisy)], dim=2
         )
@@ -98,7 +99,7 @@ class WanWorld(FlowWorld[Memory]):
         velocity = velocity.unflatten(3, (self.cameras, -1)).permute(0, 3, 1, 2, 4)
         clean = noisy - t[:, None, None, None, None] * velocity
         pooled = torch.cat([clean.mean((3, 4)).flatten(1), condition], dim=1)
-        return self.read_out(clean, pooled, moment)
+        return self.read_out(clean, pooled, moment, self.moved(features))
 
 
 def _side_by_side(latent: Float[Tensor, "B cameras C h w"]) -> Float[Tensor, "B C h cameras_w"]:

@@ -14,7 +14,7 @@ from world_models.bundle import load_world, save_world
 from world_models.clips import ClipSampler
 from world_models.conv_flow import ConvFlow, ConvFlowConfig, _warp
 from world_models.dynamics import WorldModelError
-from world_models.fit import FitConfig, Fitter, check_clips, first_moment
+from world_models.fit import FitConfig, Fitter, check_clips, first_moment, fit_kinematics
 
 H = dot_world.HORIZON
 
@@ -78,26 +78,45 @@ def test_the_baseline_does_not_see_actions(clips: ClipSampler) -> None:
 
 
 def test_warping_moves_pixels_and_repeats_edges() -> None:
-    """By one pixel to the left: every pixel shows its right neighbour, by flow and by transformation."""
-    frame = torch.arange(25.0).view(1, 1, 5, 5)
-    flow, transform = torch.zeros(1, 2, 5, 5), torch.zeros(1, 8)
-    flow[:, 0] = 4 * 0.5  # pixels lie half a unit apart, flow counts quarters
-    by_flow = _warp(frame, transform, flow)
-    transform[:, 2] = 0.5
-    by_transform = _warp(frame, transform)
-    for moved in (by_flow, by_transform):
-        torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
-        torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
+    """By one pixel to the left: every pixel shows its right neighbour."""
+    frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
+    matrix[:, 0, 2] = 0.5  # pixels lie half a unit apart
+    moved = _warp(frame, matrix)
+    torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
+    torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
 
 
 def test_warping_sees_depth() -> None:
     """x / (1 + y): where y is 1, everything lies half as far from the middle."""
-    frame = torch.arange(25.0).view(1, 1, 5, 5)
-    transform = torch.zeros(1, 8)
-    transform[:, 7] = 1.0
-    moved = _warp(frame, transform)
+    frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
+    matrix[:, 2, 1] = 1.0
+    moved = _warp(frame, matrix)
     torch.testing.assert_close(moved[0, 0, 4, 4], frame[0, 0, 3, 3])
     torch.testing.assert_close(moved[0, 0, 2], frame[0, 0, 2])
+
+
+def test_layers_lie_still_where_the_robot_does(clips: ClipSampler) -> None:
+    """Whatever was learned: back at the first state, every layer of the first frame is where it was."""
+    world = shaken(untrained(clips))
+    moment = first_moment(world, clips.draw(np.random.default_rng(0), 4, 1))
+    state, first = (world.normalizer.normalize_state(state) for state in (moment.state, moment.first_state))
+    layers = world._seen(moment, first - state)[:, world.sources // 2 + 1 :]
+    torch.testing.assert_close(layers, moment.first.flatten(0, 1)[:, None].expand_as(layers), atol=1e-3, rtol=0)
+
+
+def test_kinematics_need_no_pictures(clips: ClipSampler) -> None:
+    """The dot's state, exact to a few hundredths of what it moves, and nothing of the fit moves it afterwards."""
+    world = untrained(clips)
+    fit_kinematics(world, clips, seed=0, steps=300)
+    clip = clips.draw(np.random.default_rng(5), 64, 1)
+    moment, action, length = first_moment(world, clip), clip.action[:, 0], clip.length[:, 0]
+    imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(64, torch.Generator()))
+    gone, missed = ((clip.state[:, 1] - end).abs().mean() for end in (clip.state[:, 0], imagined.state))
+    assert missed < 0.15 * gone
+    before = {name: value.clone() for name, value in world.kinematics.state_dict().items()}
+    Fitter(world, FitConfig(steps=1, batch_size=2), clips, seed=0).update()
+    for name, value in world.kinematics.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
@@ -121,6 +140,29 @@ def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
     missed = (imagined.state - clip.state[:, 2])[there, 0].abs()
     assert missed.mean() < 0.3 * gone.mean()
     assert (imagined.error > 0).all()
+
+
+def test_rows_go_on_from_what_the_model_saw(clips: ClipSampler) -> None:
+    """Until their episode ends, and not before ``roll_in_from``; else each is a recorded moment."""
+    config = FitConfig(steps=8, batch_size=16, warmup=2, go_on=0.999, roll_in_from=0.25)
+    fitter = Fitter(untrained(clips), config, clips, seed=1)
+    went_on = 0
+    for step in range(8):
+        led, expected = fitter._number.numpy().copy(), fitter._moment
+        clip = fitter.draw()
+        goes_on = fitter._goes_on.numpy()
+        assert goes_on.any() == (step >= 2)
+        assert not goes_on[~clips.has_next(led)].any()
+        assert np.array_equal(clip.number[:, 0].numpy()[goes_on], led[goes_on])
+        fitter.step = step + 1
+        fitter.loss(clip)
+        assert fitter._moment is not None
+        if goes_on.any():
+            assert expected is not None
+            row = int(np.flatnonzero(goes_on)[0])
+            assert torch.equal(fitter._moment.previous[row], expected.current[row])  # not the recorded picture
+        went_on += int(goes_on.sum())
+    assert went_on > 8
 
 
 def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:

@@ -26,7 +26,7 @@ def teacher(clips: ClipSampler, fit_steps: int) -> ConvFlow:
     torch.manual_seed(0)
     world = ConvFlow(replace(dot_world.WORLD, actions=False, steps=4), dot_world.ROBOT)
     world.fit_scales(*clips.statistics())
-    config = FitConfig(steps=max(1, fit_steps), batch_size=16, learning_rate=3e-3, warmup=10, chunks=1, full_noise=0.2)
+    config = FitConfig(steps=max(1, fit_steps), batch_size=16, learning_rate=3e-3, warmup=10, go_on=0, full_noise=0.2)
     fitter = Fitter(world, config, clips, seed=0)
     for _ in range(fit_steps):
         fitter.update()
@@ -38,7 +38,7 @@ def test_the_student_is_closer_to_its_teacher_than_the_teacher_in_one_step(clips
     four, one = copy.deepcopy(world), copy.deepcopy(world)
     one.config = replace(one.config, steps=1)
     distiller = Distiller(
-        world, DistillConfig(steps=50, batch_size=16, warmup=10, chunks=1, learning_rate=2e-3), clips, seed=0
+        world, DistillConfig(steps=50, batch_size=16, warmup=10, go_on=0, learning_rate=2e-3), clips, seed=0
     )
     while distiller.step < distiller.steps:
         distiller.update()

@@ -28,8 +28,8 @@ imagination:
   real_episodes: 5
   model:
     no_action_steps: 1
-    world: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16, points: 2}}
-    fit: {{steps: 2, batch_size: 2, chunks: 1}}
+    world: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}}
+    fit: {{steps: 2, batch_size: 2}}
     outcome:
       vla: {{width: 64, depth: 1, text_width: 32}}
       steps: 2

@@ -173,7 +173,7 @@ def test_context_noise_is_for_fitting_and_spares_the_first_look(clips: ClipSampl
 def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
     """In the latents of an untrained autoencoder, better than a copy; the state by actions alone."""
     world = untrained(clips, replace(DIT, steps=1))
-    fitter = Fitter(world, FitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, chunks=1), clips, seed=0)
+    fitter = Fitter(world, FitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, go_on=0), clips, seed=0)
     while fitter.step < fitter.steps:
         metrics = fitter.update()
     assert np.isfinite(metrics["loss"])
