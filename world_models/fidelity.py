@@ -85,9 +85,8 @@ def _play(
         chunk, memory = action[:, begin : begin + horizon], world.prefill(moment)
         noise = world.noise(len(scripts), generator)
         for length in range(every, horizon + 1, every):
-            ends = (steps > begin + length - every) & (
-                steps < begin + length
-            )  # judged when it ends, not a little later
+            # one that ends in between is judged when it ends, not a little later
+            ends = (steps > begin + length - every) & (steps < begin + length)
             taken = torch.where(ends, steps - begin, length)
             imagined = world.sample_chunk(memory, chunk, taken, noise)
             verdict = outcome.judge(world.decode(imagined.latent), imagined.state, clip.text)
