@@ -23,7 +23,7 @@ from policies.vla import VLA, VLAConfig
 from sims.rows import Rows
 from sims.vector_env import Observation
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
-from world_models.dynamics import WorldModelError
+from world_models.dynamics import Imagined, WorldModelError
 from world_models.fit import Metrics, first_moment
 from world_models.flow_world import FlowWorld
 
@@ -48,12 +48,13 @@ class OutcomeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Looks(Rows):
-    """Labelled looks: ``outcome`` is RUNNING, SUCCESS or FAILED."""
+    """Labelled looks: ``outcome`` is RUNNING, SUCCESS or FAILED; ``nearly``: running, and the chunk brings the end."""
 
     images: UInt8[Tensor, "*B cameras height width 3"]
     state: Float[Tensor, "*B state_dim"]
     text: UInt8[Tensor, "*B text_bytes"]
     outcome: Int[Tensor, "*B"]
+    nearly: Bool[Tensor, "*B"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ class OutcomeFitter:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         self._real = _pools(clips, config)
-        self._imagined = [np.flatnonzero(imagined.outcome.numpy() == outcome) for outcome in (SUCCESS, FAILED, RUNNING)]
+        kinds = [imagined.outcome == outcome for outcome in (SUCCESS, FAILED, RUNNING)]
+        self._imagined = [np.flatnonzero(kind.numpy()) for kind in (*kinds, imagined.nearly)]
 
     def update(self) -> Metrics:
         config = self.model.config
@@ -169,7 +171,9 @@ def _pools(clips: ClipSampler, config: OutcomeConfig) -> list[np.ndarray]:
 
 def real_looks(clips: ClipSampler, rows: np.ndarray) -> Looks:
     images, state, text, outcome = clips.looks(rows)
-    return Looks(images=images, state=state, text=text, outcome=outcome)
+    return Looks(
+        images=images, state=state, text=text, outcome=outcome, nearly=torch.zeros(len(rows), dtype=torch.bool)
+    )
 
 
 @torch.no_grad()
@@ -178,7 +182,8 @@ def imagine_looks(
 ) -> Looks:
     """Imagined versions of recorded looks with their true labels: ``count`` clips of up to ``imagined_chunks``.
 
-    Half of the clips run up to an episode's end, so that successes, failures and what nearly was one are among them.
+    Half of the clips run up to an episode's end, so that successes, failures and what nearly was one are among them:
+    in a chunk that brings the end, every moment before it is still running, recorded or not.
     """
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     kept: list[Looks] = []
@@ -190,17 +195,24 @@ def imagine_looks(
         clip = type(near).cat([near, clips.draw(rng, size // 2, chunks)]) if size > 1 else near
         moment = first_moment(model, clip)
         for i in range(chunks):
-            action, length = clip.action[:, i], clip.length[:, i]
-            imagined = model.sample_chunk(model.prefill(moment), action, length, model.noise(len(action), generator))
+            action, length, outcome = clip.action[:, i], clip.length[:, i], clip.outcome[:, i + 1]
+            memory, noise = model.prefill(moment), model.noise(len(action), generator)
+            imagined = model.sample_chunk(memory, action, length, noise)
+            nearly = torch.zeros(len(action), dtype=torch.bool)
+            kept.append(_labelled(model, imagined, clip.text, outcome, nearly)[length > 0])
+            nearly = (outcome != RUNNING) & (length > 1)
+            if nearly.any():
+                before = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
+                still = torch.full_like(outcome, RUNNING)
+                earlier = model.sample_chunk(memory, action, before.clamp(max=clips.action_horizon), noise)
+                kept.append(_labelled(model, earlier, clip.text, still, nearly)[nearly])
             moment = moment.advance(imagined.latent, imagined.state, action, length)
-            looks = Looks(
-                images=model.decode(imagined.latent),
-                state=imagined.state,
-                text=clip.text,
-                outcome=clip.outcome[:, i + 1],
-            )
-            kept.append(looks[length > 0])
     return Looks.cat(kept)
+
+
+def _labelled(model: FlowWorld, imagined: Imagined, text: Tensor, outcome: Tensor, nearly: Tensor) -> Looks:
+    images = model.decode(imagined.latent)
+    return Looks(images=images, state=imagined.state, text=text, outcome=outcome, nearly=nearly)
 
 
 @torch.no_grad()

@@ -39,6 +39,8 @@ def test_it_learns_to_judge(tmp_path: Path) -> None:
     outcome.normalizer.load_state_dict(world.normalizer.state_dict())
     imagined = imagine_looks(world, clips, outcome.config, count=40, seed=0)
     assert set(imagined.outcome.unique().tolist()) == {RUNNING, SUCCESS, FAILED}
+    assert imagined.nearly.any()
+    assert (imagined.outcome[imagined.nearly] == RUNNING).all()
     fitter = OutcomeFitter(outcome, clips, imagined, seed=0)
     outcome.train()
     for _ in range(outcome.config.steps):
