@@ -22,7 +22,7 @@ import torch
 
 from sims.errors import UserError
 from sims.peers import NUM_ACTIONS, PEERS, Driven, Slice, random_actions
-from sims.process_pool import STEADY, ProcessPool
+from sims.process_pool import ProcessPool
 from sims.single_env import SingleEnv
 from sims.vector_env import StartState
 from sims.worker_config import environment_of, interpreter_of
@@ -89,7 +89,10 @@ def compare(
     if unknown:
         raise UserError(f"--against: there is no {unknown[0]!r}; there are {', '.join(PEERS)}")
     with ExitStack() as running:
-        runs: dict[str, Run] = running.enter_context(_ours(config, simulator, chunk=chunk))
+        runs: dict[str, Run] = {
+            STEP_AND_LOOK: running.enter_context(_ours(config, simulator, chunk=1)),
+            f"chunks of {chunk}": running.enter_context(_ours(config, simulator, chunk=chunk)),
+        }
         for peer in against:
             runs[peer] = running.enter_context(_peer(config, simulator, peer))
         slices: dict[str, list[Slice]] = {name: [] for name in runs}
@@ -102,23 +105,23 @@ def compare(
 
 
 @contextmanager
-def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iterator[dict[str, Run]]:
-    """The pool, driven step by step and in chunks."""
+def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iterator[Run]:
+    """A pool that takes ``chunk`` steps, then looks."""
     env = ProcessPool(config, simulator)
     n = env.spec.num_envs
     seeds = iter(range(1 << 30))
     actions = torch.from_numpy(random_actions(n, env.spec.action_dim)).transpose(0, 1)
     taken = 0
 
-    def act(count: int) -> int:
+    def act() -> int:
         nonlocal taken
         first = taken % NUM_ACTIONS
-        taken += count
-        if count == 1:
+        taken += chunk
+        if chunk == 1:
             step = env.step(actions[:, first])
             done, steps = step.terminated | step.truncated, n
         else:
-            chunk_step = env.advance(actions[:, first : first + count], 1.0)
+            chunk_step = env.advance(actions[:, first : first + chunk], 1.0)
             done, steps = chunk_step.done, int(chunk_step.num_executed.sum())
         ended = done.nonzero().flatten().tolist()
         if ended:
@@ -126,20 +129,10 @@ def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iter
         env.observe()
         return steps
 
-    def drive(count: int) -> Run:
-        driven = Driven(act=lambda: act(count), parent=env.fork_server_pid, pids=env.worker_pids, close=env.close)
-
-        def run(seconds: float) -> Slice:
-            for _ in range(STEADY + 1):  # it was driven the other way before, and adapts to how it is driven
-                act(count)
-            return driven.run(seconds)
-
-        return run
-
     try:
         env.reset(start=[StartState(task=0, seed=next(seeds)) for _ in range(n)])
-        act(chunk)
-        yield {STEP_AND_LOOK: drive(1), f"chunks of {chunk}": drive(chunk)}
+        act()
+        yield Driven(act=act, parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
     finally:
         env.close()
 
