@@ -1,13 +1,16 @@
 """Every episode on the robot into the episode store, without the control loop ever waiting for a disk.
 
 The loop puts looks and steps into a queue; a thread packs them into a pipe; a process of its own, which outlives the
-node, builds the episode and commits it. If the node is killed in mid-episode, the process finds the pipe closed and
-commits what there was as cut short. If the process dies, the arm goes on and the next episode starts a new one.
+node, reads them at once, builds the episode and commits it. If the node is killed in mid-episode, the process finds the
+pipe closed and commits what there was as cut short. If the process dies, the arm goes on and the next episode starts a
+new one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import struct
 import subprocess
@@ -39,6 +42,7 @@ class Recorder:
         EpisodeStore(store, create=True)  # says now what is wrong with it
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended = self._answered = 0  # episodes, of this process
         self._open = False  # an episode is being recorded
         self._thread = threading.Thread(target=self._write_all, name="recorder")
         self._thread.start()
@@ -87,44 +91,55 @@ class Recorder:
             self.trouble = f"the disk of {self._store} is too slow; this episode is cut short"
 
     def _write_all(self) -> None:
-        self._ensure_process()
         while (entry := self._queue.get()) is not None:
+            if entry["kind"] == "begin":
+                self._ensure_process()
             try:
-                if entry["kind"] == "begin":
-                    self._ensure_process()
                 if self._process is not None:
                     self._write(self._process, entry)
             except OSError as error:
-                self.trouble = f"the recorder's process is gone: {error}"
                 self._end_process()
+                self.trouble = f"the recorder's process is gone: {error}"
         self._end_process()
 
     def _ensure_process(self) -> None:
-        if self._process is None:
-            command = [sys.executable, "-m", "real_robot.recorder", str(self._store)]
-            # a session of its own: neither Ctrl-C nor the end of the node ends it before it has committed
-            self._process = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )
+        """Returns when it reads: whatever is written from then on outlives this process."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end_process()
+        command = [sys.executable, "-m", "real_robot.recorder", str(self._store)]
+        # a session of its own: neither Ctrl-C nor the end of the node ends it before it has committed
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        self._ended = self._answered = 0
+        self._replies = threading.Thread(target=self._hear, args=(self._process.stdout,), name="recorder's replies")
+        self._replies.start()
 
     def _end_process(self) -> None:
         if self._process is not None:
-            with self._process as process:  # closes the pipes and waits
-                assert process.stdin is not None
-                process.stdin.close()
-            self._process = None
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._replies.join()
+            with self._process:  # waits and closes what is left
+                self._process = None
 
     def _write(self, process: subprocess.Popen[bytes], entry: dict[str, Any]) -> None:
         assert process.stdin is not None
-        assert process.stdout is not None
         data = pack_map(entry)
+        self._ended += entry["kind"] == "end"
         process.stdin.write(_LENGTH.pack(len(data)) + data)
-        if entry["kind"] == "end":
-            reply = process.stdout.readline()
-            if not reply:
-                raise BrokenPipeError("it ended before it had committed the episode")
+
+    def _hear(self, replies: BinaryIO) -> None:
+        """One line for every episode that ended."""
+        for reply in replies:
             self.trouble = json.loads(reply)
             self.recorded += not self.trouble
+            self._answered += 1
+        if self._answered < self._ended:
+            self.trouble = "the recorder's process is gone: it ended before it had committed the episode"
 
 
 class _UnderWay:
@@ -169,14 +184,18 @@ class _UnderWay:
 
 
 def keep_record(source: BinaryIO, store: EpisodeStore) -> None:
-    """Commit episode after episode from ``source`` until it ends; one line of JSON on standard output for each."""
+    """Commit episode after episode from ``source`` until it ends; one line of JSON on standard output when it reads,
+    then one for each. ``source`` is read while an episode is committed: what the node wrote cannot die with it."""
+    entries: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
+    threading.Thread(target=_read_all, args=(source, entries), name="reader").start()
+    _answer("")
     under_way: _UnderWay | None = None
-    while entry := _read(source):
+    while entry := entries.get():
         if entry["kind"] == "begin":
             _commit(under_way, store, success=False)
             under_way = _UnderWay(entry)
         elif entry["kind"] == "end":
-            print(json.dumps(_commit(under_way, store, success=entry["success"])), flush=True)
+            _answer(_commit(under_way, store, success=entry["success"]))
             under_way = None
         elif under_way is not None:
             under_way.add(entry)
@@ -193,6 +212,17 @@ def _commit(under_way: _UnderWay | None, store: EpisodeStore, *, success: bool) 
         print(f"recorder: {error}", file=sys.stderr)
         return str(error)
     return ""
+
+
+def _answer(trouble: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the node is gone; its episodes are committed all the same
+        os.write(sys.stdout.fileno(), json.dumps(trouble).encode() + b"\n")
+
+
+def _read_all(source: BinaryIO, entries: queue.Queue[dict[str, Any] | None]) -> None:
+    while entry := _read(source):
+        entries.put(entry)
+    entries.put(None)
 
 
 def _read(source: BinaryIO) -> dict[str, Any] | None:

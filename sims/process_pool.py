@@ -19,6 +19,7 @@ from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
 from sims.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 
 TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+OUTCOME = ("terminated", "truncated", "success", "intervened", "valid")  # of Step and ChunkStep
 LENT_BYTES = 1 << 16  # a copy of less costs less than keeping account
 STEADY = 2  # so many steps looked at one by one make the next look likely
 
@@ -191,14 +192,7 @@ class ProcessPool:
         """The flags of Step and ChunkStep as they are now."""
         flags = np.zeros((5, len(self._lost)), dtype=bool)
         flags[:3], flags[4] = self._flags, ~self._lost
-        terminated, truncated, success, intervened, valid = torch.from_numpy(flags).unbind()
-        return {
-            "terminated": terminated,
-            "truncated": truncated,
-            "success": success,
-            "intervened": intervened,
-            "valid": valid,
-        }
+        return dict(zip(OUTCOME, torch.from_numpy(flags).unbind(), strict=True))
 
     def _write_start(self, row: int, start: StartState) -> None:
         if not 0 <= start.task < len(self.spec.tasks):

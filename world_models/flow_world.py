@@ -22,6 +22,8 @@ from policies.normalizer import Normalizer
 from sims.rows import Rows
 from world_models.dynamics import Imagined, Moment
 
+SEEN = 0.1  # of the head's output: pictures correct what the kinematics know to millimetres
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowWorldConfig:
@@ -40,9 +42,6 @@ class FlowWorldConfig:
             raise ValueError(
                 f"world.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
             )
-
-
-SEEN = 0.1  # of the head's output: pictures correct what the kinematics know to millimetres
 
 
 class Codec(Protocol):

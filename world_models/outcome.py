@@ -198,21 +198,20 @@ def imagine_looks(
             action, length, outcome = clip.action[:, i], clip.length[:, i], clip.outcome[:, i + 1]
             memory, noise = model.prefill(moment), model.noise(len(action), generator)
             imagined = model.sample_chunk(memory, action, length, noise)
-            nearly = torch.zeros(len(action), dtype=torch.bool)
-            kept.append(_labelled(model, imagined, clip.text, outcome, nearly)[length > 0])
+            kept.append(_labelled(model, imagined, clip.text, outcome, nearly=False)[length > 0])
             nearly = (outcome != RUNNING) & (length > 1)
+            before = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
             if nearly.any():
-                before = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
-                still = torch.full_like(outcome, RUNNING)
-                earlier = model.sample_chunk(memory, action, before.clamp(max=clips.action_horizon), noise)
-                kept.append(_labelled(model, earlier, clip.text, still, nearly)[nearly])
+                earlier = model.sample_chunk(memory[nearly], action[nearly], before[nearly], noise[nearly])
+                still = torch.full_like(outcome[nearly], RUNNING)
+                kept.append(_labelled(model, earlier, clip.text[nearly], still, nearly=True))
             moment = moment.advance(imagined.latent, imagined.state, action, length)
     return Looks.cat(kept)
 
 
-def _labelled(model: FlowWorld, imagined: Imagined, text: Tensor, outcome: Tensor, nearly: Tensor) -> Looks:
-    images = model.decode(imagined.latent)
-    return Looks(images=images, state=imagined.state, text=text, outcome=outcome, nearly=nearly)
+def _labelled(model: FlowWorld, imagined: Imagined, text: Tensor, outcome: Tensor, *, nearly: bool) -> Looks:
+    images, kind = model.decode(imagined.latent), torch.full(outcome.shape, nearly)
+    return Looks(images=images, state=imagined.state, text=text, outcome=outcome, nearly=kind)
 
 
 @torch.no_grad()

@@ -241,6 +241,7 @@ def test_a_killed_node_leaves_a_stop_and_its_record_behind_and_a_new_one_takes_o
     url = moving.ask("get", "vla_rl_policy", "policy_url")
     store = EpisodeStore(moving.store)
     before = len(store.select())
+    moving.wait(lambda: int(moving.status()["actions"]) > 10, 20, "ten actions worth keeping")
     moving.kill("node", signal.SIGKILL)
     moving.wait(lambda: is_still(moving), 2, "rest")
     moving.wait(lambda: len(store.select()) > before, 20, "the episode that the kill cut short")

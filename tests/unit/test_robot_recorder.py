@@ -78,12 +78,15 @@ def test_a_killed_recorder_costs_one_episode_not_the_arm(tmp_path: Path) -> None
 
 
 def test_what_a_killed_node_had_recorded_is_committed_as_cut_short(tmp_path: Path) -> None:
+    """Also behind the end of an episode whose commit nobody waited for."""
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
         from real_robot.recorder import Recorder
         from tests.unit.test_robot_recorder import drive
         recorder = Recorder(Path(sys.argv[1]))
+        drive(recorder)
+        recorder.end(success=True)
         drive(recorder)
         while recorder._queue.qsize():
             time.sleep(0.01)
@@ -96,9 +99,9 @@ def test_what_a_killed_node_had_recorded_is_committed_as_cut_short(tmp_path: Pat
     node.send_signal(signal.SIGKILL)
     node.wait()
     node.stdout.close()
-    wait_for(lambda: EpisodeStore(tmp_path).select() != [])
-    (entry,) = EpisodeStore(tmp_path).select()
-    episode = EpisodeStore(tmp_path).read(entry.id)
+    wait_for(lambda: len(EpisodeStore(tmp_path).select()) == 2)
+    whole, episode = (EpisodeStore(tmp_path).read(entry.id) for entry in EpisodeStore(tmp_path).select())
+    assert whole.succeeded
     assert episode.num_steps >= 5
     assert episode.truncated[-1]
     assert not episode.succeeded
