@@ -75,7 +75,8 @@ def test_data(run_dir: Path, tmp_path: Path) -> None:
     assert episode.name in str(json.loads(found.stdout)["corrupt"])
 
 
-def test_doctor_audits_a_run(run_dir: Path) -> None:
+def test_doctor_audits_a_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))  # what else is installed here is another matter
     checks = answer("doctor", "--run", run_dir, "--json")["checks"]
     assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
     assert {check["status"] for check in checks} <= {"ok", "missing", "failed"}
