@@ -34,7 +34,10 @@ _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """``look`` and ``step`` return at once, from any thread; ``trouble`` says why an episode was not recorded."""
+    """``look`` and ``step`` return at once, from any thread; ``trouble`` says why an episode was not recorded.
+
+    Made, a second or more later, its process is ready: whatever is written from then on outlives this one.
+    """
 
     def __init__(self, store: Path) -> None:
         self.recorded, self.trouble = 0, ""
@@ -44,6 +47,7 @@ class Recorder:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = self._answered = 0  # episodes, of this process
         self._open = False  # an episode is being recorded
+        self._ensure_process()
         self._thread = threading.Thread(target=self._write_all, name="recorder")
         self._thread.start()
 
@@ -103,7 +107,7 @@ class Recorder:
         self._end_process()
 
     def _ensure_process(self) -> None:
-        """Returns when it reads: whatever is written from then on outlives this process."""
+        """Returns when it reads."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end_process()
