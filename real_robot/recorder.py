@@ -45,7 +45,6 @@ class Recorder:
         EpisodeStore(store, create=True)  # says now what is wrong with it
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended = self._answered = 0  # episodes, of this process
         self._open = False  # an episode is being recorded
         self._ensure_process()
         self._thread = threading.Thread(target=self._write_all, name="recorder")
@@ -96,9 +95,9 @@ class Recorder:
 
     def _write_all(self) -> None:
         while (entry := self._queue.get()) is not None:
-            if entry["kind"] == "begin":
-                self._ensure_process()
             try:
+                if entry["kind"] == "begin":
+                    self._ensure_process()
                 if self._process is not None:
                     self._write(self._process, entry)
             except OSError as error:
@@ -118,7 +117,7 @@ class Recorder:
         )
         assert self._process.stdout is not None
         self._process.stdout.readline()
-        self._ended = self._answered = 0
+        self._ended = self._answered = 0  # episodes, of this process
         self._replies = threading.Thread(target=self._hear, args=(self._process.stdout,), name="recorder's replies")
         self._replies.start()
 
@@ -191,7 +190,7 @@ def keep_record(source: BinaryIO, store: EpisodeStore) -> None:
     """Commit episode after episode from ``source`` until it ends; one line of JSON on standard output when it reads,
     then one for each. ``source`` is read while an episode is committed: what the node wrote cannot die with it."""
     entries: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
-    threading.Thread(target=_read_all, args=(source, entries), name="reader").start()
+    threading.Thread(target=_read_all, args=(source, entries), name="reader", daemon=True).start()
     _answer("")
     under_way: _UnderWay | None = None
     while entry := entries.get():
@@ -224,9 +223,11 @@ def _answer(trouble: str) -> None:
 
 
 def _read_all(source: BinaryIO, entries: queue.Queue[dict[str, Any] | None]) -> None:
-    while entry := _read(source):
-        entries.put(entry)
-    entries.put(None)
+    try:
+        while entry := _read(source):
+            entries.put(entry)
+    finally:
+        entries.put(None)
 
 
 def _read(source: BinaryIO) -> dict[str, Any] | None:

@@ -77,6 +77,16 @@ def test_a_killed_recorder_costs_one_episode_not_the_arm(tmp_path: Path) -> None
     assert len(EpisodeStore(tmp_path).select()) == 1
 
 
+def test_nonsense_in_the_pipe_ends_the_recorder_instead_of_leaving_it_deaf(tmp_path: Path) -> None:
+    EpisodeStore(tmp_path, create=True).close()
+    command = [sys.executable, "-m", "real_robot.recorder", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"\x03\x00\x00\x00\xc1\xc1\xc1")
+        process.stdin.flush()
+        process.wait(timeout=60)  # while its pipe stays open
+
+
 def test_what_a_killed_node_had_recorded_is_committed_as_cut_short(tmp_path: Path) -> None:
     """Also behind the end of an episode whose commit nobody waited for."""
     program = textwrap.dedent("""
