@@ -1,18 +1,23 @@
 """How far can the tabletop's learned world be believed, and how much does a policy improve in it alone?
 
-    python benchmarks/world_model.py [--config configs/imagined_pick.yaml] [--work runs/world_model] [-- SETTINGS]
+    python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations] [-- SETTINGS]
 
-Runs the configuration's closed loop: demonstrations of a mediocre operator, imitation, real episodes of that policy,
-fit, trust report, reinforcement in imagination alone, 200 held-out starts in the simulator. Then PPO in the simulator
-from the same policy, with as many real control steps as the loop has recorded for it. Writes what came of it, the
-processor time of the fit and the speed beside the simulator's to benchmarks/results/world_model.json. The same command
-goes on where it was interrupted.
+Runs the configuration's closed loop once per seed: demonstrations of a mediocre operator, imitation, real episodes of
+that policy, fit, trust report, reinforcement in imagination alone, 200 held-out starts in the simulator. Then PPO in
+the simulator from the same policy, with as many real control steps as the loop has recorded for it. ``--ablations``:
+the first seed's loop again, each time without one of its parts, from the same policy and the same real episodes.
+Writes what came of it, the processor time of the fit and the speed beside the simulator's to
+benchmarks/results/world_model_NAME.json. The same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +33,11 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
 from vla_rl.checkpoint import latest_checkpoint, load_tree
 from vla_rl.config import load_config
+from vla_rl.evaluate import wilson_interval
 from vla_rl.experiment import Experiment, FromBundle
 from vla_rl.imagined import compare_success
 from vla_rl.metrics import read_metrics
-from vla_rl.run import open_run
+from vla_rl.run import open_run, write_json
 from vla_rl.train import train
 from vla_rl.world_model import WORLD_FILE, open_clips
 from world_models.bundle import load_world
@@ -39,39 +45,101 @@ from world_models.fidelity import frames_per_second
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
+# Without a part: the settings that leave it out, and which of the whole loop's stages stay as they are.
+IMITATED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
+RECORDED, FITTED = (*IMITATED, "real_0"), (*IMITATED, "real_0", "fit_0", "trust_0")
+ABLATIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], FITTED),
+    "uncertainty": (["--imagination.model.imagined.max_error", "null"], FITTED),
+    "near successes": (["--imagination.model.outcome.near_end_steps", "0"], RECORDED),
+    "actions": (["--imagination.model.world.actions", "false"], RECORDED),
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/imagined_pick.yaml"))
-    parser.add_argument("--work", type=Path, default=Path("runs/world_model"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--work", type=Path, help="default: runs/world_model/NAME")
     parser.add_argument("settings", nargs="*", help="overrides, after a --")
     arguments = parser.parse_args()
-    experiment = load_config(Experiment, arguments.config, arguments.settings)
-    settings = ["--", *arguments.settings] if arguments.settings else []
+    name = arguments.config.stem.removeprefix("imagined_")
+    work: Path = arguments.work or Path("runs/world_model") / name
+    runs: list[dict[str, Any]] = []
 
-    def record(rows: list[dict[str, Any]], **more: Any) -> None:
-        command = " ".join(["python benchmarks/world_model.py", *settings])
-        print(write_record("world_model", rows, command=command, **more))
+    def record(rows: list[dict[str, Any]]) -> None:
+        details = [{key: value for key, value in run.items() if key != "rows"} for run in runs]
+        written = [*pooled(runs), *(row for run in runs for row in run["rows"]), *rows]
+        words = ["--config", arguments.config, "--seeds", *arguments.seeds, *["--ablations"] * arguments.ablations]
+        settings = ["--", *arguments.settings] if arguments.settings else []
+        command = " ".join(map(str, ["python benchmarks/world_model.py", *words, *settings]))
+        print(write_record(f"world_model_{name}", written, command=command, runs=details))
 
-    imagined = finished(experiment, arguments.work / "imagined")
+    for seed in arguments.seeds:
+        experiment = load_config(Experiment, arguments.config, ["--seed", str(seed), *arguments.settings])
+        runs.append(one_seed(experiment, work / f"seed_{seed}"))
+        record([])
+    if arguments.ablations:
+        rows = []
+        for part, (without, kept) in ABLATIONS.items():
+            first = [*arguments.settings, "--seed", str(arguments.seeds[0]), *without]
+            folder = work / f"without_{part.replace(' ', '_')}"
+            branch_off(work / f"seed_{arguments.seeds[0]}" / "imagined", folder, kept)
+            result = finished(load_config(Experiment, arguments.config, first), folder)["result"]["rl"]
+            one = figure(f"success, imagination without {part}", result["success"], "1")
+            rows.append(one | {"interval": result["interval"], "seeds": arguments.seeds[:1]})
+            record(rows)
+
+
+def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
+    """A new run in which these stages of ``run`` are done already; files are linked, not copied."""
+    if folder.exists():
+        return
+    known = json.loads((run / "stages.json").read_text())
+    names = ["demonstrations", "imitation", "imagination/round_0/episodes"]
+    names += [f"imagination/round_0/{WORLD_FILE}"] * ("fit_0" in stages)
+    for name in names:
+        if (run / name).is_dir():
+            shutil.copytree(run / name, folder / name, copy_function=os.link)
+        else:
+            os.link(run / name, folder / name)
+    write_json(folder / "stages.json", {name: known[name] for name in stages})
+
+
+def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
+    """Loop, trust, speed, PPO in the simulator."""
+    imagined = finished(experiment, work / "imagined")
     stages = imagined["stages"]
-    runs = {"imitation": imagined["result"]["bc"], "the loop's policy": imagined["result"]["rl"]}
+    runs = {"imitation": imagined["result"]["bc"], "imagination": imagined["result"]["rl"]}
     real_steps = stages["reinforce"]["real_steps"]
-    rows = believed(imagined)
-    more = {
+    real = finished(in_simulator(experiment, imagined["dir"], real_steps), work / "simulator")
+    runs["simulator"] = real["result"]["rl"]
+    rows = [*learned(runs), *believed(imagined), *speed(experiment, imagined)]
+    rows += compared(experiment, imagined["dir"], real["dir"])
+    return {
+        "seed": experiment.seed,
+        "success": {name: summary["success"] for name, summary in runs.items()},
+        "episodes": imagined["result"]["episodes"],
         "stopped_by_the_trust_report": "imagine_0" not in stages,
-        "real_control_steps": {"loop": real_steps},
+        "real_control_steps": {"loop": real_steps, "simulator": control_steps(real["dir"])},
         "trust": stages["trust_0"],
         "outcomes": {name: value for name, value in stages["fit_0"].items() if name != "world"},
+        "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
-    record([*learned(runs), *rows], **more)
-    rows += speed(experiment, imagined)
-    record([*learned(runs), *rows], **more)
 
-    real = finished(in_simulator(experiment, imagined["dir"], real_steps), arguments.work / "simulator")
-    runs["PPO in the simulator, as many real steps"] = real["result"]["rl"]
-    more["real_control_steps"]["simulator"] = control_steps(real["dir"])
-    record([*learned(runs), *rows, *compared(experiment, imagined["dir"], real["dir"])], **more)
+
+def pooled(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Success over all seeds' held-out episodes."""
+    rows = []
+    for name in ("imitation", "imagination", "simulator"):
+        episodes = sum(run["episodes"] for run in runs)
+        won = round(sum(run["success"][name] * run["episodes"] for run in runs))
+        rows.append(
+            figure(f"success, {name}, all seeds", won / episodes, "1")
+            | {"interval": wilson_interval(won, episodes), "seeds": [run["seed"] for run in runs]}
+        )
+    return rows
 
 
 def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.denoising_policy import DenoisingPolicy, RobotSpec
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, Step, VectorEnv
-from vla_rl.evaluate import actor, evaluate_policy, run_episodes
+from vla_rl.evaluate import Act, actor, evaluate_policy, run_episodes
 from vla_rl.run import Run
 from vla_rl.world_model import (
     WORLD_FILE,
@@ -52,7 +52,7 @@ def improve_in_imagination(
     bundle, earlier, real_steps = start, None, 0
     best, shipped = run.stage("validate_start", lambda: _validate(run, env, start))["success"], start
     stores = [*(Path(store) for store in settings.stores)]
-    if (run.demonstrations / "catalog.sqlite").exists():
+    if settings.demonstrations and (run.demonstrations / "catalog.sqlite").exists():
         stores.append(run.demonstrations)
     model = settings.model
     for number in range(settings.rounds):
@@ -153,11 +153,27 @@ def record_policy(
     generator = torch.Generator().manual_seed(seed + number)
     outcome = run_episodes(
         LookingOften(recorder, every=settings.look_every),
-        actor(load_bundle(bundle), generator, stochastic=True),
+        perturbed(actor(load_bundle(bundle), generator, stochastic=True), settings, generator),
         starts.take(settings.real_episodes),
     )
     recorder.commit()
     return {"control_steps": int(outcome.steps.sum()), "success": outcome.success.float().mean().item()}
+
+
+def perturbed(act: Act, settings: ImaginationConfig, generator: torch.Generator) -> Act:
+    """``act``, some of its chunks pushed aside, each as a whole and its own way.
+
+    A policy's actions tell where its goal is. A world fitted to such actions alone puts the goal where they lead, and
+    a policy that acts in it confirms itself; episodes that were pushed aside show that the goal stays where it is.
+    """
+
+    def push(obs: Observation) -> Tensor:
+        action = act(obs)
+        chosen = torch.rand(len(action), generator=generator) < settings.perturbed_chunks
+        aside = settings.perturbation * torch.randn(len(action), action.shape[2], generator=generator)
+        return (action + (chosen[:, None] * aside)[:, None].to(action)).clamp(-1, 1)
+
+    return push
 
 
 def compare_success(
@@ -207,22 +223,28 @@ def compare_success(
 
 
 class LookingOften:
-    """A VectorEnv that is looked at every ``every`` control steps, whoever steps it: for recorders of fine detail."""
+    """A VectorEnv that is looked at every ``every`` control steps and at every episode's end, whoever steps it.
+
+    For recorders of fine detail. Without the last look nobody would ever see what success looks like.
+    """
 
     def __init__(self, env: RecordedEnv, *, every: int) -> None:
         self.env, self.spec, self.every, self._count = env, env.spec, every, 0
+        self._under_way = torch.zeros(env.spec.num_envs, dtype=torch.bool)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         self.env.reset(env_ids, start=start)
+        self._under_way[range(self.spec.num_envs) if env_ids is None else list(env_ids)] = True
         self._count = 0
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
         self._count += 1
-        if self._count % self.every == 0:
-            moving = (~(step.terminated | step.truncated)).nonzero().flatten().tolist()
-            if moving:
-                self.env.observe(moving)
+        ended = (step.terminated | step.truncated).cpu()
+        due = self._under_way & (ended | torch.tensor(self._count % self.every == 0))
+        self._under_way &= ~ended
+        if due.any():
+            self.env.observe(due.nonzero().flatten().tolist())
         return step
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:

@@ -73,12 +73,18 @@ class TrustConfig:
 @dataclass(frozen=True, kw_only=True)
 class ImaginationConfig:
     """``real_episodes``: recorded with the exploring policy at the beginning of each round, a look every
-    ``look_every`` control steps. ``stores``: episodes that exist already and are fitted too, demonstrations for one.
+    ``look_every`` control steps. ``demonstrations``: the run's own are fitted too. All of them succeed, so where they
+    are many beside the policy's episodes the model expects success. ``perturbed_chunks``: share of the recorded chunks
+    whose actions are pushed aside, each dimension by ``perturbation`` (std, of the action range's half).
+    ``stores``: episodes that exist already.
     """
 
     rounds: int = 2
     real_episodes: int = 200
     look_every: int = 4
+    demonstrations: bool = True
+    perturbed_chunks: float = 0.0
+    perturbation: float = 0.05
     stores: tuple[str, ...] = ()
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
@@ -87,6 +93,8 @@ class ImaginationConfig:
         for name in ("rounds", "real_episodes", "look_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"imagination.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.perturbed_chunks <= 1:
+            raise ValueError(f"imagination.perturbed_chunks must be within [0, 1], got {self.perturbed_chunks}")
 
 
 def open_clips(stores: Sequence[Path], config: WorldModelConfig, part: Part) -> ClipSampler:

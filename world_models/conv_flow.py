@@ -53,6 +53,7 @@ class ConvFlow(FlowWorld[Memory]):
     """Latents are the pixels in [-1, 1]."""
 
     config: ConvFlowConfig
+    places: Tensor  # where the pixels lie, cell by cell: [3, cells, pixels]
 
     def __init__(self, config: ConvFlowConfig, robot: RobotSpec) -> None:
         super().__init__(config, robot, Pixels())
@@ -63,7 +64,7 @@ class ConvFlow(FlowWorld[Memory]):
             )
         self.latent_shape = (self.cameras, 3, height, width)
         self.sources = 2 + 2 * config.layers  # current and first frame, as they were and as each layer moved
-        self.look = nn.Conv2d(3 * (self.sources + 1), config.width, PATCH, stride=PATCH)
+        self.look = nn.Linear(3 * (self.sources + 1) * PATCH**2, config.width)
         self.camera = nn.Parameter(0.02 * torch.randn(self.cameras, config.condition))
         self.condition = nn.Sequential(
             nn.Linear(self.condition_features, config.condition),
@@ -94,7 +95,9 @@ class ConvFlow(FlowWorld[Memory]):
         self.state, self.error = read_out_heads(pooled, robot.state_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+        nn.init.constant_(self.out.bias[: PATCH**2], KEEP_LOGIT)  # type: ignore[index]
         nn.init.normal_(self.layer[-1].weight, std=1e-2)  # type: ignore[arg-type]  # alike, they would stay alike
+        self.register_buffer("places", _cells(_places(height, width)[None])[0], persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
     def prefill(self, moment: Moment) -> Memory:
@@ -105,12 +108,11 @@ class ConvFlow(FlowWorld[Memory]):
         features = self.conditioning(moment, action, length, t)
         condition, expected = self.condition(features), self.moved(features)
         per_camera = (condition[:, None] + self.camera).flatten(0, 1)
-        seen = self._seen(moment, expected)  # [B * cameras, sources, 3, height, width]
+        seen, precision = self._seen(moment, expected), getattr(torch, self.config.precision)
         with self.autocast(noisy.device):
-            given = torch.cat([seen.flatten(1, 2), noisy.flatten(0, 1)], dim=1)
-            x = self.look(given.to(memory_format=torch.channels_last))
-            x = x + self.place.repeat(batch, 1, 1, 1)
-            x = x.to(getattr(torch, self.config.precision))  # else every residual sum is widened again
+            given = torch.cat([part.to(precision) for part in (*seen, _cells(noisy.flatten(0, 1)))], dim=1)
+            x = self.look(given.transpose(1, 2).flatten(2)).transpose(1, 2).unflatten(2, self.place.shape[2:])
+            x = x + self.place.to(precision).repeat(batch, 1, 1, 1)  # else every residual sum is widened again
             for block in self.enter:
                 x = block(x, per_camera)
             y = self.down(x)
@@ -122,11 +124,11 @@ class ConvFlow(FlowWorld[Memory]):
             x = x + F.pixel_shuffle(self.up(y), 2)
             for block in self.leave:
                 x = block(x, per_camera)
-            out = F.pixel_shuffle(self.out(F.silu(self.norm(x))), PATCH)
+            out = self.out(F.silu(self.norm(x)))
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
         return self.read_out(self._mix(out.float(), seen), pooled, moment, expected)
 
-    def _seen(self, moment: Moment, expected: Tensor) -> Float[Tensor, "BC sources 3 height width"]:
+    def _seen(self, moment: Moment, expected: Tensor) -> list[Float[Tensor, "BC 3 cells pixels"]]:
         """Both frames as they were, and as each layer moved with the robot since."""
         state = self.normalizer.normalize_state(moment.state)
         poses = torch.stack([state + expected, state, self.normalizer.normalize_state(moment.first_state)])
@@ -137,16 +139,26 @@ class ConvFlow(FlowWorld[Memory]):
         for frames, pose in ((moment.current, then), (moment.first, first)):
             frame = frames.flatten(0, 1)
             several = (pose @ back).view(len(frame), -1, 3, 3)
-            parts += [frame, *(_warp(frame, matrix) for matrix in several.unbind(1))]
-        return torch.stack(parts, dim=1)
+            parts += [_cells(frame), *(_warp(frame, matrix, self.places) for matrix in several.unbind(1))]
+        return parts
 
-    def _mix(self, out: Tensor, seen: Tensor) -> Tensor:
-        mixture, content = out.split([self.sources + 1, 3], dim=1)
-        keep = mixture.new_zeros(self.sources + 1)
-        keep[0] = KEEP_LOGIT
-        weight = torch.softmax(mixture + keep[:, None, None], dim=1)
-        mixed = (weight[:, :-1, None] * seen).sum(1) + weight[:, -1, None] * content
-        return mixed.unflatten(0, (-1, self.cameras))
+    def _mix(self, out: Float[Tensor, "BC channels h w"], seen: list[Tensor]) -> Tensor:
+        out = out.flatten(2).transpose(1, 2).unflatten(2, (-1, PATCH**2)).float()  # [BC, cells, sources + 4, pixels]
+        mixture, content = out.split([self.sources + 1, 3], dim=2)
+        shares = torch.softmax(mixture, dim=2).split(1, dim=2)
+        mixed = shares[-1] * content
+        for part, share in zip(seen, shares[:-1], strict=True):
+            mixed = torch.addcmul(mixed, part.transpose(1, 2), share)
+        height, width = self.latent_shape[-2:]
+        tiles = mixed.unflatten(3, (PATCH, PATCH)).unflatten(1, (height // PATCH, width // PATCH))
+        return tiles.permute(0, 3, 1, 4, 2, 5).reshape(-1, self.cameras, 3, height, width)
+
+
+def _cells(frames: Float[Tensor, "B C height width"]) -> Float[Tensor, "B C cells pixels"]:
+    """The pixels of every cell together, so that look and mixture transpose little: memory is what costs here."""
+    batch, channels, height, width = frames.shape
+    parts = frames.reshape(batch, channels, height // PATCH, PATCH, width // PATCH, PATCH)
+    return parts.transpose(3, 4).reshape(batch, channels, -1, PATCH**2)
 
 
 class _Residual(nn.Module):
@@ -190,11 +202,16 @@ def _trace(matrix: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B 3 3"]:
     return mean[..., None, None] * torch.eye(3, device=matrix.device)
 
 
-def _warp(frames: Float[Tensor, "B C h w"], matrix: Float[Tensor, "B 3 3"]) -> Float[Tensor, "B C h w"]:
-    """out(p) = frames(H p), bilinear, edges repeated; p in [-1, 1]."""
-    height, width = frames.shape[-2:]
-    sides = [torch.linspace(-1, 1, size, device=frames.device) for size in (height, width)]
-    y, x = torch.meshgrid(*sides, indexing="ij")
-    moved = matrix @ torch.stack([x, y, torch.ones_like(x)]).flatten(1)  # [B, 3, pixels]
-    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.1)).unflatten(2, (height, width))
+def _places(height: int, width: int) -> Float[Tensor, "3 height width"]:
+    """Where the pixels lie: x, y in [-1, 1], 1."""
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    return torch.stack([x, y, torch.ones_like(x)])
+
+
+def _warp(
+    frames: Float[Tensor, "B C h w"], matrix: Float[Tensor, "B 3 3"], places: Float[Tensor, "3 rows columns"]
+) -> Float[Tensor, "B C rows columns"]:
+    """out(p) = frames(H p) at all ``places`` p, bilinear, edges repeated."""
+    moved = matrix @ places.flatten(1)
+    grid = (moved[:, :2] / moved[:, 2:].clamp(min=0.1)).unflatten(2, places.shape[1:])
     return F.grid_sample(frames, grid.movedim(1, -1), padding_mode="border", align_corners=True)

@@ -31,7 +31,8 @@ from world_models.flow_world import FlowWorld
 @dataclass(frozen=True, kw_only=True)
 class OutcomeConfig:
     """``vla``: the encoder; the one of the policy, where its weights are the start. ``imagined_share``: of each batch
-    that is imagined. ``near_end_steps``: running looks this close to an end are near successes, mined as negatives.
+    that is imagined. ``near_end_steps``: running looks this close to an end are near successes, mined as negatives
+    (0: none are).
     """
 
     vla: VLAConfig = field(default_factory=lambda: VLAConfig(width=128, depth=0, action_horizon=1, action_patch=1))
@@ -199,7 +200,7 @@ def imagine_looks(
             memory, noise = model.prefill(moment), model.noise(len(action), generator)
             imagined = model.sample_chunk(memory, action, length, noise)
             kept.append(_labelled(model, imagined, clip.text, outcome, nearly=False)[length > 0])
-            nearly = (outcome != RUNNING) & (length > 1)
+            nearly = (outcome != RUNNING) & (length > 1) & (config.near_end_steps > 0)
             before = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
             if nearly.any():
                 earlier = model.sample_chunk(memory[nearly], action[nearly], before[nearly], noise[nearly])

@@ -9,13 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
+from sims.vector_env import StartState
+from tests.worlds import ChainWorld
 from vla_rl.cli import main
 from vla_rl.config import load_config
 from vla_rl.experiment import Experiment
-from vla_rl.imagined import branch_steps
-from vla_rl.world_model import WORLD_FILE
+from vla_rl.imagined import LookingOften, branch_steps, perturbed
+from vla_rl.world_model import WORLD_FILE, ImaginationConfig
 
 CONFIG = """\
 extends: {tiny}
@@ -62,6 +66,38 @@ def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
+    """Rows that end at different steps between the looks, and one that is reset meanwhile: every last look is there."""
+    world = ChainWorld(num_envs=3)
+    store = EpisodeStore(tmp_path / "store", create=True)
+    env = LookingOften(RecordedEnv(world, store, source="policy", split="train"), every=4)
+    env.reset(start=[StartState(task=0, seed=seed) for seed in (8, 6, 0)])
+    env.observe()
+    for _ in range(8):
+        env.step(torch.ones(3, 1))
+    env.reset([0], start=[StartState(task=0, seed=3)])
+    env.observe([0])
+    for _ in range(8):
+        env.step(torch.ones(3, 1))
+    looks = {entry.seed: store.read(entry.id).look_steps.tolist() for entry in store.entries()}
+    assert looks == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
+    assert all(entry.success for entry in store.entries())
+
+
+def test_perturbed_chunks_are_pushed_aside_as_a_whole() -> None:
+    """A share of them, each its own way; within the action range; the others are the policy's own."""
+    settings = ImaginationConfig(perturbed_chunks=0.25, perturbation=0.1)
+    obs = ChainWorld(num_envs=1).observe([0])
+    act = perturbed(lambda _: torch.full((4000, 8, 3), 0.95), settings, torch.Generator().manual_seed(0))
+    action = act(obs)
+    assert torch.equal(action, action[:, :1].expand_as(action))
+    assert action.max() == 1.0
+    pushed = (action[:, 0] != 0.95).any(1)
+    assert pushed.float().mean() == pytest.approx(0.25, abs=0.03)
+    below = 0.95 - action[pushed, 0].clamp(max=0.95)
+    assert below[below > 0].square().mean().sqrt() == pytest.approx(0.1, abs=0.01)
+
+
 def test_every_real_step_is_counted(run: Path) -> None:
     stages = json.loads((run / "stages.json").read_text())
     recorded = [EpisodeStore(run / "imagination" / f"round_{number}" / "episodes") for number in range(2)]
@@ -71,6 +107,8 @@ def test_every_real_step_is_counted(run: Path) -> None:
     assert stages["reinforce"]["real_steps"] == sum(steps)
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
+    for store in recorded:
+        assert all(store.read(entry.id).look_steps[-1] == entry.steps for entry in store.entries())
     for number in range(2):
         assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"trust_{number}"])
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1
