@@ -96,7 +96,7 @@ def imagined_env(
     clips = ClipSampler([store(folder)], action_horizon=HORIZON)
     world, outcome = models()
     world.fit_scales(*clips.statistics())
-    outcome.success_threshold.fill_(1.0)
+    outcome.reward_threshold.fill_(1.0)
     outcome.failed_threshold.fill_(1.0)
     keyframes = Keyframes(clips, KeyframeConfig(beginnings=beginnings, before_end=(1, 14)), tasks=("go",))
     return ImaginedEnv(

@@ -191,7 +191,8 @@ def compare_success(
     ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over the policies, from three on.
     """
     fitted, clips = load_world(directory / WORLD_FILE), open_clips(stores, config, "held_out")
-    whole = replace(config.imagined, branch_steps=None, max_error=None, num_envs=min(count, len(clips.entries)))
+    rows_at_once = min(count, len(clips.entries))
+    whole = replace(config.imagined, branch_steps=None, max_error=None, strict=False, num_envs=rows_at_once)
     beginnings = Beginnings(clips, tasks=env.spec.tasks)
     imagination = ImaginedEnv(
         whole,

@@ -27,7 +27,7 @@ from world_models.clips import ClipSampler, Part
 from world_models.conv_flow import ConvFlowConfig
 from world_models.distill import DistillConfig, Distiller
 from world_models.dynamics import WorldModelError
-from world_models.fidelity import Locate, trust_report
+from world_models.fidelity import Locate, set_thresholds, trust_report
 from world_models.fit import FitConfig, Fitter, first_moment, fit_kinematics
 from world_models.flow_world import FlowWorld
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
@@ -235,7 +235,10 @@ def fit_outcome(
             advance(note=f"loss {metrics['outcome_loss']:.3f}")
             if fitter.step % 20 == 0:
                 record.write(fitter.step, metrics)
-    return outcome, calibrate(outcome, check)
+    calibrated = calibrate(outcome, check)
+    return outcome, calibrated | set_thresholds(
+        world, outcome, held_out, seed=seed, every=config.imagined.verdict_every
+    )
 
 
 @torch.no_grad()
@@ -274,6 +277,7 @@ def report_trust(
         env=env,
         no_action=load_world(blind).world if blind.exists() else None,
         locate=locator(sim, fitted.info.robot.cameras),
+        every=config.imagined.verdict_every,
         seed=seed,
     )
 

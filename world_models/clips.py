@@ -232,6 +232,16 @@ class ClipSampler:
         state = torch.from_numpy(np.stack([self._arrays[e]["state"][look] for e, look in pairs]))
         return frames, state, self._text[self._episode[rows]], torch.from_numpy(self._by_outcome[rows])
 
+    def first_looks(self, rows: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        """Numbers of the first looks of the episodes that these looks belong to."""
+        return self._first_look[self._episode[rows]]
+
+    def ends(self, rows: Int[np.ndarray, " B"]) -> tuple[Float[Tensor, "B state_dim"], Bool[Tensor, " B"]]:
+        """The state at the last look of these looks' episodes, and whether it was a success."""
+        episodes = self._episode[rows]
+        states = np.stack([self._arrays[e]["state"][-1] for e in episodes])
+        return torch.from_numpy(states), torch.tensor([self.entries[e].success for e in episodes])
+
     def looks_by_outcome(self, outcome: int) -> np.ndarray:
         """Numbers of the looks that found their episode so."""
         return np.flatnonzero(self._by_outcome == outcome)

@@ -32,6 +32,7 @@ class ImaginedConfig:
     """``branch_steps``: control steps before an imagined episode is cut (null: the task's own limit); the cut is a
     time-out, so PPO bootstraps there. ``max_error``: a row is cut when the model's own error estimate, relative to what
     is usual on held-out clips, exceeds it (null: never). ``error_penalty``: reward times max(0, 1 - it * (error - 1)).
+    ``strict``: success only where it is hardly ever wrong, for practice; without it as often as is true, for estimates.
     """
 
     num_envs: int = 64
@@ -39,6 +40,7 @@ class ImaginedConfig:
     branch_steps: int | None = None
     max_error: float | None = None
     error_penalty: float = 0.0
+    strict: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class RowState(Rows):
     pending: Float[Tensor, "*N H A"]  # actions taken since ``moment``
     num_pending: Int[Tensor, "*N"]
     text: Tensor
+    first: Float[Tensor, "*N first_width"]  # what the outcome model read in the episode's first look
     error: Float[Tensor, "*N"]  # largest relative error so far
     elapsed: Int[Tensor, "*N"]  # control steps since the episode, recorded part included, began
     limit: Int[Tensor, "*N"]  # elapsed at which time runs out
@@ -100,6 +103,7 @@ class ImaginedEnv:
             pending=torch.zeros(n, world.action_horizon, robot.action_dim),
             num_pending=count,
             text=torch.zeros(n, TEXT_BYTES, dtype=torch.uint8),
+            first=torch.zeros(n, outcome.first_width),
             error=torch.zeros(n),
             elapsed=count.clone(),
             limit=count.clone(),
@@ -126,6 +130,8 @@ class ImaginedEnv:
         world, limit = self.world, self.limits[start.task]
         if self.config.branch_steps is not None:
             limit = min(limit, elapsed + self.config.branch_steps)
+        with torch.no_grad():
+            first = self.outcome.read(clip.first[None], clip.first_state[None], clip.text[None])[0]
         no, zero = torch.tensor(False), torch.tensor(0)
         return RowState(
             moment=Moment(
@@ -141,6 +147,7 @@ class ImaginedEnv:
             pending=torch.zeros(world.action_horizon, world.robot.action_dim),
             num_pending=zero,
             text=clip.text,
+            first=first,
             error=torch.tensor(0.0),
             elapsed=torch.tensor(elapsed),
             limit=torch.tensor(max(limit, elapsed + 1)),
@@ -202,7 +209,13 @@ class ImaginedEnv:
         imagined = self._imagine(index)
         rows = self._rows
         rows.error[index] = torch.maximum(rows.error[index], imagined.error / self.usual_error)
-        verdict = self.outcome.judge(self.world.decode(imagined.latent), imagined.state, rows.text[index])
+        verdict = self.outcome.judge(
+            rows.first[index],
+            self.world.decode(imagined.latent),
+            imagined.state,
+            rows.text[index],
+            strict=self.config.strict,
+        )
         rows.success[index] = verdict.success
         rows.terminated[index] = verdict.success | verdict.failed
         trust = (1 - self.config.error_penalty * (rows.error[index] - 1).clamp(min=0)).clamp(min=0)

@@ -1,9 +1,11 @@
 """How does the episode stand? A classifier over what the cameras show, the robot's state and the instruction.
 
 It reads with the policy's own encoder (``policies.vla``), and may start from a trained policy's weights, which have
-learned already which thing the words name. It is trained on recorded looks *and* on imagined versions of the same
-looks, and its thresholds are set on held-out imagined ones: a judge that was perfect on camera images is fooled by
-imagined ones (measured by others: frame AUC .9998 real, .84-.88 imagined).
+learned already which thing the words name. Beside the present look it reads the episode's first one, which is always
+recorded and so always sharp, and guesses from both where the robot will be when the task is done: how far that is from
+where the robot is now says more than any blurred picture. It is trained on recorded looks *and* on imagined versions
+of the same looks, and its thresholds are set on held-out imagined ones: a judge that was perfect on camera images is
+fooled by imagined ones (measured by others: frame AUC .9998 real, .84-.88 imagined).
 """
 
 from __future__ import annotations
@@ -22,17 +24,22 @@ from policies.normalizer import Normalizer
 from policies.vla import VLA, VLAConfig
 from sims.rows import Rows
 from sims.vector_env import Observation
-from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
+from world_models.clips import FAILED, RUNNING, SUCCESS, Clip, ClipSampler
 from world_models.dynamics import Imagined, WorldModelError
 from world_models.fit import Metrics, first_moment
 from world_models.flow_world import FlowWorld
+
+GOAL_GAIN = 4.0  # distances weigh as much as appearance
+LIMITS = 0.3, 0.95  # of thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeConfig:
     """``vla``: the encoder; the one of the policy, where its weights are the start. ``imagined_share``: of each batch
     that is imagined. ``near_end_steps``: running looks this close to an end are near successes, mined as negatives
-    (0: none are).
+    (0: none are). ``shift``: training pictures are moved by up to so many pixels (Kostrikov et al. 2021, Sec. 3.1).
+    ``goal_weight``: of the error in guessing the state in which a successful episode ends. ``false_success``: share of
+    failed episodes that may be rewarded.
     """
 
     vla: VLAConfig = field(default_factory=lambda: VLAConfig(width=128, depth=0, action_horizon=1, action_patch=1))
@@ -44,18 +51,28 @@ class OutcomeConfig:
     imagined_clips: int = 1200
     imagined_chunks: int = 4
     near_end_steps: int = 12
+    shift: int = 2
+    goal_weight: float = 1.0
+    false_success: float = 0.15
     min_successes: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Looks(Rows):
-    """Labelled looks: ``outcome`` is RUNNING, SUCCESS or FAILED; ``nearly``: running, and the chunk brings the end."""
+    """Labelled looks: ``outcome`` is RUNNING, SUCCESS or FAILED; ``nearly``: running, and the chunk brings the end.
+
+    ``first``: the first look of the same episode; ``end_state``: of its last one, a ``success`` or not.
+    """
 
     images: UInt8[Tensor, "*B cameras height width 3"]
     state: Float[Tensor, "*B state_dim"]
+    first: UInt8[Tensor, "*B cameras height width 3"]
+    first_state: Float[Tensor, "*B state_dim"]
     text: UInt8[Tensor, "*B text_bytes"]
     outcome: Int[Tensor, "*B"]
     nearly: Bool[Tensor, "*B"]
+    end_state: Float[Tensor, "*B state_dim"]
+    success: Bool[Tensor, "*B"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +83,14 @@ class Verdict(Rows):
 
 
 class OutcomeModel(nn.Module):
-    """Success, failure for good, or still running. Thresholds belong to the model and are saved with it."""
+    """Success, failure for good, or still running. Thresholds belong to the model and are saved with it.
+
+    ``success_threshold`` is for estimates: as many held-out episodes exceed it as truly succeed. ``reward_threshold``
+    is for practice: hardly any failed episode exceeds it, since a policy goes wherever success is cheap.
+    """
 
     success_threshold: Tensor
+    reward_threshold: Tensor
     failed_threshold: Tensor
 
     def __init__(self, config: OutcomeConfig, robot: RobotSpec) -> None:
@@ -77,18 +99,43 @@ class OutcomeModel(nn.Module):
         self.vla = VLA(config.vla, cameras=len(robot.cameras), state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.vla.expert.requires_grad_(False)  # only the encoder reads; the expert keeps a policy's weights loadable
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
-        self.head = nn.Sequential(nn.Linear(self.vla.pooled_width, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 3))
+        self.first_width = self.vla.pooled_width + self.vla.forecast_dims
+        read = 2 * (self.first_width + 1)  # the present look, the first, and two goals
+        self.head = nn.Sequential(nn.Linear(read, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 3))
         self.register_buffer("success_threshold", torch.tensor(0.5))
+        self.register_buffer("reward_threshold", torch.tensor(0.5))
         self.register_buffer("failed_threshold", torch.tensor(0.5))
 
-    def logits(self, images: Tensor, state: Tensor, text: Tensor) -> Float[Tensor, "B 3"]:
+    def read(self, images: Tensor, state: Tensor, text: Tensor) -> Float[Tensor, "B first_width"]:
+        """What one look tells: its summary, and the normalised state in which the task will be done."""
         obs = Observation(images=images, state=state, text=text)
-        return self.head(self.vla.encode(obs, self.normalizer.normalize_state(state)).pooled)
+        pooled = self.vla.encode(obs, self.normalizer.normalize_state(state)).pooled
+        return torch.cat([pooled, self.vla.forecast(pooled)[:, -self.vla.forecast_dims :]], dim=1)
+
+    def logits(
+        self, first: Float[Tensor, "B first_width"], now: Float[Tensor, "B first_width"], state: Tensor
+    ) -> Float[Tensor, "B 3"]:
+        """``first`` and ``now``: what ``read`` told of the episode's first look and of the present one."""
+        dims = self.vla.forecast_dims
+        here = self.normalizer.normalize_state(state)[:, :dims]
+        away = GOAL_GAIN * torch.stack([first[:, -dims:] - here, now[:, -dims:] - here], dim=1)
+        distance = (away.square().sum(2) + 1e-3).sqrt()
+        return self.head(torch.cat([first[:, :-dims], now[:, :-dims], away.flatten(1), distance], dim=1))
 
     @torch.no_grad()
-    def judge(self, images: Tensor, state: Tensor, text: Tensor) -> Verdict:
-        probability = torch.softmax(self.logits(images, state, text), dim=-1)
-        success = probability[:, SUCCESS] > self.success_threshold
+    def probability(self, looks: Looks) -> Float[Tensor, "B 3"]:
+        """Of all outcomes."""
+        first = self.read(looks.first, looks.first_state, looks.text)
+        now = self.read(looks.images, looks.state, looks.text)
+        return torch.softmax(self.logits(first, now, looks.state), dim=-1)
+
+    @torch.no_grad()
+    def judge(
+        self, first: Float[Tensor, "B first_width"], images: Tensor, state: Tensor, text: Tensor, *, strict: bool
+    ) -> Verdict:
+        """``first``: what ``read`` told of the first looks of these episodes. ``strict``: by the reward's threshold."""
+        probability = torch.softmax(self.logits(first, self.read(images, state, text), state), dim=-1)
+        success = probability[:, SUCCESS] > (self.reward_threshold if strict else self.success_threshold)
         failed = (probability[:, FAILED] > self.failed_threshold) & ~success
         return Verdict(success=success, failed=failed, probability=probability[:, SUCCESS])
 
@@ -125,14 +172,38 @@ class OutcomeFitter:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model.logits(looks.images, looks.state, looks.text)
-        loss = F.cross_entropy(logits, looks.outcome, label_smoothing=0.02)
+        logits, goal_error = self._answers(looks)
+        loss = F.cross_entropy(logits, looks.outcome, label_smoothing=0.02) + config.goal_weight * goal_error
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
         right = (logits.argmax(1) == looks.outcome).float()
-        return {"outcome_loss": loss.item(), "outcome_accuracy": right.mean().item()}
+        return {
+            "outcome_loss": loss.item(),
+            "outcome_accuracy": right.mean().item(),
+            "goal_error": goal_error.item(),
+        }
+
+    def _answers(self, looks: Looks) -> tuple[Float[Tensor, "B 3"], Float[Tensor, ""]]:
+        """Logits, and the mean squared error of the guessed goals [normalised states]."""
+        model, dims = self.model, self.model.vla.forecast_dims
+        first = model.read(self._shifted(looks.first), looks.first_state, looks.text)
+        now = model.read(self._shifted(looks.images), looks.state, looks.text)
+        end = model.normalizer.normalize_state(looks.end_state)[:, :dims]
+        error = torch.stack([part[:, -dims:] - end for part in (first, now)]).square().mean((0, 2))
+        won = looks.success.float()
+        return model.logits(first, now, looks.state), (error * won).sum() / won.sum().clamp(min=1)
+
+    def _shifted(self, images: UInt8[Tensor, "B cameras h w 3"]) -> UInt8[Tensor, "B cameras h w 3"]:
+        """Every picture moved its own way, edges repeated."""
+        batch, cameras, height, width, _ = images.shape
+        most = self.model.config.shift
+        moved = torch.from_numpy(self._rng.integers(-most, most + 1, size=(2, batch, cameras, 1)))
+        y = (torch.arange(height) + moved[0]).clamp(0, height - 1)
+        x = (torch.arange(width) + moved[1]).clamp(0, width - 1)
+        row, camera = torch.arange(batch)[:, None, None, None], torch.arange(cameras)[None, :, None, None]
+        return images[row, camera, y[..., :, None], x[..., None, :]]
 
     def _balanced(self, pools: list[np.ndarray], count: int) -> np.ndarray:
         filled = [pool for pool in pools if len(pool)]
@@ -172,9 +243,13 @@ def _pools(clips: ClipSampler, config: OutcomeConfig) -> list[np.ndarray]:
 
 def real_looks(clips: ClipSampler, rows: np.ndarray) -> Looks:
     images, state, text, outcome = clips.looks(rows)
+    first, first_state, *_ = clips.looks(clips.first_looks(rows))
+    end_state, success = clips.ends(rows)
+    nearly = torch.zeros(len(rows), dtype=torch.bool)
     return Looks(
-        images=images, state=state, text=text, outcome=outcome, nearly=torch.zeros(len(rows), dtype=torch.bool)
-    )
+        images=images, state=state, first=first, first_state=first_state, text=text, outcome=outcome, nearly=nearly,
+        end_state=end_state, success=success,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -194,39 +269,40 @@ def imagine_looks(
         within = chunks * clips.action_horizon
         near = clips.draw_near_ends(rng, size - size // 2, chunks, within=within)
         clip = type(near).cat([near, clips.draw(rng, size // 2, chunks)]) if size > 1 else near
-        moment = first_moment(model, clip)
+        moment, ends = first_moment(model, clip), clips.ends(clip.number[:, 0].numpy())
         for i in range(chunks):
             action, length, outcome = clip.action[:, i], clip.length[:, i], clip.outcome[:, i + 1]
             memory, noise = model.prefill(moment), model.noise(len(action), generator)
             imagined = model.sample_chunk(memory, action, length, noise)
-            kept.append(_labelled(model, imagined, clip.text, outcome, nearly=False)[length > 0])
+            kept.append(_labelled(model, imagined, clip, ends, outcome, nearly=False)[length > 0])
             nearly = (outcome != RUNNING) & (length > 1) & (config.near_end_steps > 0)
             before = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
             if nearly.any():
                 earlier = model.sample_chunk(memory[nearly], action[nearly], before[nearly], noise[nearly])
-                still = torch.full_like(outcome[nearly], RUNNING)
-                kept.append(_labelled(model, earlier, clip.text[nearly], still, nearly=True))
+                still, same = torch.full_like(outcome[nearly], RUNNING), (ends[0][nearly], ends[1][nearly])
+                kept.append(_labelled(model, earlier, clip[nearly], same, still, nearly=True))
             moment = moment.advance(imagined.latent, imagined.state, action, length)
     return Looks.cat(kept)
 
 
-def _labelled(model: FlowWorld, imagined: Imagined, text: Tensor, outcome: Tensor, *, nearly: bool) -> Looks:
+def _labelled(
+    model: FlowWorld, imagined: Imagined, clip: Clip, ends: tuple[Tensor, Tensor], outcome: Tensor, *, nearly: bool
+) -> Looks:
     images, kind = model.decode(imagined.latent), torch.full(outcome.shape, nearly)
-    return Looks(images=images, state=imagined.state, text=text, outcome=outcome, nearly=kind)
+    return Looks(
+        images=images, state=imagined.state, first=clip.first, first_state=clip.first_state, text=clip.text,
+        outcome=outcome, nearly=kind, end_state=ends[0], success=ends[1],
+    )  # fmt: skip
 
 
 @torch.no_grad()
 def calibrate(model: OutcomeModel, held_out: Looks) -> Metrics:
-    """Set both thresholds where held-out imagined looks are told apart best; returns AUCs and what they reach.
+    """What held-out imagined looks are told apart with; sets the threshold for failure.
 
-    The threshold maximises true-positive minus false-positive rate (Youden 1950), and is kept within [.3, .95].
+    It maximises true-positive minus false-positive rate (Youden 1950), and is kept within LIMITS.
     """
     model.eval()
-    parts = [
-        torch.softmax(model.logits(chunk.images, chunk.state, chunk.text), dim=-1)
-        for chunk in (held_out[i : i + 256] for i in range(0, len(held_out.outcome), 256))
-    ]
-    probability = torch.cat(parts)
+    probability = torch.cat([model.probability(held_out[i : i + 256]) for i in range(0, len(held_out.outcome), 256)])
     metrics: Metrics = {}
     for name, outcome in (("success", SUCCESS), ("failed", FAILED)):
         truth = held_out.outcome == outcome
@@ -234,9 +310,17 @@ def calibrate(model: OutcomeModel, held_out: Looks) -> Metrics:
             continue
         score = probability[:, outcome]
         threshold, gain = best_threshold(score, truth)
-        getattr(model, f"{name}_threshold").fill_(min(max(threshold, 0.3), 0.95))
-        metrics |= {f"{name}_auc": auc(score, truth), f"{name}_youden": gain, f"{name}_threshold": threshold}
-    return metrics
+        metrics |= {f"{name}_auc": auc(score, truth), f"{name}_youden": gain}
+        if outcome == FAILED:
+            model.failed_threshold.fill_(min(max(threshold, LIMITS[0]), LIMITS[1]))
+    return metrics | {"failed_threshold": model.failed_threshold.item()}
+
+
+def threshold_passed_by(score: Float[Tensor, " N"], count: int) -> float:
+    """A threshold, within LIMITS, that at most ``count`` of the scores exceed, and no fewer than need be."""
+    ordered = torch.sort(score, descending=True).values
+    lowest = ordered[count].item() if count < len(ordered) else 0.0
+    return min(max(lowest, LIMITS[0]), LIMITS[1])
 
 
 def auc(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"]) -> float:

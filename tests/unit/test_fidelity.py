@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from world_models.fidelity import (
     imagined_success,
     open_loop,
     own_scripts,
+    set_thresholds,
     swapped_scripts,
     trust_report,
 )
@@ -73,10 +75,28 @@ def test_verdicts_of_a_judge_without_doubts(clips: ClipSampler) -> None:
     assert not imagined_success(world, outcome, clips, scripts, seed=0, every=2)[0].any()
 
 
+def test_estimates_are_fair_and_rewards_strict(clips: ClipSampler) -> None:
+    """As many episodes as truly succeed pass the one threshold, at most the allowed share of failures the other."""
+    world, outcome = dot_world.models()
+    world.fit_scales(*clips.statistics())
+    outcome.failed_threshold.fill_(2.0)
+    scripts, truth = own_scripts(clips), torch.tensor([entry.success for entry in clips.entries])
+    outcome.config = dataclasses.replace(outcome.config, false_success=0.1)
+    thresholds = set_thresholds(world, outcome, clips, seed=0, every=2)
+    won, score = imagined_success(world, outcome, clips, scripts, seed=0, every=2)
+    assert torch.equal(won, score > thresholds["success_threshold"])
+    assert won.sum() <= truth.sum() < (score >= thresholds["success_threshold"]).sum()
+    rewarded = score > thresholds["reward_threshold"]
+    assert rewarded[~truth].float().mean() <= 0.1
+    assert not (rewarded & ~won).any()
+
+
 def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:
     world, outcome = dot_world.models()
     world.fit_scales(*clips.statistics())
-    report = trust_report(world, outcome, clips, env=None, no_action=world, locate=locate, horizons=(1, 2), swaps=4)
+    report = trust_report(
+        world, outcome, clips, env=None, no_action=world, locate=locate, every=2, horizons=(1, 2), swaps=4
+    )
     for name in ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m"):
         assert len(report[name]) == len(report["horizons"]) == 2
         assert all(math.isfinite(value) for value in report[name])

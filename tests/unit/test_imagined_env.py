@@ -43,7 +43,7 @@ def test_it_begins_at_a_recorded_look(tmp_path: Path) -> None:
 
 def test_verdicts_come_when_they_are_due_and_end_the_row(tmp_path: Path) -> None:
     env = make(tmp_path)
-    env.outcome.success_threshold.fill_(-1.0)  # everything is a success
+    env.outcome.reward_threshold.fill_(-1.0)  # everything is a success
     env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
     action = actions(3, 4)
     assert not env.step(action[:, 0]).success.any()
@@ -89,7 +89,7 @@ def test_what_the_model_cannot_imagine_is_cut_and_weighs_less(tmp_path: Path) ->
     assert chunk.num_executed.tolist() == [2, 2, 2]
     assert (env.error > 1).all()
     doubtful = make(tmp_path / "penalty", error_penalty=0.5)
-    doubtful.outcome.success_threshold.fill_(-1.0)
+    doubtful.outcome.reward_threshold.fill_(-1.0)
     doubtful.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
     doubtful.usual_error = float("inf")
     assert (step_chunk(doubtful, actions(3, 4), 1.0).reward == 1).all()

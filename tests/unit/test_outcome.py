@@ -13,7 +13,16 @@ from policies.vla import VLA, VLAConfig
 from tests import dot_world
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
 from world_models.dynamics import WorldModelError
-from world_models.outcome import OutcomeFitter, auc, best_threshold, calibrate, imagine_looks, real_looks
+from world_models.outcome import (
+    LIMITS,
+    OutcomeFitter,
+    auc,
+    best_threshold,
+    calibrate,
+    imagine_looks,
+    real_looks,
+    threshold_passed_by,
+)
 
 
 def test_auc_is_the_share_of_pairs_in_order() -> None:
@@ -28,6 +37,29 @@ def test_the_best_threshold_lies_between_the_classes() -> None:
     threshold, gain = best_threshold(torch.tensor([0.9, 0.8, 0.3, 0.1]), torch.tensor([True, True, False, False]))
     assert threshold == pytest.approx(0.55)
     assert gain == pytest.approx(1.0)
+
+
+def test_a_threshold_is_passed_by_as_many_as_asked() -> None:
+    score = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.4])
+    for count in (0, 1, 3):
+        assert (score > threshold_passed_by(score, count)).sum() == count
+    assert threshold_passed_by(score, 5) == LIMITS[0]
+    assert threshold_passed_by(torch.tensor([0.99]), 0) == LIMITS[1]
+
+
+def test_shifted_pictures_keep_their_pixels(tmp_path: Path) -> None:
+    """Some pixel of the frame moved by at most two each way, edges repeated; cameras and rows each their own way."""
+    clips = ClipSampler([dot_world.store(tmp_path / "dots", 40)], action_horizon=dot_world.HORIZON)
+    world, outcome = dot_world.models()
+    fitter = OutcomeFitter(outcome, clips, imagine_looks(world, clips, outcome.config, count=4, seed=0), seed=0)
+    index = torch.arange(dot_world.SIZE)
+    frames = torch.stack([index[:, None].expand(-1, len(index)), index.expand(len(index), -1)], dim=-1)
+    frames = torch.cat([frames, frames[..., :1]], dim=-1).to(torch.uint8).expand(50, 2, -1, -1, -1)
+    moved = fitter._shifted(frames)[..., :2].long()
+    by = moved[:, :, 8, 8] - 8
+    expected = torch.stack(torch.meshgrid(index, index, indexing="ij"), dim=-1) + by[:, :, None, None]
+    torch.testing.assert_close(moved, expected.clamp(0, dot_world.SIZE - 1))
+    assert sorted(by.unique().tolist()) == [-2, -1, 0, 1, 2]
 
 
 def test_it_learns_to_judge(tmp_path: Path) -> None:
@@ -49,7 +81,9 @@ def test_it_learns_to_judge(tmp_path: Path) -> None:
     metrics = calibrate(outcome, looks)
     assert metrics["success_auc"] > 0.95
     assert metrics["failed_auc"] > 0.95
-    verdict = outcome.judge(looks.images, looks.state, looks.text)
+    verdict = outcome.judge(
+        outcome.read(looks.first, looks.first_state, looks.text), looks.images, looks.state, looks.text, strict=False
+    )
     assert not (verdict.success & verdict.failed).any()
     assert (verdict.success == (looks.outcome == SUCCESS)).float().mean() > 0.9
 

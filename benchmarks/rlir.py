@@ -1,0 +1,133 @@
+"""Does reinforcement of the world model itself (RLIR) make it follow actions better?
+
+    python benchmarks/rlir.py RUN [--iterations 60] [--learning-rate 3e-5]
+
+RUN: a finished or stopped run of ``vla-rl train configs/imagined_*.yaml`` on the tabletop whose first world model is
+fitted. Two inverse dynamics models are fitted and gated: one gives the reward, the other, of another seed, only
+measures. Before and after, on held-out episodes: error of the actions read back, object error and PSNR, open loop.
+Beside it, from the same weights and for as much processor time: further updates of the ordinary fit. Writes
+benchmarks/results/rlir.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.bench import row, write_record
+from vla_rl.config import load_config
+from vla_rl.experiment import Experiment
+from vla_rl.rlir import RLIR, RLIRConfig
+from vla_rl.world_model import WORLD_FILE, locator, open_clips
+from world_models.bundle import load_world
+from world_models.clips import Clip, ClipSampler
+from world_models.fidelity import Locate, open_loop
+from world_models.fit import Fitter, first_moment
+from world_models.flow_world import FlowWorld
+from world_models.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate, latents
+
+HORIZONS = (1, 2, 4, 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--inverse-steps", type=int, default=1500)
+    arguments = parser.parse_args()
+    experiment = load_config(Experiment, arguments.run / "config.yaml", [])
+    assert experiment.imagination is not None
+    settings = experiment.imagination.model
+    folder = arguments.run / "imagination" / "round_0"
+    clips, held_out = (open_clips([folder / "episodes"], settings, part) for part in ("fit", "held_out"))
+    fitted = load_world(folder / WORLD_FILE)
+    locate = locator(experiment.sim, fitted.info.robot.cameras)
+
+    inverse_config = InverseConfig(steps=arguments.inverse_steps)
+    inverses, gates = [], []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        inverse = InverseDynamics(inverse_config, fitted.info.robot)
+        fit_inverse(inverse, clips, seed=seed)
+        inverses.append(inverse)
+        gates.append(gate(inverse, held_out, seed=seed))
+        print(gates[-1])
+
+    def measure(world: FlowWorld) -> dict[str, float]:
+        return follows(world, inverses[1], held_out) | shows(world, held_out, locate)
+
+    before = measure(fitted.world)
+    print("before", before)
+    reinforced = copy.deepcopy(fitted.world)
+    base = RLIRConfig()
+    config = replace(base, update=replace(base.update, learning_rate=arguments.learning_rate))
+    rlir = RLIR(reinforced, inverses[0], clips, held_out, config, seed=0)
+    began, curve = time.process_time(), []
+    for i in range(arguments.iterations):
+        curve.append(rlir.iterate())
+        if i % 10 == 9:
+            print(i + 1, {name: round(value, 4) for name, value in curve[-1].items()})
+    spent = time.process_time() - began
+    after = measure(reinforced)
+    print("after", after)
+
+    fitted_on = copy.deepcopy(fitted.world)
+    updates = Fitter(fitted_on, replace(settings.fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
+    while updates.cpu_s < spent:
+        updates.update()
+    control = measure(fitted_on)
+    print("further fit", updates.step, control)
+
+    rows: list[dict[str, Any]] = []
+    for label, figures in (("RLIR", after), ("as much further fit", control)):
+        for name, value in figures.items():
+            one = row(f"{name}, {label}", value, name.split()[-1], ratio=value / before[name], against="before")
+            rows.append(one | {"before": before[name]})
+    reward = {"first": mean(curve[:10], "reward"), "last": mean(curve[-10:], "reward")}
+    command = f"python benchmarks/rlir.py RUN --iterations {arguments.iterations}"
+    command += f" --learning-rate {arguments.learning_rate}"
+    details = {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates.step}
+    print(write_record("rlir", rows, command=command, tasks=list(experiment.sim.tasks), **details))
+
+
+def mean(curve: list[dict[str, float]], name: str) -> float:
+    return float(np.mean([one[name] for one in curve]))
+
+
+@torch.no_grad()
+def follows(world: FlowWorld, inverse: InverseDynamics, clips: ClipSampler) -> dict[str, float]:
+    """Error of the actions read back from imagined chunks of recorded moments, one and three predictions deep."""
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    errors: dict[str, list[torch.Tensor]] = {}
+    for _ in range(8):
+        clip: Clip = clips.draw(rng, 64, 3)
+        moment = first_moment(world, clip)
+        for i in range(3):
+            action, length = clip.action[:, i], clip.length[:, i]
+            imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(64, generator))
+            before, after = (latents(world.decode(look)) for look in (moment.current, imagined.latent))
+            error = inverse.error(before, after, action, length)
+            errors.setdefault(f"action error after {i + 1} chunks [1]", []).append(error[length > 0])
+            moment = moment.advance(imagined.latent, imagined.state, action, length)
+    return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
+
+
+def shows(world: FlowWorld, clips: ClipSampler, locate: Locate | None) -> dict[str, float]:
+    found = {}
+    for one in open_loop(world, clips, horizons=HORIZONS, locate=locate, seed=0):
+        found[f"psnr after {one['horizon']} chunks [dB]"] = one["psnr"]
+        if one["object_error_m"] is not None:
+            found[f"object error after {one['horizon']} chunks [m]"] = one["object_error_m"]
+    return found
+
+
+if __name__ == "__main__":
+    main()
