@@ -53,7 +53,7 @@ class OutcomeConfig:
     near_end_steps: int = 12
     shift: int = 2
     goal_weight: float = 1.0
-    false_success: float = 0.15
+    false_success: float = 0.05
     min_successes: int = 10
 
 
