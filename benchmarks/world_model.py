@@ -6,6 +6,7 @@ Runs the configuration's closed loop once per seed: demonstrations of a mediocre
 that policy, fit, trust report, reinforcement in imagination alone, 200 held-out starts in the simulator. Then PPO in
 the simulator from the same policy, with as many real control steps as the loop has recorded for it. ``--ablations``:
 the first seed's loop again, each time without one of its parts, from the same policy and the same real episodes.
+Then all seeds' policies, in the first seed's world and in the simulator.
 Writes what came of it, the processor time of the fit and the speed beside the simulator's to
 benchmarks/results/world_model_NAME.json. The same command goes on where it was interrupted.
 """
@@ -51,6 +52,8 @@ RECORDED, FITTED = (*IMITATED, "real_0"), (*IMITATED, "real_0", "fit_0", "trust_
 ABLATIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], FITTED),
     "uncertainty": (["--imagination.model.imagined.max_error", "null"], FITTED),
+    "strict rewards": (["--imagination.model.imagined.strict", "false"], FITTED),
+    "the encoder": (["--algorithm.update.train_encoder", "false"], FITTED),
     "near successes": (["--imagination.model.outcome.near_end_steps", "0"], RECORDED),
     "actions": (["--imagination.model.world.actions", "false"], RECORDED),
 }
@@ -69,7 +72,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
 
     def record(rows: list[dict[str, Any]]) -> None:
-        details = [{key: value for key, value in run.items() if key != "rows"} for run in runs]
+        details = [{key: value for key, value in run.items() if key not in ("rows", "bundles")} for run in runs]
         written = [*pooled(runs), *(row for run in runs for row in run["rows"]), *rows]
         words = ["--config", arguments.config, "--seeds", *arguments.seeds, *["--ablations"] * arguments.ablations]
         settings = ["--", *arguments.settings] if arguments.settings else []
@@ -80,8 +83,9 @@ def main() -> None:
         experiment = load_config(Experiment, arguments.config, ["--seed", str(seed), *arguments.settings])
         runs.append(one_seed(experiment, work / f"seed_{seed}"))
         record([])
+    rows = compared(load_config(Experiment, arguments.config, arguments.settings), work, runs)
+    record(rows)
     if arguments.ablations:
-        rows = []
         for part, (without, kept) in ABLATIONS.items():
             first = [*arguments.settings, "--seed", str(arguments.seeds[0]), *without]
             folder = work / f"without_{part.replace(' ', '_')}"
@@ -116,9 +120,13 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
     real = finished(in_simulator(experiment, imagined["dir"], real_steps), work / "simulator")
     runs["simulator"] = real["result"]["rl"]
     rows = [*learned(runs), *believed(imagined), *speed(experiment, imagined)]
-    rows += compared(experiment, imagined["dir"], real["dir"])
     return {
         "seed": experiment.seed,
+        "bundles": {
+            "imitation": imagined["dir"] / "imitation" / "bundle",
+            "imagination": imagined["dir"] / "bundle",
+            "simulator": real["dir"] / "bundle",
+        },
         "success": {name: summary["success"] for name, summary in runs.items()},
         "episodes": imagined["result"]["episodes"],
         "stopped_by_the_trust_report": "imagine_0" not in stages,
@@ -211,20 +219,20 @@ def speed(experiment: Experiment, imagined: dict[str, Any]) -> list[dict[str, An
     return rows
 
 
-def compared(experiment: Experiment, imagined: Path, real: Path) -> list[dict[str, Any]]:
-    """Imagined beside real success of whole policies from the same held-out starts."""
+def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Imagined beside real success of all seeds' policies, from the same held-out starts of the first seed's world."""
     assert experiment.imagination is not None
-    folder, env = imagined / "imagination" / "round_0", make_env(experiment.sim)
-    bundles = {"imitation": imagined / "imitation" / "bundle", "loop": imagined / "bundle", "real": real / "bundle"}
+    folder, env = work / f"seed_{runs[0]['seed']}" / "imagined" / "imagination" / "round_0", make_env(experiment.sim)
+    bundles = {f"{name}, seed {run['seed']}": bundle for run in runs for name, bundle in run["bundles"].items()}
     try:
         found = compare_success(
             experiment.imagination.model,
             folder,
-            [imagined / "demonstrations", folder / "episodes"],
+            [folder / "episodes"],
             env=env,
             bundles=list(bundles.values()),
             count=COMPARED,
-            seed=experiment.seed,
+            seed=runs[0]["seed"],
         )
     finally:
         env.close()
@@ -232,7 +240,8 @@ def compared(experiment: Experiment, imagined: Path, real: Path) -> list[dict[st
         figure(f"imagined success of the policy {name}", policy["imagined"], "1", against=policy["real"])
         for name, policy in zip(bundles, found["policies"], strict=True)
     ]
-    return [*rows, figure("delta_success of the policies", found["delta_success"], "1")]
+    rows.append(figure("delta_success of the policies", found["delta_success"], "1"))
+    return [*rows, figure("correlation over the policies", found["correlation"], "1")]
 
 
 def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seconds: float = 2.0) -> float:
