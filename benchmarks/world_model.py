@@ -50,10 +50,10 @@ COMPARED = 60  # starts per policy in the comparison of imagined with real succe
 IMITATED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
 RECORDED, FITTED = (*IMITATED, "real_0"), (*IMITATED, "real_0", "fit_0", "trust_0")
 ABLATIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], FITTED),
-    "uncertainty": (["--imagination.model.imagined.max_error", "null"], FITTED),
     "strict rewards": (["--imagination.model.imagined.strict", "false"], FITTED),
     "the encoder": (["--algorithm.update.train_encoder", "false"], FITTED),
+    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], FITTED),
+    "uncertainty": (["--imagination.model.imagined.max_error", "null"], FITTED),
     "near successes": (["--imagination.model.outcome.near_end_steps", "0"], RECORDED),
     "actions": (["--imagination.model.world.actions", "false"], RECORDED),
 }
