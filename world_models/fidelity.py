@@ -61,7 +61,7 @@ def swapped_scripts(clips: ClipSampler, *, seed: int, count: int) -> list[Script
 def imagined_success(
     world: FlowWorld, outcome: OutcomeModel, clips: ClipSampler, scripts: Sequence[Script], *, seed: int, every: int
 ) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
-    """Whether each script is imagined to succeed, and its largest success probability, whatever the threshold is."""
+    """Whether each script is imagined to succeed, and its largest success probability until it failed."""
     won, score = [], []
     for begin in range(0, len(scripts), 64):
         part = scripts[begin : begin + 64]
