@@ -29,7 +29,7 @@ from vla_rl.world_model import WORLD_FILE, locator, open_clips
 from world_models.bundle import load_world
 from world_models.clips import Clip, ClipSampler
 from world_models.fidelity import Locate, open_loop
-from world_models.fit import Fitter, first_moment
+from world_models.fit import FitConfig, Fitter, first_moment
 from world_models.flow_world import FlowWorld
 from world_models.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate, latents
 
@@ -78,34 +78,52 @@ def main() -> None:
 
     before = measure(fitted.world)
     print("before", before)
-    reinforced = copy.deepcopy(fitted.world)
-    base = RLIRConfig()
-    config = replace(base, update=replace(base.update, learning_rate=arguments.learning_rate))
-    rlir = RLIR(reinforced, inverses[0], clips, held_out, config, seed=0)
-    began, curve = time.process_time(), []
-    for i in range(arguments.iterations):
-        curve.append(rlir.iterate())
-        if i % 10 == 9:
-            print(i + 1, {name: round(value, 4) for name, value in curve[-1].items()})
-    spent = time.process_time() - began
+    reinforced, curve, spent = reinforce(
+        fitted.world, inverses[0], clips, held_out, arguments.iterations, arguments.learning_rate
+    )
     after = measure(reinforced)
     print("after", after)
-
-    fitted_on = copy.deepcopy(fitted.world)
-    updates = Fitter(fitted_on, replace(settings.fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
-    while updates.cpu_s < spent:
-        updates.update()
-    control = measure(fitted_on)
-    print("further fit", updates.step, control)
+    further, updates = fit_further(fitted.world, settings.fit, clips, seconds=spent)
+    control = measure(further)
+    print("further fit", updates, control)
 
     rows = []
     for label, figures in (("RLIR", after), ("as much further fit", control)):
         for name, value in figures.items():
-            one = row(f"{name}, {label}", value, name.split()[-1], ratio=value / before[name], against="before")
-            rows.append(one | {"before": before[name]})
+            was, unit = before[name], name.split()[-1]
+            rows.append(row(f"{name}, {label}", value, unit, ratio=value / was, against="before", before=was))
     reward = {"first": mean(curve[:10], "reward"), "last": mean(curve[-10:], "reward")}
-    details = {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates.step}
+    details = {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates}
     print(write_record("rlir", rows, **about, **details))
+
+
+def reinforce(
+    world: FlowWorld,
+    inverse: InverseDynamics,
+    clips: ClipSampler,
+    held_out: ClipSampler,
+    iterations: int,
+    learning_rate: float,
+) -> tuple[FlowWorld, list[dict[str, float]], float]:
+    """A reinforced copy of ``world``, the metrics of every iteration, and the processor seconds of all."""
+    copied, base = copy.deepcopy(world), RLIRConfig()
+    config = replace(base, update=replace(base.update, learning_rate=learning_rate))
+    rlir = RLIR(copied, inverse, clips, held_out, config, seed=0)
+    began, curve = time.process_time(), []
+    for i in range(iterations):
+        curve.append(rlir.iterate())
+        if i % 10 == 9:
+            print(i + 1, {name: round(value, 4) for name, value in curve[-1].items()})
+    return copied, curve, time.process_time() - began
+
+
+def fit_further(world: FlowWorld, fit: FitConfig, clips: ClipSampler, *, seconds: float) -> tuple[FlowWorld, int]:
+    """A copy of ``world`` after ordinary updates for so many processor seconds, and their number."""
+    copied = copy.deepcopy(world)
+    fitter = Fitter(copied, replace(fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
+    while fitter.cpu_s < seconds:
+        fitter.update()
+    return copied, fitter.step
 
 
 def mean(curve: list[dict[str, float]], name: str) -> float:
@@ -114,7 +132,7 @@ def mean(curve: list[dict[str, float]], name: str) -> float:
 
 @torch.no_grad()
 def follows(world: FlowWorld, inverse: InverseDynamics, clips: ClipSampler) -> dict[str, float]:
-    """Error of the actions read back from imagined chunks of recorded moments, one and three predictions deep."""
+    """Error of the actions read back from imagined chunks of recorded moments, one to three predictions deep."""
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     errors: dict[str, list[torch.Tensor]] = {}
     for _ in range(8):

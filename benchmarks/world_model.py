@@ -241,7 +241,8 @@ def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]])
         for name, policy in zip(bundles, found["policies"], strict=True)
     ]
     rows.append(figure("delta_success of the policies", found["delta_success"], "1"))
-    return [*rows, figure("correlation over the policies", found["correlation"], "1")]
+    rows.append(figure("correlation over the policies", found["correlation"], "1"))
+    return [row | {"seeds": [runs[0]["seed"]]} for row in rows]
 
 
 def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seconds: float = 2.0) -> float:
@@ -260,7 +261,7 @@ def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seco
 
 def figure(name: str, value: float | None, unit: str, *, against: float | None = None) -> dict[str, Any]:
     ratio = value / against if value is not None and against else None
-    return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio, "seeds": [0]}
+    return {"name": name, "value": value, "unit": unit, "against": against, "ratio": ratio}
 
 
 if __name__ == "__main__":

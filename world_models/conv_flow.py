@@ -126,7 +126,7 @@ class ConvFlow(FlowWorld[Memory]):
                 x = block(x, per_camera)
             out = self.out(F.silu(self.norm(x)))
         pooled = torch.cat([y.float().mean((2, 3)).unflatten(0, (batch, -1)).flatten(1), condition], dim=1)
-        return self.read_out(self._mix(out.float(), seen), pooled, moment, expected)
+        return self.read_out(self._mix(out, seen), pooled, moment, expected)
 
     def _seen(self, moment: Moment, expected: Tensor) -> list[Float[Tensor, "BC 3 cells pixels"]]:
         """Both frames as they were, and as each layer moved with the robot since."""

@@ -312,7 +312,7 @@ def calibrate(model: OutcomeModel, held_out: Looks) -> Metrics:
         threshold, gain = best_threshold(score, truth)
         metrics |= {f"{name}_auc": auc(score, truth), f"{name}_youden": gain}
         if outcome == FAILED:
-            model.failed_threshold.fill_(min(max(threshold, LIMITS[0]), LIMITS[1]))
+            model.failed_threshold.fill_(_limited(threshold))
     return metrics | {"failed_threshold": model.failed_threshold.item()}
 
 
@@ -320,7 +320,11 @@ def threshold_passed_by(score: Float[Tensor, " N"], count: int) -> float:
     """A threshold, within LIMITS, that at most ``count`` of the scores exceed, and no fewer than need be."""
     ordered = torch.sort(score, descending=True).values
     lowest = ordered[count].item() if count < len(ordered) else 0.0
-    return min(max(lowest, LIMITS[0]), LIMITS[1])
+    return _limited(lowest)
+
+
+def _limited(threshold: float) -> float:
+    return min(max(threshold, LIMITS[0]), LIMITS[1])
 
 
 def auc(score: Float[Tensor, " N"], truth: Bool[Tensor, " N"]) -> float:
