@@ -129,15 +129,14 @@ def fit_world(
 
     ``policy``: its encoder is where the outcome model starts. ``start``: an earlier world model to go on from.
     """
-    clips, held_out = open_clips(stores, config, "fit"), open_clips(stores, config, "held_out")
+    clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
     robot = robot_of(stores, clips)
     earlier = load_world(start) if start is not None else None
     if not (directory / WORLD_FILE).exists():
         world = fit_dynamics(config, config.world, clips, robot, directory / "dynamics", seed=seed, start=earlier)
-        outcome, metrics = fit_outcome(config, world, clips, held_out, directory, seed=seed, policy=policy)
-        save_world(
-            world, outcome, directory / WORLD_FILE, usual_error=usual_error(world, held_out, seed=seed), metrics=metrics
-        )
+        outcome, metrics = fit_outcome(config, world, clips, calibration, directory, seed=seed, policy=policy)
+        usual = usual_error(world, calibration, seed=seed)
+        save_world(world, outcome, directory / WORLD_FILE, usual_error=usual, metrics=metrics)
     if config.no_action_steps and not (directory / NO_ACTION_FILE).exists():
         blind, short = _no_action(config)
         world = fit_dynamics(short, blind, clips, robot, directory / "no_action", seed=seed, start=None)
@@ -209,16 +208,16 @@ def fit_outcome(
     config: WorldModelConfig,
     world: FlowWorld,
     clips: ClipSampler,
-    held_out: ClipSampler,
+    calibration: ClipSampler,
     directory: Path,
     *,
     seed: int,
     policy: DenoisingPolicy | None,
 ) -> tuple[OutcomeModel, dict[str, float]]:
-    """The calibrated outcome model, and what it reaches on held-out imagined looks."""
+    """The calibrated outcome model, and what it reaches on imagined looks of ``calibration``."""
     settings = config.outcome
     imagined = imagine_looks(world, clips, settings, count=settings.imagined_clips, seed=seed)
-    check = imagine_looks(world, held_out, settings, count=max(2, settings.imagined_clips // 4), seed=seed + 1)
+    check = imagine_looks(world, calibration, settings, count=max(2, settings.imagined_clips // 4), seed=seed + 1)
     torch.manual_seed(seed)
     outcome = OutcomeModel(settings, world.robot)
     outcome.normalizer.load_state_dict(world.normalizer.state_dict())
@@ -237,14 +236,14 @@ def fit_outcome(
                 record.write(fitter.step, metrics)
     calibrated = calibrate(outcome, check)
     return outcome, calibrated | set_thresholds(
-        world, outcome, held_out, seed=seed, every=config.imagined.verdict_every
+        world, outcome, calibration, seed=seed, every=config.imagined.verdict_every
     )
 
 
 @torch.no_grad()
-def usual_error(world: FlowWorld, held_out: ClipSampler, *, seed: int) -> float:
-    """The model's own error estimate that a share USUAL of held-out first predictions stays below."""
-    clip = held_out.draw(np.random.default_rng(seed), 256, 1)
+def usual_error(world: FlowWorld, calibration: ClipSampler, *, seed: int) -> float:
+    """The model's own error estimate that a share USUAL of first predictions stays below."""
+    clip = calibration.draw(np.random.default_rng(seed), 256, 1)
     noise = world.noise(256, torch.Generator().manual_seed(seed))
     imagined = world.sample_chunk(world.prefill(first_moment(world, clip)), clip.action[:, 0], clip.length[:, 0], noise)
     return float(torch.quantile(imagined.error, USUAL))

@@ -25,9 +25,9 @@ FORMAT = "vla-rl world model 1"
 
 @dataclass(frozen=True, kw_only=True)
 class WorldInfo:
-    """``usual_error``: the model's own error estimate that 90 % of held-out predictions stay below.
+    """``usual_error``: the model's own error estimate that 90 % of the predictions on calibration episodes stay below.
 
-    ``metrics``: what calibration on held-out imagined looks gave.
+    ``metrics``: what calibration on imagined looks gave.
     """
 
     world: Annotated[WorldConfig, Field(discriminator="name")]

@@ -27,14 +27,15 @@ from sims.rows import Rows
 from sims.vector_env import encode_text
 from world_models.dynamics import WorldModelError
 
-Part = Literal["all", "fit", "held_out"]
+Part = Literal["all", "fit", "calibration", "held_out"]
 RUNNING, SUCCESS, FAILED = range(3)  # how a look finds the episode; FAILED: ended without success, time-outs excluded
 FULL_SHARE = 0.6  # of gaps that are as long as the looks allow
 
 
-def held_out(entry: Entry) -> bool:
-    """Whether the episode belongs to the tenth of starts that fitting never sees."""
-    return zlib.crc32(f"{entry.task}/{entry.seed}".encode()) % 10 == 0
+def part_of(entry: Entry) -> Part:
+    """By task and seed: a tenth of the starts is held out to judge the model, a tenth calibrates it (thresholds)."""
+    tenth = zlib.crc32(f"{entry.task}/{entry.seed}".encode()) % 10
+    return "held_out" if tenth == 0 else "calibration" if tenth == 1 else "fit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Transitions(Rows):
 class ClipSampler:
     """Draws clips from the episodes of some stores; images stay in their memory-mapped files.
 
-    ``part``: a tenth of the starts, chosen by task and seed, is held out, so no start is in both parts.
+    ``part``: of the starts, as ``part_of`` says, so no start is in two parts.
     Raises WorldModelError when nothing matches, when a camera or a dimension differs, or for NaN.
     """
 
@@ -85,9 +86,7 @@ class ClipSampler:
         where: Selection = EVERYTHING,
         part: Part = "all",
     ) -> None:
-        chosen = [
-            (s, e) for s in stores for e in s.select(where) if part == "all" or (part == "held_out") == held_out(e)
-        ]
+        chosen = [(s, e) for s in stores for e in s.select(where) if part in ("all", part_of(e))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             raise WorldModelError(

@@ -72,15 +72,15 @@ def imagined_success(
 
 
 def set_thresholds(
-    world: FlowWorld, outcome: OutcomeModel, held_out: ClipSampler, *, seed: int, every: int
+    world: FlowWorld, outcome: OutcomeModel, calibration: ClipSampler, *, seed: int, every: int
 ) -> dict[str, float]:
-    """Both thresholds of success, from imagined held-out episodes; returns them.
+    """Both thresholds of success, from imagined episodes of ``calibration``; returns them.
 
     An episode is judged many times and succeeds once it is judged so, so thresholds that suit single looks let most
     failures pass.
     """
-    _, score = imagined_success(world, outcome, held_out, own_scripts(held_out), seed=seed, every=every)
-    truth = torch.tensor([entry.success for entry in held_out.entries])
+    _, score = imagined_success(world, outcome, calibration, own_scripts(calibration), seed=seed, every=every)
+    truth = torch.tensor([entry.success for entry in calibration.entries])
     fair = threshold_passed_by(score, int(truth.sum()))
     strict = threshold_passed_by(score[~truth], int(outcome.config.false_success * int((~truth).sum())))
     outcome.success_threshold.fill_(fair)

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from sims.rows import Rows
 from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, Step
+from world_models.clips import Clip
 from world_models.dynamics import Imagined, Moment
+from world_models.fit import first_moment
 from world_models.flow_world import FlowWorld
 from world_models.keyframes import Starts
 from world_models.outcome import OutcomeModel
@@ -31,7 +33,8 @@ from world_models.outcome import OutcomeModel
 class ImaginedConfig:
     """``branch_steps``: control steps before an imagined episode is cut (null: the task's own limit); the cut is a
     time-out, so PPO bootstraps there. ``max_error``: a row is cut when the model's own error estimate, relative to what
-    is usual on held-out clips, exceeds it (null: never). ``error_penalty``: reward times max(0, 1 - it * (error - 1)).
+    is usual on calibration episodes, exceeds it (null: never). ``error_penalty``: reward times
+    max(0, 1 - it * (error - 1)).
     ``strict``: success only where it is hardly ever wrong, for practice; without it as often as is true, for estimates.
     """
 
@@ -120,41 +123,36 @@ class ImaginedEnv:
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         if len(rows) != len(start):
             raise ValueError(f"reset: {len(rows)} rows but {len(start)} start states; give one for each row")
-        fresh = [self._begin(state) if state.snapshot is None else self._unpack(state.snapshot) for state in start]
-        self._put(rows, RowState.stack(fresh))
+        new = [(row, state) for row, state in zip(rows, start, strict=True) if state.snapshot is None]
+        if new:
+            self._put([row for row, _ in new], self._begin([state for _, state in new]))
         for row, state in zip(rows, start, strict=True):
+            if state.snapshot is not None:
+                self._put([row], self._unpack(state.snapshot)[None])
             self._starts[row], self._shown[row] = dataclasses.replace(state, snapshot=None), None
 
-    def _begin(self, start: StartState) -> RowState:
-        clip, elapsed = self.keyframes.moment(start)
-        world, limit = self.world, self.limits[start.task]
+    def _begin(self, starts: Sequence[StartState]) -> RowState:
+        moments, past = zip(*[self.keyframes.moment(start) for start in starts], strict=True)
+        clip, elapsed = Clip.stack(moments), torch.tensor(past)
+        limit = torch.tensor([self.limits[start.task] for start in starts])
         if self.config.branch_steps is not None:
-            limit = min(limit, elapsed + self.config.branch_steps)
+            limit = torch.minimum(limit, elapsed + self.config.branch_steps)
         with torch.no_grad():
-            first = self.outcome.read(clip.first[None], clip.first_state[None], clip.text[None])[0]
-        no, zero = torch.tensor(False), torch.tensor(0)
+            first = self.outcome.read(clip.first, clip.first_state, clip.text)
+        count, flag = torch.zeros_like(elapsed), torch.zeros(len(starts), dtype=torch.bool)
         return RowState(
-            moment=Moment(
-                first=world.encode(clip.first),
-                first_state=clip.first_state,
-                previous=world.encode(clip.previous),
-                current=world.encode(clip.frames[0]),
-                state=clip.state[0],
-                previous_state=clip.previous_state,
-                past_action=clip.past_action,
-                past_length=clip.past_length,
-            ),
-            pending=torch.zeros(world.action_horizon, world.robot.action_dim),
-            num_pending=zero,
+            moment=first_moment(self.world, clip),
+            pending=torch.zeros(len(starts), self.world.action_horizon, self.world.robot.action_dim),
+            num_pending=count,
             text=clip.text,
             first=first,
-            error=torch.tensor(0.0),
-            elapsed=torch.tensor(elapsed),
-            limit=torch.tensor(max(limit, elapsed + 1)),
-            draws=zero,
-            terminated=no,
-            truncated=no,
-            success=no,
+            error=torch.zeros(len(starts)),
+            elapsed=elapsed,
+            limit=torch.maximum(limit, elapsed + 1),
+            draws=count,
+            terminated=flag,
+            truncated=flag,
+            success=flag,
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:

@@ -4,8 +4,8 @@ It reads with the policy's own encoder (``policies.vla``), and may start from a 
 learned already which thing the words name. Beside the present look it reads the episode's first one, which is always
 recorded and so always sharp, and guesses from both where the robot will be when the task is done: how far that is from
 where the robot is now says more than any blurred picture. It is trained on recorded looks *and* on imagined versions
-of the same looks, and its thresholds are set on held-out imagined ones: a judge that was perfect on camera images is
-fooled by imagined ones (measured by others: frame AUC .9998 real, .84-.88 imagined).
+of the same looks, and its thresholds are set on imagined ones of other episodes: a judge that was perfect on camera
+images is fooled by imagined ones (measured by others: frame AUC .9998 real, .84-.88 imagined).
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class Verdict(Rows):
 class OutcomeModel(nn.Module):
     """Success, failure for good, or still running. Thresholds belong to the model and are saved with it.
 
-    ``success_threshold`` is for estimates: as many held-out episodes exceed it as truly succeed. ``reward_threshold``
-    is for practice: hardly any failed episode exceeds it, since a policy goes wherever success is cheap.
+    ``success_threshold`` is for estimates: as many calibration episodes exceed it as truly succeed.
+    ``reward_threshold`` is for practice: hardly any failed episode exceeds it, since a policy goes wherever success is
+    cheap.
     """
 
     success_threshold: Tensor
@@ -296,16 +297,16 @@ def _labelled(
 
 
 @torch.no_grad()
-def calibrate(model: OutcomeModel, held_out: Looks) -> Metrics:
-    """What held-out imagined looks are told apart with; sets the threshold for failure.
+def calibrate(model: OutcomeModel, looks: Looks) -> Metrics:
+    """What imagined looks of calibration episodes are told apart with; sets the threshold for failure.
 
     It maximises true-positive minus false-positive rate (Youden 1950), and is kept within LIMITS.
     """
     model.eval()
-    probability = torch.cat([model.probability(held_out[i : i + 256]) for i in range(0, len(held_out.outcome), 256)])
+    probability = torch.cat([model.probability(looks[i : i + 256]) for i in range(0, len(looks.outcome), 256)])
     metrics: Metrics = {}
     for name, outcome in (("success", SUCCESS), ("failed", FAILED)):
-        truth = held_out.outcome == outcome
+        truth = looks.outcome == outcome
         if not truth.any() or truth.all():
             continue
         score = probability[:, outcome]

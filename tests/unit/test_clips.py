@@ -11,7 +11,7 @@ import torch
 
 from episodes.store import EpisodeStore
 from tests import dot_world
-from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler, held_out
+from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler, Part, part_of
 from world_models.dynamics import WorldModelError
 
 H = dot_world.HORIZON
@@ -74,13 +74,14 @@ def test_chunked_looks_are_enough_and_sparser_ones_refused(tmp_path: Path) -> No
         ClipSampler([EpisodeStore(tmp_path / "chunked")], action_horizon=H - 1)
 
 
-def test_held_out_starts_are_never_fitted(tmp_path: Path) -> None:
+def test_no_start_is_in_two_parts(tmp_path: Path) -> None:
     stores = [dot_world.store(tmp_path / "a", 40), dot_world.store(tmp_path / "b", 40)]
-    parts = {part: ClipSampler(stores, action_horizon=H, part=part) for part in ("fit", "held_out")}
+    names: tuple[Part, ...] = ("fit", "calibration", "held_out")
+    parts = {part: ClipSampler(stores, action_horizon=H, part=part) for part in names}
     seeds = {part: {entry.seed for entry in clips.entries} for part, clips in parts.items()}
-    assert not seeds["fit"] & seeds["held_out"]
+    assert len(set.union(*seeds.values())) == sum(map(len, seeds.values())) == 40
     assert sum(len(clips.entries) for clips in parts.values()) == 80
-    assert all(held_out(entry) for entry in parts["held_out"].entries)
+    assert all(part_of(entry) == part for part in names for entry in parts[part].entries)
 
 
 def test_wrong_episodes_are_refused_in_one_line(tmp_path: Path) -> None:
