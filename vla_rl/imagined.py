@@ -1,6 +1,6 @@
 """Reinforcement in imagination, closed over reality (WoVR; World-VLA-Loop):
 
-    real rollouts -> fit the world model -> trust report -> reinforce in imagination -> real validation -> again
+    real rollouts -> imitate successes -> fit the world model -> trust report -> reinforce in imagination -> validate
 
 The algorithm is the one that would run in the simulator, unchanged. Every real control step is counted. Where the trust
 report falls short of what the configuration asks for, imagined branches are halved; where it is worse than useless, the
@@ -10,7 +10,8 @@ run stops and ships the best policy that reality has confirmed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.denoising_policy import DenoisingPolicy, RobotSpec
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, Step, VectorEnv
+from vla_rl.algorithms.bc import BCConfig
 from vla_rl.evaluate import Act, actor, evaluate_policy, run_episodes
+from vla_rl.imitation import clone
 from vla_rl.run import Run
 from vla_rl.world_model import (
     WORLD_FILE,
@@ -45,51 +48,65 @@ Practise = Callable[[Run, VectorEnv, Path, Path], dict[str, Any]]
 """Improve the bundle (third) in this world and leave ``bundle`` in the folder (fourth)."""
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """A policy and its success in real validation."""
+
+    bundle: Path
+    success: float
+
+    def or_better(self, other: Confirmed) -> Confirmed:
+        return other if other.success >= self.success else self
+
+
 def improve_in_imagination(
     run: Run, env: VectorEnv, start: Path, settings: ImaginationConfig, *, practise: Practise
 ) -> dict[str, Any]:
-    """All rounds; leaves ``run.bundle``, the policy with the best real validation: a round's, or ``start``."""
-    bundle, earlier, real_steps = start, None, 0
-    best, shipped = run.stage("validate_start", lambda: _validate(run, env, start))["success"], start
-    stores = [*(Path(store) for store in settings.stores)]
-    if settings.demonstrations and (run.demonstrations / "catalog.sqlite").exists():
-        stores.append(run.demonstrations)
-    model = settings.model
+    """All rounds, each from the policy with the best real validation so far; leaves that in ``run.bundle``."""
+    seed, model, earlier, real_steps = run.experiment.seed, settings.model, None, 0
+
+    def confirmed(stage: str, bundle: Path) -> Confirmed:
+        return Confirmed(bundle, run.stage(stage, partial(_validate, run, env, bundle))["success"])
+
+    best = confirmed("validate_start", start)
+    given, own = [Path(store) for store in settings.stores], list[Path]()
+    demonstrations = [run.demonstrations] if (run.demonstrations / "catalog.sqlite").exists() else []
     for number in range(settings.rounds):
         folder = run.dir / "imagination" / f"round_{number}"
-        stores.append(folder / "episodes")
-
-        def collect(folder: Path = folder, bundle: Path = bundle, number: int = number) -> dict[str, Any]:
-            return record_policy(run, env, bundle, folder / "episodes", settings, number=number)
-
-        def fit(folder: Path = folder, bundle: Path = bundle, earlier: Path | None = earlier) -> dict[str, Any]:
-            policy = load_bundle(bundle) if _same_encoder(bundle, model) else None
-            return fit_world(model, stores, folder, seed=run.experiment.seed, policy=policy, start=earlier)
-
-        def trust(folder: Path = folder) -> dict[str, Any]:
-            return report_trust(model, folder, stores, sim=run.experiment.sim, env=env, seed=run.experiment.seed)
-
-        real_steps += run.stage(f"real_{number}", collect)["control_steps"]
-        run.stage(f"fit_{number}", fit)
-        report = run.stage(f"trust_{number}", trust)
+        own.append(folder / "episodes")
+        record = partial(record_policy, run, env, best.bundle, own[-1], settings, number=number)
+        real_steps += run.stage(f"real_{number}", record)["control_steps"]
+        if settings.self_imitation is not None:
+            good = [*given, *demonstrations, *own]
+            again = folder / "imitation"
+            run.stage(
+                f"imitate_{number}",
+                partial(imitate_again, best.bundle, good, settings.self_imitation, again, seed=seed),
+            )
+            best = best.or_better(confirmed(f"validate_imitation_{number}", again / run.bundle.name))
+        stores = [*given, *(demonstrations if settings.demonstrations else []), *own]
+        policy = load_bundle(best.bundle) if _same_encoder(best.bundle, model) else None
+        run.stage(f"fit_{number}", partial(fit_world, model, stores, folder, seed=seed, policy=policy, start=earlier))
+        report = run.stage(
+            f"trust_{number}",
+            partial(report_trust, model, folder, stores, sim=run.experiment.sim, env=env, seed=seed),
+        )
         if (report["success_auc"] or 0.0) < settings.trust.useless_auc:
             break
         branch = branch_steps(report, settings, env.spec.max_steps)
-
-        def imagine(folder: Path = folder, bundle: Path = bundle, branch: int | None = branch) -> dict[str, Any]:
-            return _practise(run, env, bundle, folder, stores, model, branch, practise)
-
-        run.stage(f"imagine_{number}", imagine)
-        bundle, earlier = folder / "bundle", folder / WORLD_FILE
-
-        def validate(bundle: Path = bundle) -> dict[str, Any]:
-            return _validate(run, env, bundle)
-
-        score = run.stage(f"validate_{number}", validate)["success"]
-        if score > best:
-            best, shipped = score, bundle
-    save_bundle(load_bundle(shipped), run.bundle, provenance=read_bundle_info(shipped).provenance)
+        run.stage(
+            f"imagine_{number}", partial(_practise, run, env, best.bundle, folder, stores, model, branch, practise)
+        )
+        earlier = folder / WORLD_FILE
+        best = best.or_better(confirmed(f"validate_{number}", folder / run.bundle.name))
+    save_bundle(load_bundle(best.bundle), run.bundle, provenance=read_bundle_info(best.bundle).provenance)
     return {"iterations": run.experiment.algorithm.iterations, "real_steps": real_steps, "rounds": number + 1}
+
+
+def imitate_again(bundle: Path, stores: Sequence[Path], config: BCConfig, folder: Path, *, seed: int) -> dict[str, Any]:
+    """Go on imitating, the policy's own successes among the examples."""
+    policy, parent = load_bundle(bundle), read_bundle_info(bundle).sha256
+    return {"bundle": str(clone(policy, stores, config, folder, seed=seed, fit_normalizer=False, parent=parent))}
 
 
 def branch_steps(report: dict[str, Any], settings: ImaginationConfig, longest: int) -> int | None:

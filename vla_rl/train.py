@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from episodes.sampler import WindowSampler
-from episodes.store import EpisodeStore, Selection
 from policies.audit import StepDifference, audit_log_prob
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from sims.catalog import evaluation_starts, make_env
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
-from vla_rl.algorithms.bc import BC
 from vla_rl.build import make_policy
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.collect import record_demonstrations
 from vla_rl.evaluate import evaluate_both, evaluate_policy, locate
-from vla_rl.experiment import Experiment, FromBundle, Imitation
+from vla_rl.experiment import Experiment, FromBundle
 from vla_rl.failures import FailureLog
 from vla_rl.film import film_tasks
 from vla_rl.imagined import improve_in_imagination
+from vla_rl.imitation import clone
 from vla_rl.learner import Learner
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
@@ -66,45 +63,9 @@ def imitate(run: Run, env: VectorEnv) -> dict[str, Any]:
     seconds = {}
     if start.store is None:
         seconds = run.stage("demonstrate", lambda: record_demonstrations(run.experiment, env, store))
-    clone(run, env, start, store)
-    return {"bundle": str(run.imitation / "bundle"), "demonstrate_s": seconds.get("wall_s", 0.0)}
-
-
-def clone(run: Run, env: VectorEnv, start: Imitation, store: Path) -> None:
-    """Behaviour cloning; leaves imitation/bundle."""
-    seed = run.experiment.seed
-    sampler = WindowSampler(
-        EpisodeStore(store),
-        action_horizon=start.policy.vla.action_horizon,
-        batch_size=start.bc.batch_size,
-        seed=seed,
-        where=Selection(success=True),
-        cameras=env.spec.cameras,
-        future_steps=start.policy.vla.forecast_steps,
-    )
-    policy = make_policy(start.policy, env.spec, seed=seed)
-    policy.normalizer.fit(*sampler.statistics())
-    learner = BC(policy, start.bc, seed=seed)
-    checkpoints = run.imitation / "checkpoints"
-    if (latest := latest_checkpoint(checkpoints)) is not None:
-        state = load_tree(latest)
-        learner.load_state_dict(state["learner"])
-        sampler.load_state_dict(state["sampler"])
-    with (
-        closing(learner),
-        Metrics(run.imitation, next_iteration=learner.step, tensorboard=False) as record,
-        progress("imitate", start.bc.steps, done=learner.step) as advance,
-    ):
-        while learner.step < start.bc.steps:
-            metrics = learner.update(sampler.next_batch())
-            advance(note=f"loss {metrics['bc_loss']:.3f}")
-            if learner.step % 20 == 0:
-                record.write(learner.step, metrics)
-            if learner.step % 500 == 0:
-                save_checkpoint(
-                    checkpoints, learner.step, {"learner": learner.state_dict(), "sampler": sampler.state_dict()}
-                )
-    save_bundle(policy, run.imitation / "bundle", provenance=Provenance(git_revision=git_revision()))
+    policy = make_policy(start.policy, env.spec, seed=run.experiment.seed)
+    bundle = clone(policy, [store], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
+    return {"bundle": str(bundle), "demonstrate_s": seconds.get("wall_s", 0.0)}
 
 
 # -- reinforcement ------------------------------------------------------------------------------------------------

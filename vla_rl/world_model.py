@@ -18,6 +18,7 @@ from sims.tabletop import TabletopConfig
 from sims.tabletop.locator import locate, named_colour
 from sims.vector_env import VectorEnv
 from sims.video import write_video
+from vla_rl.algorithms.bc import BCConfig
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
@@ -76,7 +77,8 @@ class ImaginationConfig:
     ``look_every`` control steps. ``demonstrations``: the run's own are fitted too. All of them succeed, so where they
     are many beside the policy's episodes the model expects success. ``perturbed_chunks``: share of the recorded chunks
     whose actions are pushed aside, each dimension by ``perturbation`` (std, of the action range's half).
-    ``stores``: episodes that exist already.
+    ``self_imitation``: after each recording the policy is cloned further from all successes there are, its own among
+    them (null: it is not). ``stores``: episodes that exist already.
     """
 
     rounds: int = 2
@@ -85,6 +87,7 @@ class ImaginationConfig:
     demonstrations: bool = True
     perturbed_chunks: float = 0.0
     perturbation: float = 0.05
+    self_imitation: BCConfig | None = None
     stores: tuple[str, ...] = ()
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)

@@ -13,6 +13,7 @@ import torch
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
+from policies.bundle import read_bundle_info
 from sims.vector_env import StartState
 from tests.worlds import ChainWorld
 from vla_rl.cli import main
@@ -30,6 +31,7 @@ algorithm: {{iterations: 2, chunks: 1}}
 imagination:
   rounds: 2
   real_episodes: 5
+  self_imitation: {{steps: 3, batch_size: 8}}
   model:
     no_action_steps: 1
     world: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}}
@@ -112,8 +114,20 @@ def test_every_real_step_is_counted(run: Path) -> None:
     for number in range(2):
         assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"trust_{number}"])
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1
-    assert (run / "bundle" / "bundle.json").exists()
     assert (run / "result.json").exists()
+
+
+def test_every_round_goes_on_from_what_reality_prefers(run: Path) -> None:
+    """Imitated again from the best so far, imagined from the better of both; the best of all is shipped."""
+    stages, sha = json.loads((run / "stages.json").read_text()), lambda bundle: read_bundle_info(bundle).sha256
+    best, success = run / "imitation" / "bundle", stages["validate_start"]["success"]
+    for number in range(2):
+        folder = run / "imagination" / f"round_{number}"
+        for stage, bundle in (("validate_imitation", folder / "imitation" / "bundle"), ("validate", folder / "bundle")):
+            assert read_bundle_info(bundle).provenance.parent == sha(best)
+            if stages[f"{stage}_{number}"]["success"] >= success:
+                best, success = bundle, stages[f"{stage}_{number}"]["success"]
+    assert sha(run / "bundle") == sha(best)
 
 
 def test_a_stopped_run_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
