@@ -3,10 +3,11 @@
     python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations] [-- SETTINGS]
 
 Runs the configuration's closed loop once per seed: demonstrations of a mediocre operator, imitation, real episodes of
-that policy, fit, trust report, reinforcement in imagination alone, 200 held-out starts in the simulator. Then PPO in
-the simulator from the same policy, with as many real control steps as the loop has recorded for it. ``--ablations``:
-the first seed's loop again, each time without one of its parts, from the same policy and the same real episodes.
-Then all seeds' policies, in the first seed's world and in the simulator.
+that policy, imitation of their successes, fit, trust report, reinforcement in imagination, 200 held-out starts in the
+simulator. Beside it, from the same first policy: imagination alone, in the same world, without imitating successes;
+and PPO in the simulator, with as many real control steps as the loop has recorded. ``--ablations``: the first seed's
+loop again, each time without one of its parts, from the same policies and the same real episodes. Then all seeds'
+policies, in the first seed's world and in the simulator.
 Writes what came of it, the processor time of the fit and the speed beside the simulator's to
 benchmarks/results/world_model_NAME.json. The same command goes on where it was interrupted.
 """
@@ -25,8 +26,8 @@ from typing import Any
 
 import torch
 
-from policies.bundle import read_bundle_info
-from sims.catalog import make_env
+from policies.bundle import load_bundle, read_bundle_info
+from sims.catalog import evaluation_starts, make_env
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
@@ -34,7 +35,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
 from vla_rl.checkpoint import latest_checkpoint, load_tree
 from vla_rl.config import load_config
-from vla_rl.evaluate import wilson_interval
+from vla_rl.evaluate import evaluate_policy, wilson_interval
 from vla_rl.experiment import Experiment, FromBundle
 from vla_rl.imagined import compare_success
 from vla_rl.metrics import read_metrics
@@ -47,15 +48,15 @@ from world_models.fidelity import frames_per_second
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
 # Without a part: the settings that leave it out, and which of the whole loop's stages stay as they are.
-IMITATED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
-RECORDED, FITTED = (*IMITATED, "real_0"), (*IMITATED, "real_0", "fit_0", "trust_0")
+RECORDED = ("demonstrate", "imitate", "evaluate_before", "validate_start", "real_0")
+SUCCESSES, FITTED = ("imitate_0", "validate_imitation_0"), ("fit_0", "trust_0")
 ABLATIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "strict rewards": (["--imagination.model.imagined.strict", "false"], FITTED),
-    "the encoder": (["--algorithm.update.train_encoder", "false"], FITTED),
-    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], FITTED),
-    "uncertainty": (["--imagination.model.imagined.max_error", "null"], FITTED),
-    "near successes": (["--imagination.model.outcome.near_end_steps", "0"], RECORDED),
-    "actions": (["--imagination.model.world.actions", "false"], RECORDED),
+    "strict rewards": (["--imagination.model.imagined.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "the encoder": (["--algorithm.update.train_encoder", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "uncertainty": (["--imagination.model.imagined.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "near successes": (["--imagination.model.outcome.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
+    "actions": (["--imagination.model.world.actions", "false"], (*RECORDED, *SUCCESSES)),
 }
 
 
@@ -102,33 +103,41 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
         return
     known = json.loads((run / "stages.json").read_text())
     names = ["demonstrations", "imitation", "imagination/round_0/episodes"]
+    names += ["imagination/round_0/imitation"] * ("imitate_0" in known and "imitate_0" in stages)
     names += [f"imagination/round_0/{WORLD_FILE}"] * ("fit_0" in stages)
     for name in names:
         if (run / name).is_dir():
             shutil.copytree(run / name, folder / name, copy_function=os.link)
         else:
             os.link(run / name, folder / name)
-    write_json(folder / "stages.json", {name: known[name] for name in stages})
+    write_json(folder / "stages.json", {name: known[name] for name in stages if name in known})
 
 
 def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
-    """Loop, trust, speed, PPO in the simulator."""
-    imagined = finished(experiment, work / "imagined")
-    stages = imagined["stages"]
-    runs = {"imitation": imagined["result"]["bc"], "imagination": imagined["result"]["rl"]}
+    """Loop, trust, speed, imagination alone, PPO in the simulator."""
+    assert experiment.imagination is not None
+    whole = finished(experiment, work / "imagined")
+    stages, folder = whole["stages"], whole["dir"]
+    runs, bundles = {"imitation": whole["result"]["bc"]}, {"imitation": folder / "imitation" / "bundle"}
+    if experiment.imagination.self_imitation is None:
+        runs["imagination"], bundles["imagination"] = whole["result"]["rl"], folder / "bundle"
+    else:
+        again = folder / "imagination" / "round_0" / "imitation" / "bundle"
+        runs["successes imitated"], bundles["successes imitated"] = deployed(experiment, again), again
+        branch_off(folder, work / "alone", (*RECORDED, *FITTED))
+        without = replace(experiment, imagination=replace(experiment.imagination, self_imitation=None))
+        alone = finished(without, work / "alone")
+        runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
+        runs["both"], bundles["both"] = whole["result"]["rl"], folder / "bundle"
     real_steps = stages["reinforce"]["real_steps"]
-    real = finished(in_simulator(experiment, imagined["dir"], real_steps), work / "simulator")
-    runs["simulator"] = real["result"]["rl"]
-    rows = [*learned(runs), *believed(imagined), *speed(experiment, imagined)]
+    real = finished(in_simulator(experiment, folder, real_steps), work / "simulator")
+    runs["simulator"], bundles["simulator"] = real["result"]["rl"], real["dir"] / "bundle"
+    rows = [*learned(runs), *believed(whole), *speed(experiment, whole)]
     return {
         "seed": experiment.seed,
-        "bundles": {
-            "imitation": imagined["dir"] / "imitation" / "bundle",
-            "imagination": imagined["dir"] / "bundle",
-            "simulator": real["dir"] / "bundle",
-        },
+        "bundles": bundles,
         "success": {name: summary["success"] for name, summary in runs.items()},
-        "episodes": imagined["result"]["episodes"],
+        "episodes": whole["result"]["episodes"],
         "stopped_by_the_trust_report": "imagine_0" not in stages,
         "real_control_steps": {"loop": real_steps, "simulator": control_steps(real["dir"])},
         "trust": stages["trust_0"],
@@ -140,7 +149,7 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
 def pooled(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Success over all seeds' held-out episodes."""
     rows = []
-    for name in ("imitation", "imagination", "simulator"):
+    for name in runs[0]["success"]:
         episodes = sum(run["episodes"] for run in runs)
         won = round(sum(run["success"][name] * run["episodes"] for run in runs))
         rows.append(
@@ -157,6 +166,18 @@ def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:
     run = open_run(experiment, directory, resume=True, command="")
     with run.lock:
         return {"dir": directory, "stages": run.stages(), "result": result}
+
+
+def deployed(experiment: Experiment, bundle: Path) -> dict[str, Any]:
+    """Success of a bundle on the held-out starts."""
+    settings, env = experiment.evaluation, make_env(experiment.sim)
+    starts = evaluation_starts(
+        experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
+    )
+    try:
+        return evaluate_policy(load_bundle(bundle), env, starts, seed=settings.seed, stochastic=False)
+    finally:
+        env.close()
 
 
 def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experiment:
