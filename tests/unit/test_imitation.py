@@ -11,7 +11,9 @@ from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.sampler import Batch, WindowSampler
+from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
+from policies.bundle import BundleInfo, read_bundle_info
 from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from policies.vla import VLAConfig
 from sims.errors import UserError
@@ -21,6 +23,7 @@ from vla_rl.algorithms.bc import BC, BCConfig, imitation_loss
 from vla_rl.algorithms.shards import Shards
 from vla_rl.checkpoint import load_tree, save_tree
 from vla_rl.collect import run_expert
+from vla_rl.imitation import clone
 
 
 def demonstrations(path: Path, *, look_every: int) -> EpisodeStore:
@@ -49,6 +52,31 @@ def imitation(store: EpisodeStore, config: BCConfig) -> tuple[BC, WindowSampler]
     policy = DenoisingPolicy(policy_config, RobotSpec.of(PointWorld(num_envs=1).spec))
     policy.normalizer.fit(*sampler.statistics())
     return BC(policy, config, seed=0), sampler
+
+
+def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
+    """An empty store changes nothing, a second one with successes does; nothing but failures is one clear line."""
+    torch.set_num_threads(1)
+    stores = {name: demonstrations(tmp_path / name, look_every=every).path for name, every in (("a", 1), ("b", 2))}
+    empty = EpisodeStore(tmp_path / "empty", create=True).path
+
+    def cloned(*paths: Path) -> BundleInfo:
+        torch.manual_seed(0)
+        policy = DenoisingPolicy(
+            DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1)),
+            RobotSpec.of(PointWorld(num_envs=1).spec),
+        )
+        folder = tmp_path / "_".join(path.name for path in paths)
+        config = BCConfig(steps=3, warmup=1, batch_size=9)
+        bundle = clone(policy, paths, config, folder, seed=0, fit_normalizer=True, parent="earlier")
+        return read_bundle_info(bundle)
+
+    alone = cloned(stores["a"])
+    assert alone.provenance.parent == "earlier"
+    assert cloned(stores["a"], empty).sha256 == alone.sha256
+    assert cloned(stores["a"], stores["b"]).sha256 != alone.sha256
+    with pytest.raises(EpisodeError, match="no episode matches"):
+        cloned(empty)
 
 
 @pytest.mark.parametrize(("matrix_learning_rate", "shards"), [(None, 1), (4e-3, 1), (4e-3, 3)])
