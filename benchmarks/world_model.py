@@ -8,8 +8,8 @@ simulator. Beside it, from the same first policy: imagination alone, in the same
 and PPO in the simulator, with as many real control steps as the loop has recorded. ``--ablations``: the first seed's
 loop again, each time without one of its parts, from the same policies and the same real episodes. Then all seeds'
 policies, in the first seed's world and in the simulator.
-Writes what came of it, the processor time of the fit and the speed beside the simulator's to
-benchmarks/results/world_model_NAME.json. The same command goes on where it was interrupted.
+Writes what came of it and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
+goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -18,19 +18,13 @@ import argparse
 import json
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from policies.bundle import load_bundle, read_bundle_info
 from sims.catalog import evaluation_starts, make_env
-from sims.chunk import step_chunk
-from sims.starts import StartSequence
-from sims.vector_env import VectorEnv
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
 from vla_rl.checkpoint import latest_checkpoint, load_tree
@@ -41,9 +35,7 @@ from vla_rl.imagined import compare_success
 from vla_rl.metrics import read_metrics
 from vla_rl.run import open_run, write_json
 from vla_rl.train import train
-from vla_rl.world_model import WORLD_FILE, open_clips
-from world_models.bundle import load_world
-from world_models.fidelity import frames_per_second
+from vla_rl.world_model import WORLD_FILE
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
@@ -114,7 +106,7 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
 
 
 def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
-    """Loop, trust, speed, imagination alone, PPO in the simulator."""
+    """Loop, trust, imagination alone, PPO in the simulator."""
     assert experiment.imagination is not None
     whole = finished(experiment, work / "imagined")
     stages, folder = whole["stages"], whole["dir"]
@@ -132,7 +124,7 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
     real_steps = stages["reinforce"]["real_steps"]
     real = finished(in_simulator(experiment, folder, real_steps), work / "simulator")
     runs["simulator"], bundles["simulator"] = real["result"]["rl"], real["dir"] / "bundle"
-    rows = [*learned(runs), *believed(whole), *speed(experiment, whole)]
+    rows = [*learned(runs), *believed(whole)]
     return {
         "seed": experiment.seed,
         "bundles": bundles,
@@ -224,22 +216,6 @@ def believed(imagined: dict[str, Any]) -> list[dict[str, Any]]:
     return [*rows, figure("processor time of the fit of the dynamics", load_tree(latest)["cpu_s"], "s")]
 
 
-def speed(experiment: Experiment, imagined: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pictures per second, imagined and simulated in turn."""
-    assert experiment.imagination is not None
-    folder, env = imagined["dir"] / "imagination" / "round_0", make_env(experiment.sim)
-    clips = open_clips([folder / "episodes"], experiment.imagination.model, "held_out")
-    world, rows = load_world(folder / WORLD_FILE).world, []
-    try:
-        for batch in (1, 8, 32, 64):
-            real = simulator_frames_per_second(env, horizon=world.action_horizon, seed=experiment.seed)
-            rate = frames_per_second(world, clips, batch=batch)
-            rows.append(figure(f"imagined pictures/s, batch {batch}", rate, "1/s", against=real))
-    finally:
-        env.close()
-    return rows
-
-
 def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Imagined beside real success of all seeds' policies, from the same held-out starts of the first seed's world."""
     assert experiment.imagination is not None
@@ -264,20 +240,6 @@ def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]])
     rows.append(figure("delta_success of the policies", found["delta_success"], "1"))
     rows.append(figure("correlation over the policies", found["correlation"], "1"))
     return [row | {"seeds": [runs[0]["seed"]]} for row in rows]
-
-
-def simulator_frames_per_second(env: VectorEnv, *, horizon: int, seed: int, seconds: float = 2.0) -> float:
-    """Pictures of chunk ends per second when the simulator steps the chunk and renders every camera."""
-    starts = StartSequence("demos", seed=seed, num_tasks=len(env.spec.tasks))
-    action = torch.zeros(env.spec.num_envs, horizon, env.spec.action_dim)
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        env.reset(start=starts.take(env.spec.num_envs))
-        for _ in range(env.spec.max_steps // horizon - 1):
-            step_chunk(env, action, 1.0)
-            env.observe()
-            count += env.spec.num_envs * len(env.spec.cameras)
-    return count / (time.perf_counter() - started)
 
 
 def figure(name: str, value: float | None, unit: str, *, against: float | None = None) -> dict[str, Any]:

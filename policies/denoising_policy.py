@@ -30,6 +30,7 @@ from policies.policy import ActionSample, DenoisingPath
 from policies.vla import VLA, ActionExpert, Context, Memory, VLAConfig
 from sims.vector_env import EnvSpec, Observation
 
+Precision = Literal["float32", "bfloat16"]
 ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
 
 
@@ -55,7 +56,7 @@ class DenoisingPolicyConfig:
     anchor_weight: float = 10.0
     forecast_weight: float = 5.0
     max_prefix: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     compile: bool = False
 
 

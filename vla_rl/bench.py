@@ -21,16 +21,22 @@ import numpy as np
 import torch
 
 from policies.bundle import read_bundle_info, save_bundle
-from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, Precision, RobotSpec
 from real_robot.export import export_onnx
 from real_robot.policy_backend import ChunkBackend
 from real_robot.runtimes import Runtime
 from real_robot.serve import load_backend
 from real_robot.wire import Act
 from sims.bench import Measured
+from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.vector_env import Observation, encode_text
+from sims.starts import StartSequence
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.vector_env import Observation, VectorEnv, encode_text
 from vla_rl.run import git_revision, write_json
+from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.dynamics import Moment
+from world_models.fidelity import frames_per_second
 
 Row = dict[str, Any]
 VERSIONS = ("torch", "mujoco", "numpy")
@@ -136,6 +142,48 @@ def bench_policy() -> list[Row]:
     return [row("parameters", parameters, "1"), row("matrix product", matmul_rate() / 1e9, "GFLOP/s"), *figures]
 
 
+def bench_world_model(
+    *, batches: Sequence[int] = (1, 8, 64), steps: Sequence[int] = (2, 4), seconds: float = 2.0
+) -> list[Row]:
+    """Pictures/s that the convolutional world imagines; its ceiling is the suite, which steps a chunk and renders."""
+    suite, robot = TabletopEnv(TabletopConfig(tasks=("pick",), num_envs=batches[-1])), TABLETOP
+    try:
+        real = simulated_pictures_per_second(suite, horizon=ConvFlowConfig().action_horizon, at_least_s=seconds)
+    finally:
+        suite.close()
+    rows = [row("simulated", real, "pictures/s")]
+    for precision in get_args(Precision):
+        for batch, number in [(batch, 1) for batch in batches] + [(batches[-1], number) for number in steps]:
+            world = ConvFlow(ConvFlowConfig(steps=number, precision=precision), robot).eval()
+            images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8)
+            action = torch.randn(batch, world.action_horizon, robot.action_dim)
+            moment = Moment.beginning(
+                world.encode(images),
+                torch.randn(batch, robot.state_dim),
+                action_horizon=world.action_horizon,
+                action_dim=robot.action_dim,
+            )
+            length = torch.full((batch,), world.action_horizon)
+            rate = frames_per_second(world, moment, action, length, seconds=seconds)
+            name = f"imagined, {precision}, batch {batch}, steps {number}"
+            rows.append(row(name, rate, "pictures/s", ratio=rate / real, against="simulated"))
+    return rows
+
+
+def simulated_pictures_per_second(env: VectorEnv, *, horizon: int, at_least_s: float) -> float:
+    """Pictures of chunk ends per second where the simulator steps the chunk and renders every camera."""
+    starts = StartSequence("demos", seed=0, num_tasks=len(env.spec.tasks))
+    action = torch.zeros(env.spec.num_envs, horizon, env.spec.action_dim)
+    count, started = 0, time.perf_counter()
+    while time.perf_counter() - started < at_least_s:
+        env.reset(start=starts.take(env.spec.num_envs))
+        for _ in range(env.spec.max_steps // horizon - 1):
+            step_chunk(env, action, 1.0)
+            env.observe()
+            count += env.spec.num_envs * len(env.spec.cameras)
+    return count / (time.perf_counter() - started)
+
+
 def bench_latency(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Runtime)) -> list[Row]:
     """One robot's question to its chunk: torch as it is, torch.compile, ONNX Runtime, each in turn.
 
@@ -207,7 +255,11 @@ def bench_robot(bundle: Path | None) -> list[Row]:
 
 
 BUNDLE_BENCHES: dict[str, Callable[[Path | None], list[Row]]] = {"latency": bench_latency, "robot": bench_robot}
-BENCHES: dict[str, Callable[[], list[Row]]] = {"sim": bench_sim, "policy": bench_policy}
+BENCHES: dict[str, Callable[[], list[Row]]] = {
+    "sim": bench_sim,
+    "policy": bench_policy,
+    "world-model": bench_world_model,
+}
 
 
 def row(

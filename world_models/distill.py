@@ -57,7 +57,7 @@ class Distiller(Fitter):
         """One of the student's own steps, drawn per sample, from a state of the teacher's walk."""
         teacher, batch = self.teacher, torch.arange(len(truth), device=truth.device)
         noise = teacher.noise(len(truth), self._generator).to(truth)
-        path, _ = teacher.walk(teacher.prefill(memory.moment), action, length, noise)
+        path = teacher.walk(teacher.prefill(memory.moment), action, length, noise)
         grid = time_grid(teacher.config.steps, truth.device)
         begin = self.stride * torch.randint(self.to, (len(truth),), generator=self._generator)
         begin = begin.to(truth.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sims.vector_env import StartState, VectorEnv, decode_text
 from world_models.clips import Clip, ClipSampler
+from world_models.dynamics import Moment
 from world_models.fit import first_moment
 from world_models.flow_world import FlowWorld
 from world_models.outcome import OutcomeModel, auc, threshold_passed_by
@@ -213,20 +214,19 @@ def bootstrap(values: Float[np.ndarray, " N"], rng: np.random.Generator, draws: 
     return [float(np.quantile(means, q)) for q in (0.025, 0.975)]
 
 
-@torch.no_grad()
-def frames_per_second(world: FlowWorld, clips: ClipSampler, *, batch: int, seconds: float = 2.0) -> float:
-    """Predicted pictures (every camera counts) per second of wall clock, from recorded moments, after a warm-up."""
-    rng = np.random.default_rng(0)
-    clip = clips.draw(rng, batch, 1)
-    moment, noise = first_moment(world, clip), world.noise(batch, torch.Generator().manual_seed(0))
+def frames_per_second(
+    world: FlowWorld, moment: Moment, action: Tensor, length: Tensor, *, seconds: float = 2.0
+) -> float:
+    """Predicted pictures (every camera counts) per second of wall clock, after a warm-up."""
+    batch, noise = len(action), world.noise(len(action), torch.Generator().manual_seed(0))
     count, started = -1, 0.0
     while count < 1 or time.perf_counter() - started < seconds:
         if count == 0:
             started = time.perf_counter()
-        imagined = world.sample_chunk(world.prefill(moment), clip.action[:, 0], clip.length[:, 0], noise)
+        imagined = world.sample_chunk(world.prefill(moment), action, length, noise)
         world.decode(imagined.latent)
         count += 1
-    return count * batch * world.latent_shape[0] / (time.perf_counter() - started)
+    return count * batch * world.cameras / (time.perf_counter() - started)
 
 
 def trust_report(
@@ -259,6 +259,7 @@ def trust_report(
     truth = torch.tensor([entry.success for entry in clips.entries])
     rows = open_loop(world, clips, horizons=horizons, locate=locate, seed=seed)
     lists = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
+    some = clips.draw(np.random.default_rng(seed), 32, 1)
     return {
         "hallucinated_success": hallucinated(world),
         "no_action_hallucinated_success": hallucinated(no_action),
@@ -273,5 +274,5 @@ def trust_report(
         "horizons": [row["horizon"] for row in rows],
         **{name: [row.get(name) for row in rows] for name in lists},
         "rows": rows,
-        "fps": frames_per_second(world, clips, batch=32),
+        "fps": frames_per_second(world, first_moment(world, some), some.action[:, 0], some.length[:, 0]),
     }

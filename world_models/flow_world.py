@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from policies.denoise import denoise
-from policies.denoising_policy import RobotSpec
+from policies.denoise import Predict, denoise, integrate
+from policies.denoising_policy import Precision, RobotSpec
 from policies.kernels import FlowODE, FlowODEConfig, Prediction
 from policies.normalizer import Normalizer
 from sims.rows import Rows
@@ -29,13 +29,13 @@ SEEN = 0.1  # of the head's output: pictures correct what the kinematics know to
 class FlowWorldConfig:
     """``actions`` False: the baseline that does not see them. ``steps``: denoising steps.
 
-    ``precision`` bfloat16 pays on CPUs with AMX and on GPUs.
+    ``precision`` bfloat16 pays on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX).
     """
 
     action_horizon: int = 8
     actions: bool = True
     steps: int = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.action_horizon < 1:
@@ -120,25 +120,34 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
 
     @torch.no_grad()
     def sample_chunk(self, memory: M, action: Tensor, length: Tensor, noise: Tensor) -> Imagined:
-        path, last = self.walk(memory, action.to(self.device), length.to(self.device), noise.to(self.device))
-        latent = path[:, -1].clamp(-self.codec.limit, self.codec.limit)
+        said: list[Denoised] = []
+        predict = self._predict(memory, action.to(self.device), length.to(self.device), said)
+        latent = integrate(predict, self._sampler, noise.to(self.device).flatten(2)).view(noise.shape)
+        latent, last = latent.clamp(-self.codec.limit, self.codec.limit), said[-1]
         return Imagined(latent=latent, state=last.state, error=(0.5 * last.log_error).exp()).to(noise.device)
 
     @torch.no_grad()
     def walk(
         self, memory: M, action: Tensor, length: Tensor, noise: Tensor
-    ) -> tuple[Float[Tensor, "B steps_plus_1 cameras channels height width"], Denoised]:
-        """The sampler's states from noise to latent, and what the network said last."""
-        last: list[Denoised] = []
+    ) -> Float[Tensor, "B steps_plus_1 cameras channels height width"]:
+        """The sampler's states from noise to latent."""
+        predict = self._predict(memory, action, length, [])
+        path, _ = denoise(predict, self._sampler, noise.flatten(2), torch.Generator(noise.device))
+        return path.states.unflatten(-1, noise.shape[2:])
+
+    @property
+    def _sampler(self) -> FlowODE:
+        return FlowODE(FlowODEConfig(steps=self.config.steps))
+
+    def _predict(self, memory: M, action: Tensor, length: Tensor, said: list[Denoised]) -> Predict:
+        """The network bound to a question; what else it says of every step is appended to ``said``."""
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            last[:] = [self.denoised(memory, action, length, x_t.reshape(noise.shape), t.expand(len(noise), -1)[:, 0])]
-            clean = last[0].latent.reshape(x_t.shape)
-            return Prediction(target=(x_t - clean) / t[..., None, None])
+            noisy = x_t.reshape(len(action), *self.latent_shape)
+            said.append(self.denoised(memory, action, length, noisy, t.expand(len(action), -1)[:, 0]))
+            return Prediction(target=(x_t - said[-1].latent.reshape(x_t.shape)) / t[..., None, None])
 
-        kernel = FlowODE(FlowODEConfig(steps=self.config.steps))
-        path, _ = denoise(predict, kernel, noise.flatten(2), torch.Generator(noise.device))
-        return path.states.unflatten(-1, noise.shape[2:]), last[0]
+        return predict
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
         return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)

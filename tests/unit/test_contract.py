@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from real_robot.wire import Hello, unpack
-from vla_rl.bench import bench_latency
+from vla_rl.bench import bench_latency, bench_world_model
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -87,6 +87,16 @@ def test_bench() -> None:
     result = answer("bench", "policy", "--json")
     assert {"bench", "machine", "rows"} <= set(result)
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_the_world_model_is_timed_beside_the_suite() -> None:
+    rows = bench_world_model(batches=(1, 2), steps=(2,), seconds=0.05)
+    assert [row["name"] for row in rows if "bfloat16" not in row["name"]] == [
+        "simulated",
+        *(f"imagined, float32, batch {batch}, steps {steps}" for batch, steps in ((1, 1), (2, 1), (2, 2))),
+    ]
+    assert all(row["value"] > 0 for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["value"] / rows[0]["value"]) for row in rows[1:])
 
 
 def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from world_models.fidelity import (
     LOST_M,
     MOVED_M,
     bootstrap,
-    frames_per_second,
     imagined_success,
     open_loop,
     own_scripts,
@@ -106,10 +105,6 @@ def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None
     assert report["delta_success"] == pytest.approx(abs(report["imagined_success"] - report["true_success"]))
     won = [entry.success for entry in clips.entries]
     assert report["true_success"] == pytest.approx(sum(won) / len(won))
-
-
-def test_speed_counts_every_camera(clips: ClipSampler) -> None:
-    assert frames_per_second(dot_world.models()[0], clips, batch=2, seconds=0.05) > 0
 
 
 def test_bootstrap_interval_covers_the_mean_of_a_known_sample() -> None:
