@@ -1,13 +1,13 @@
 """How far can the tabletop's learned world be believed, and how much does a policy improve in it alone?
 
-    python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations] [-- SETTINGS]
+    python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations 0 1] [-- SETTINGS]
 
 Runs the configuration's closed loop once per seed: demonstrations of a mediocre operator, imitation, real episodes of
 that policy, imitation of their successes, fit, trust report, reinforcement in imagination, 200 held-out starts in the
 simulator. Beside it, from the same first policy: imagination alone, in the same world, without imitating successes;
-and PPO in the simulator, with as many real control steps as the loop has recorded. ``--ablations``: the first seed's
-loop again, each time without one of its parts, from the same policies and the same real episodes. Then all seeds'
-policies, in the first seed's world and in the simulator.
+and PPO in the simulator, with as many real control steps as the loop has recorded. Then all seeds' policies, in the
+first seed's world and in the simulator. ``--ablations``: these seeds' loops again, each time without one of their parts,
+from the same policies and the same real episodes.
 Writes what came of it and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
 goes on where it was interrupted.
 """
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/imagined_pick.yaml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--ablations", type=int, nargs="+", default=[], metavar="SEED")
     parser.add_argument("--work", type=Path, help="default: runs/world_model/NAME")
     parser.add_argument("settings", nargs="*", help="overrides, after a --")
     arguments = parser.parse_args()
@@ -67,9 +67,10 @@ def main() -> None:
     def record(rows: list[dict[str, Any]]) -> None:
         details = [{key: value for key, value in run.items() if key not in ("rows", "bundles")} for run in runs]
         written = [*pooled(runs), *(row for run in runs for row in run["rows"]), *rows]
-        words = ["--config", arguments.config, "--seeds", *arguments.seeds, *["--ablations"] * arguments.ablations]
-        settings = ["--", *arguments.settings] if arguments.settings else []
-        command = " ".join(map(str, ["python benchmarks/world_model.py", *words, *settings]))
+        words = ["--config", arguments.config, "--seeds", *arguments.seeds]
+        for option, values in (("--ablations", arguments.ablations), ("--", arguments.settings)):
+            words += [option, *values] if values else []
+        command = " ".join(map(str, ["python benchmarks/world_model.py", *words]))
         print(write_record(f"world_model_{name}", written, command=command, runs=details))
 
     for seed in arguments.seeds:
@@ -78,14 +79,14 @@ def main() -> None:
         record([])
     rows = compared(load_config(Experiment, arguments.config, arguments.settings), work, runs)
     record(rows)
-    if arguments.ablations:
+    for seed in arguments.ablations:
         for part, (without, kept) in ABLATIONS.items():
-            first = [*arguments.settings, "--seed", str(arguments.seeds[0]), *without]
-            folder = work / f"without_{part.replace(' ', '_')}"
-            branch_off(work / f"seed_{arguments.seeds[0]}" / "imagined", folder, kept)
-            result = finished(load_config(Experiment, arguments.config, first), folder)["result"]["rl"]
-            one = figure(f"success, imagination without {part}", result["success"], "1")
-            rows.append(one | {"interval": result["interval"], "seeds": arguments.seeds[:1]})
+            folder = work / f"seed_{seed}" / f"without_{part.replace(' ', '_')}"
+            branch_off(work / f"seed_{seed}" / "imagined", folder, kept)
+            settings = [*arguments.settings, "--seed", str(seed), *without]
+            result = finished(load_config(Experiment, arguments.config, settings), folder)["result"]["rl"]
+            one = figure(f"success, without {part}", result["success"], "1")
+            rows.append(one | {"interval": result["interval"], "seeds": [seed]})
             record(rows)
 
 
