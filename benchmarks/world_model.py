@@ -6,8 +6,8 @@ Runs the configuration's closed loop once per seed: demonstrations of a mediocre
 that policy, imitation of their successes, fit, trust report, reinforcement in imagination, 200 held-out starts in the
 simulator. Beside it, from the same first policy: imagination alone, in the same world, without imitating successes;
 and PPO in the simulator, with as many real control steps as the loop has recorded. Then all seeds' policies, in the
-first seed's world and in the simulator. ``--ablations``: these seeds' loops again, each time without one of their parts,
-from the same policies and the same real episodes.
+first seed's world and in the simulator. ``--ablations``: the loops of these seeds again, each time without one of
+their parts, from the same policies and the same real episodes.
 Writes what came of it and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
 goes on where it was interrupted.
 """
