@@ -40,7 +40,7 @@ from sims.tabletop.tool_control import POSITION_SCALE
 from sims.vector_env import Observation, encode_text
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench import Row, row, write_record
-from vla_rl.evaluate import wilson_interval
+from vla_rl.intervals import wilson_interval
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("prefix", "guided", "jacobian_free", "replace", "ensemble", "synchronous")

@@ -29,9 +29,10 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
 from vla_rl.checkpoint import latest_checkpoint, load_tree
 from vla_rl.config import load_config
-from vla_rl.evaluate import evaluate_policy, wilson_interval
+from vla_rl.evaluate import evaluate_policy
 from vla_rl.experiment import Experiment, FromBundle
 from vla_rl.imagined import compare_success
+from vla_rl.intervals import wilson_interval
 from vla_rl.metrics import read_metrics
 from vla_rl.run import open_run, write_json
 from vla_rl.train import train

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +19,12 @@ from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.libero import HORIZON, PUBLISHED, LiberoConfig
 from sims.vector_env import Observation, StartState, VectorEnv
+from vla_rl.intervals import wilson_interval
 from vla_rl.progress import progress
 from vla_rl.run import load_experiment
 
 Act = Callable[[Observation], Tensor]
 Words = Literal["given", "blank", "shuffled"]
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % score interval of a binomial proportion (Wilson 1927); (0, 1) without trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,12 @@ from policies.denoising_policy import DenoisingPolicy, RobotSpec
 from sims.tabletop import TabletopConfig
 from sims.tabletop.locator import locate, named_colour
 from sims.vector_env import VectorEnv
-from sims.video import write_video
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.checkpoint import latest_checkpoint, load_tree, save_checkpoint
+from vla_rl.intervals import wilson_interval
 from vla_rl.metrics import Metrics
 from vla_rl.progress import progress
+from vla_rl.world_film import film_trust
 from world_models.autoencoder import Autoencoder, AutoencoderFitter
 from world_models.bundle import FittedWorld, check_robot, load_world, save_world
 from world_models.clips import ClipSampler, Part
@@ -270,18 +271,25 @@ def imagined_env(
 def report_trust(
     config: WorldModelConfig, directory: Path, stores: Sequence[Path], *, sim: object, env: VectorEnv | None, seed: int
 ) -> dict[str, Any]:
-    """The trust report of the world model in ``directory`` on held-out episodes of ``stores``."""
+    """The trust report of the world model in ``directory`` on held-out episodes of ``stores``; films beside it."""
     fitted, blind = load_world(directory / WORLD_FILE), directory / NO_ACTION_FILE
-    return trust_report(
-        fitted.world.to(config.device),
+    fitted.world.to(config.device)
+    clips, every = open_clips(stores, config, "held_out"), config.imagined.verdict_every
+    report = trust_report(
+        fitted.world,
         fitted.outcome,
-        open_clips(stores, config, "held_out"),
+        clips,
         env=env,
         no_action=load_world(blind).world if blind.exists() else None,
         locate=locator(sim, fitted.info.robot.cameras),
-        every=config.imagined.verdict_every,
+        every=every,
         seed=seed,
     )
+    hallucinated, scripts = report["hallucinated_success"], report["swapped_scripts"]
+    if hallucinated is not None:
+        report["hallucinated_success_interval"] = wilson_interval(round(hallucinated * scripts), scripts)
+    films = film_trust(fitted, clips, directory / "films", env=env, every=every, seed=seed)
+    return report | {"films": [str(film) for film in films]}
 
 
 def locator(sim: object, cameras: Sequence[str]) -> Locate | None:
@@ -294,68 +302,3 @@ def locator(sim: object, cameras: Sequence[str]) -> Locate | None:
         return locate(images[:, agent], [named_colour(text) for text in words])
 
     return find
-
-
-@torch.no_grad()
-def film_side_by_side(fitted: FittedWorld, clips: ClipSampler, episode: int, path: Path, *, scale: int = 4) -> Path:
-    """Recorded above, imagined below, the same actions: one picture per look."""
-    world, chunks = fitted.world, -(-clips.entries[episode].steps // fitted.world.action_horizon)
-    clip = clips.clip(episode, 0, chunks)[None]
-    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
-    pictures = [_pair(clip.frames[0, 0], clip.frames[0, 0])]
-    for i in range(chunks):
-        action, length = clip.action[:, i], clip.length[:, i]
-        if not int(length):
-            break
-        imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(1, generator))
-        moment = moment.advance(imagined.latent, imagined.state, action, length)
-        pictures.append(_pair(clip.frames[0, i + 1], world.decode(imagined.latent)[0]))
-    hz = world.robot.control_hz / world.action_horizon
-    return write_video(
-        path, torch.stack(pictures).numpy(), fps=hz, caption=clips.entries[episode].instruction, scale=scale
-    )
-
-
-def _pair(above: Tensor, below: Tensor) -> Tensor:
-    """Cameras side by side, two rows: [2 h, cameras * w, 3]."""
-    return torch.cat([torch.cat(list(picture), dim=1) for picture in (above, below)], dim=0)
-
-
-KEYS = {
-    "w": (0, -1.0), "s": (0, 1.0), "a": (1, -1.0), "d": (1, 1.0), "r": (2, 1.0), "f": (2, -1.0), "c": (6, 1.0),
-    "o": (6, -1.0),
-}  # fmt: skip
-KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
-
-
-@torch.no_grad()
-def film_keys(fitted: FittedWorld, clips: ClipSampler, episode: int, keys: str, path: Path, *, scale: int = 4) -> Path:
-    """Drive the imagined robot from an episode's beginning: w/s away and back, a/d left and right, r/f up and down,
-    c/o close and open. The gripper keeps its last command."""
-    unknown = sorted(set(keys) - set(KEYS))
-    if unknown or not keys:
-        raise WorldModelError(f"keys {unknown or 'missing'}; allowed are {' '.join(KEYS)}")
-    world, horizon = fitted.world, fitted.world.action_horizon
-    action, grip = [], -1.0
-    for key in keys:
-        dim, sign = KEYS[key]
-        one = torch.zeros(world.robot.action_dim)
-        if dim == 6:
-            grip = sign
-        else:
-            one[dim] = sign * KEY_SPEED
-        one[6] = grip
-        action += [one] * KEY_STEPS
-    action += [action[-1]] * (-len(action) % horizon)
-    chunks = torch.stack(action).unflatten(0, (-1, horizon))
-    clip = clips.clip(episode, 0, 0)[None]
-    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
-    pictures = [clip.frames[0, 0]]
-    for chunk in chunks:
-        noise, memory = world.noise(1, generator), world.prefill(moment)
-        for length in range(2, horizon + 1, 2):
-            imagined = world.sample_chunk(memory, chunk[None], torch.tensor([length]), noise)
-            pictures.append(world.decode(imagined.latent)[0])
-        moment = moment.advance(imagined.latent, imagined.state, chunk[None], torch.tensor([horizon]))
-    frames = torch.stack([torch.cat(list(picture), dim=1) for picture in pictures])
-    return write_video(path, frames.numpy(), fps=world.robot.control_hz / 2, caption=keys, scale=scale)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,23 +126,26 @@ def _held(action: Float[Tensor, "T A"], length: int) -> Float[Tensor, "length A"
     return torch.cat([action, action[-1:].expand(length - len(action), -1)]) if len(action) < length else action
 
 
+def play(env: VectorEnv, clips: ClipSampler, scripts: Sequence[Script], steps: int) -> Iterator[Bool[Tensor, " N"]]:
+    """Carry out up to ``env.spec.num_envs`` scripts in the world that recorded the episodes, the last action held;
+    after every step, which rows it brought success."""
+    rows, entries = list(range(len(scripts))), [clips.entries[script.episode] for script in scripts]
+    env.reset(rows, start=[StartState(task=env.spec.tasks.index(entry.task), seed=entry.seed) for entry in entries])
+    action = torch.zeros(env.spec.num_envs, steps, env.spec.action_dim)
+    action[rows] = torch.stack([_held(script.action, steps)[:steps] for script in scripts])
+    for i in range(steps):
+        yield env.step(action[:, i].to(env.spec.device)).success[rows].cpu()
+
+
 @torch.no_grad()
 def true_success(env: VectorEnv, clips: ClipSampler, scripts: Sequence[Script]) -> Bool[Tensor, " N"]:
-    """What the scripts lead to in the world that recorded the episodes, the last action held as in imagination."""
+    """What the scripts lead to in the world that recorded the episodes, held as long as in imagination."""
     won = torch.zeros(len(scripts), dtype=torch.bool)
     for begin in range(0, len(scripts), env.spec.num_envs):
         part = scripts[begin : begin + env.spec.num_envs]
-        rows = list(range(len(part)))
-        entries = [clips.entries[script.episode] for script in part]
-        starts = [StartState(task=env.spec.tasks.index(entry.task), seed=entry.seed) for entry in entries]
-        env.reset(rows, start=starts)
-        steps = torch.tensor([len(script.action) for script in part])
-        longest = int(steps.max()) + PATIENCE
-        action = torch.zeros(env.spec.num_envs, longest, env.spec.action_dim)
-        action[rows] = torch.stack([_held(script.action, longest) for script in part])
-        for i in range(longest):
-            success = env.step(action[:, i].to(env.spec.device)).success[rows].cpu()
-            won[begin : begin + len(part)] |= success & (i < steps + PATIENCE)
+        limit = torch.tensor([len(script.action) for script in part]) + PATIENCE
+        for i, success in enumerate(play(env, clips, part, int(limit.max()))):
+            won[begin : begin + len(part)] |= success & (i < limit)
     return won
 
 
@@ -214,6 +217,15 @@ def bootstrap(values: Float[np.ndarray, " N"], rng: np.random.Generator, draws: 
     return [float(np.quantile(means, q)) for q in (0.025, 0.975)]
 
 
+def auc_interval(
+    score: Float[Tensor, " N"], truth: Bool[Tensor, " N"], rng: np.random.Generator, draws: int = 1000
+) -> list[float]:
+    """95 % interval (percentile bootstrap over episodes)."""
+    drawn = torch.from_numpy(rng.integers(len(score), size=(draws, len(score))))
+    values = np.array([auc(score[rows], truth[rows]) for rows in drawn])
+    return [float(np.nanquantile(values, q)) for q in (0.025, 0.975)]
+
+
 def frames_per_second(
     world: FlowWorld, moment: Moment, action: Tensor, length: Tensor, *, seconds: float = 2.0
 ) -> float:
@@ -259,17 +271,20 @@ def trust_report(
     truth = torch.tensor([entry.success for entry in clips.entries])
     rows = open_loop(world, clips, horizons=horizons, locate=locate, seed=seed)
     lists = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
-    some = clips.draw(np.random.default_rng(seed), 32, 1)
+    rng = np.random.default_rng(seed)
+    some, both = clips.draw(rng, 32, 1), bool(truth.any() and not truth.all())
     return {
         "hallucinated_success": hallucinated(world),
         "no_action_hallucinated_success": hallucinated(no_action),
         "swapped_scripts": len(failing),
-        "success_auc": auc(score, truth) if truth.any() and not truth.all() else None,
+        "success_auc": auc(score, truth) if both else None,
+        "success_auc_interval": auc_interval(score, truth, rng) if both else None,
         "false_success": won[~truth].float().mean().item() if (~truth).any() else None,
         "missed_success": (~won[truth]).float().mean().item() if truth.any() else None,
         "imagined_success": won.float().mean().item(),
         "true_success": truth.float().mean().item(),
         "delta_success": abs(won.float().mean().item() - truth.float().mean().item()),
+        "imagined_minus_true_interval": bootstrap((won.float() - truth.float()).numpy(), rng),
         "episodes": len(clips.entries),
         "horizons": [row["horizon"] for row in rows],
         **{name: [row.get(name) for row in rows] for name in lists},

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from sims.errors import UserError
-from vla_rl.evaluate import evaluate_path, join_suites, wilson_interval
+from vla_rl.evaluate import evaluate_path, join_suites
+from vla_rl.intervals import wilson_interval
 from vla_rl.report.table import print_evaluation
 
 SCORES = {"libero_spatial": 8, "libero_object": 9, "libero_goal": 7, "libero_10": 4}

@@ -86,7 +86,8 @@ class WorldModel:
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.world_model import WORLD_FILE, film_keys, film_side_by_side, open_clips
+        from vla_rl.world_film import film_keys, film_side_by_side, recorded
+        from vla_rl.world_model import WORLD_FILE, open_clips
         from world_models.bundle import load_world
 
         fitted = load_world(self.place() / WORLD_FILE)
@@ -97,5 +98,6 @@ class WorldModel:
         if self.keys:
             film_keys(fitted, clips, self.episode, self.keys, path)
         else:
-            film_side_by_side(fitted, clips, self.episode, path)
+            shown = recorded(clips, self.episode, fitted.world.action_horizon)
+            film_side_by_side(fitted, clips, self.episode, shown, path, caption=clips.entries[self.episode].instruction)
         return {"video": str(path), "instruction": clips.entries[self.episode].instruction}
