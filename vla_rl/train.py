@@ -175,6 +175,7 @@ def finish(run: Run) -> dict[str, Any]:
     stages = run.stages()
     install = run.dir / "install_s"
     demonstrate = stages.get("demonstrate", {}).get("wall_s", 0.0)
+    imagined = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())  # a run may be resumed
     result = {
         "bc": stages["evaluate_before"]["deployed"],
         "bc_stochastic": stages["evaluate_before"]["stochastic"],
@@ -186,7 +187,7 @@ def finish(run: Run) -> dict[str, Any]:
             "install": float(install.read_text()) if install.exists() else None,
             "collect": demonstrate,
             "bc": round(stages["imitate"]["wall_s"] - demonstrate, 2),
-            "rl": stages["reinforce"]["wall_s"],
+            "rl": max(stages["reinforce"]["wall_s"], round(imagined, 2)),
             "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
         },
         "command": (run.dir / "command.txt").read_text().strip(),

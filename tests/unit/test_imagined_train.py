@@ -117,6 +117,15 @@ def test_every_real_step_is_counted(run: Path) -> None:
     assert (run / "result.json").exists()
 
 
+def test_the_report_shows_truth_beside_imagination(run: Path) -> None:
+    trust = json.loads((run / "stages.json").read_text())["trust_1"]
+    assert all(Path(film).is_file() for film in trust["films"])
+    assert {Path(film).parent for film in trust["films"]} == {run / "imagination" / "round_1" / "films"}
+    page = (run / "report.html").read_text()
+    assert "How far it can be believed" in page
+    assert page.count("<video") == len(trust["films"])
+
+
 def test_every_round_goes_on_from_what_reality_prefers(run: Path) -> None:
     """Imitated again from the best so far, imagined from the better of both; the best of all is shipped."""
     stages, sha = json.loads((run / "stages.json").read_text()), lambda bundle: read_bundle_info(bundle).sha256

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from run_folder import TASKS, make_run, rate
+from run_folder import TASKS, make_imagined_run, make_run, rate
 
 from sims.errors import UserError
 from vla_rl.report import write_comparison, write_report
-from vla_rl.report.page import duration
+from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
 from vla_rl.report.table import print_bench, print_comparison, print_evaluation
@@ -73,6 +73,34 @@ def test_a_finished_run_shows_everything(tmp_path: Path):
     titles = [label.partition(".")[0] for label in page.labels]
     for title in ("Success", "KL to the rollout's policy", "Value: explained variance", "Seconds per iteration"):
         assert title in titles, title
+
+
+def test_imagination_says_round_by_round_how_far_it_can_be_believed(tmp_path: Path):
+    html = write_report(make_imagined_run(tmp_path / "run"))
+    page, text = check(html), html.read_text()
+    for shown in (
+        '<span class="bad">39 %</span> <span class="soft">[0, 60]</span>',
+        '<span class="good">0 %</span>',
+        '<span class="bad">0.71</span> <span class="soft">[0.66, 0.76]</span>',
+        '<span class="good">&minus;5</span> <span class="soft">[&minus;12, 2]</span>',
+    ):
+        assert shown in text, shown
+    for said in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagination", "24,000", "swapped 0"):
+        assert said in page.text, said
+    assert page.tags.count("video") == 1
+    assert "Success of imagined branches" in {label.partition(".")[0] for label in page.labels}
+
+
+def test_a_round_that_has_just_begun(tmp_path: Path):
+    run = make_imagined_run(tmp_path / "run")
+    stages = json.loads((run / "stages.json").read_text())
+    (run / "stages.json").write_text(
+        json.dumps({"validate_start": stages["validate_start"], "real_0": stages["real_0"]})
+    )
+    shutil.rmtree(run / "imagination")
+    page = check(write_report(run))
+    assert "How far it can be believed" not in page.text
+    assert "78 %" in page.text
 
 
 def test_no_gain_is_called_noise(tmp_path: Path):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from vla_rl.report.page import (
+from vla_rl.report.page import FEATURED, per_task
+from vla_rl.report.pieces import (
     ABSENT,
     AFTER,
     BEFORE,
-    FEATURED,
     PALETTE,
     curve,
     document,
     duration,
     figure,
-    per_task,
     rate_cell,
     section,
     signed,

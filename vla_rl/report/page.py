@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
-from importlib import resources
-from pathlib import Path
 
+from vla_rl.report.imagination import imagination
+from vla_rl.report.pieces import (
+    AFTER,
+    BEFORE,
+    PALETTE,
+    card,
+    curve,
+    document,
+    duration,
+    figure,
+    film,
+    interval,
+    metric_figure,
+    rate_cell,
+    section,
+    signed,
+    tone,
+)
 from vla_rl.report.run_data import Points, Rate, RunData, difference, series
-from vla_rl.report.svg import Line, interval_chart, line_chart, percent, smooth, stacked_area
+from vla_rl.report.svg import Line, interval_chart, line_chart, percent, stacked_area
 
-AFTER, BEFORE = 0, 8  # colours of the page's palette
-PALETTE = 8
-ABSENT = "&ndash;"
 FEATURED = {  # metric -> title, and what a reader should look for
     "kl": ("KL to the rollout's policy", "how far one update moves the policy; a steady rise means steps too large"),
     "clip_fraction": (
@@ -24,9 +36,6 @@ FEATURED = {  # metric -> title, and what a reader should look for
 }
 
 
-# ------------------------------------------------------------------------------------------------------------ one run
-
-
 def run_page(run: RunData) -> str:
     """The whole page of one run."""
     body = [
@@ -34,6 +43,7 @@ def run_page(run: RunData) -> str:
         _headline(run),
         _tasks(run),
         _learning(run),
+        imagination(run),
         _films(run),
         _time(run),
         _failures(run),
@@ -140,12 +150,10 @@ def _task_table(rows: Mapping[str, Mapping[str, Rate]]) -> str:
 def _learning(run: RunData) -> str:
     figures = [_success_figure(run)]
     for name, (title, hint) in FEATURED.items():
-        figures.append(_metric_figure(run.points(name), title=title, hint=hint))
+        figures.append(metric_figure(run.points(name), title=title, hint=hint))
     loss = series(run.imitation, "bc_loss")
     figures.append(
-        _metric_figure(
-            loss, title="Imitation loss", hint="before reinforcement", colour=BEFORE, x_label="gradient step"
-        )
+        metric_figure(loss, title="Imitation loss", hint="before reinforcement", colour=BEFORE, x_label="gradient step")
     )
     figures.append(_validation_figure(run))
     return section("Learning", figures)
@@ -187,33 +195,12 @@ def _validation_figure(run: RunData) -> str:
     return figure("Validation per task", chart, {line.label: line.colour for line in lines})
 
 
-def _metric_figure(
-    points: Points, *, title: str, hint: str = "", colour: int = AFTER, x_label: str = "iteration"
-) -> str:
-    if len(points) < 2:
-        return ""
-    chart = line_chart(curve(points, label=title, colour=colour), title=title, x_label=x_label)
-    note = f'<p class="note">{escape(hint)}</p>' if hint else ""
-    return figure(title, chart + note, {})
-
-
-def curve(points: Points, *, label: str, colour: int) -> list[Line]:
-    """The series; with many points also its moving average, the raw one fainter behind it."""
-    if len(points) < 20:
-        return [Line(label=label, points=points, colour=colour)] if points else []
-    average = smooth(points, max(3, len(points) // 12))
-    return [
-        Line(label=label, points=points, colour=colour, faint=True),
-        Line(label=label, points=average, colour=colour),
-    ]
-
-
 def _films(run: RunData) -> str:
     tasks = list(dict.fromkeys(stem.partition("_")[2] for stem in run.videos if stem.startswith(("bc_", "rl_"))))
     pairs = []
     for task in tasks:
         films = [
-            _film(path, label)
+            film(path, label)
             for prefix, label in (("bc_", "before"), ("rl_", "after"))
             if (path := run.videos.get(prefix + task)) is not None
         ]
@@ -222,14 +209,6 @@ def _films(run: RunData) -> str:
         return ""
     note = '<p class="note">The same starts before and after. A green frame is a success, a red one a failure.</p>'
     return f'<h2>Before and after</h2>{note}<div class="films">{"".join(pairs)}</div>'
-
-
-def _film(path: Path, label: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return (
-        f'<div><video controls autoplay loop muted playsinline aria-label="{escape(path.stem)}" '
-        f'src="data:video/mp4;base64,{data}"></video><p>{label}</p></div>'
-    )
 
 
 def _time(run: RunData) -> str:
@@ -271,7 +250,7 @@ def _sections(run: RunData) -> str:
 def _all_figures(run: RunData) -> str:
     featured = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
     rest = [name for name in run.names() if name not in featured and not name.startswith(("time/", "validation/"))]
-    figures = [shown for name in rest if (shown := _metric_figure(run.points(name), title=name))]
+    figures = [shown for name in rest if (shown := metric_figure(run.points(name), title=name))]
     if not figures:
         return ""
     grid = f'<div class="grid2 small">{"".join(figures)}</div>'
@@ -291,64 +270,3 @@ def _reproduce(run: RunData) -> str:
             f"<details><summary>Resolved configuration</summary><pre>{escape(run.config_text)}</pre></details>"
         )
     return "".join(parts) if len(parts) > 1 else ""
-
-
-# ------------------------------------------------------------------------------------------------------- small pieces
-
-
-def document(title: str, body: Iterable[str]) -> str:
-    css = resources.files("vla_rl.report").joinpath("page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · vla-rl</title><style>{css}</style></head><body><main>"
-        + "".join(body)
-        + "<footer>Intervals are Wilson 95 % intervals; the gain's is Newcombe's. "
-        "A thin line is the raw series, a thick one its moving average.</footer></main></body></html>\n"
-    )
-
-
-def section(title: str, figures: Iterable[str]) -> str:
-    shown = "".join(figures)
-    return f'<h2>{escape(title)}</h2><div class="grid2">{shown}</div>' if shown else ""
-
-
-def figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
-    keys = "".join(
-        f'<span><span class="swatch t{colour}"></span>{escape(label)}</span>' for label, colour in colours.items()
-    )
-    legend = f'<span class="legend">{keys}</span>' if keys else ""
-    return f'<figure class="card"><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{chart}</figure>'
-
-
-def card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
-    return f'<div class="card {css}"><div class="value {tone}">{value}</div><div class="what">{what}</div></div>'
-
-
-def tone(low: float, high: float) -> str:
-    return "good" if low > 0 else "bad" if high < 0 else ""
-
-
-def signed(value: float) -> str:
-    return f"{100 * value:+.0f}".replace("-", "&minus;")
-
-
-def interval(rate: Rate) -> str:
-    return f"95 %: {100 * rate.low:.0f} to {100 * rate.high:.0f} %"
-
-
-def rate_cell(rate: Rate | None) -> str:
-    if rate is None:
-        return ABSENT
-    return f'{percent(rate.success)} <span class="soft">[{100 * rate.low:.0f}, {100 * rate.high:.0f}]</span>'
-
-
-def duration(seconds: float) -> str:
-    """Rounded for reading: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

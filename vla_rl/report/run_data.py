@@ -34,6 +34,15 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Round:
+    """Of a run in imagination. ``stages``: results of what was done so far, by name; the trust report is ``trust``."""
+
+    stages: Mapping[str, Mapping[str, Any]]
+    metrics: Sequence[Mapping[str, Any]]
+    films: Mapping[str, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """``metrics``: one record per iteration. ``failures``: simulators that were replaced.
 
@@ -49,6 +58,7 @@ class RunData:
     command: str
     videos: Mapping[str, Path]
     failures: Sequence[Mapping[str, Any]] = ()
+    rounds: Sequence[Round] = ()
 
     @property
     def before(self) -> Rate | None:
@@ -86,6 +96,7 @@ def read_run(path: Path) -> RunData:
     try:
         metrics, imitation = read_metrics(path), read_metrics(path / "imitation")
         result = json.loads(_text(path / "result.json") or "{}")
+        rounds = _rounds(path, json.loads(_text(path / "stages.json") or "{}"))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     return RunData(
@@ -96,9 +107,24 @@ def read_run(path: Path) -> RunData:
         imitation=imitation,
         result=result,
         command=_text(path / "command.txt").strip(),
-        videos={video.stem: video for video in sorted((path / "videos").glob("*.mp4"))},
+        videos=_films(path / "videos"),
         failures=read_failures(path),
+        rounds=rounds,
     )
+
+
+def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
+    rounds = []
+    for number in range(sum(name.startswith("real_") for name in stages)):
+        folder, ending = path / "imagination" / f"round_{number}", f"_{number}"
+        rounds.append(
+            Round(
+                stages={name.removesuffix(ending): one for name, one in stages.items() if name.endswith(ending)},
+                metrics=read_metrics(folder),
+                films=_films(folder / "films"),
+            )
+        )
+    return rounds
 
 
 def difference(before: Rate, after: Rate) -> tuple[float, float, float]:
@@ -107,6 +133,10 @@ def difference(before: Rate, after: Rate) -> tuple[float, float, float]:
     low = gain - math.hypot(after.success - after.low, before.high - before.success)
     high = gain + math.hypot(after.high - after.success, before.success - before.low)
     return gain, low, high
+
+
+def _films(folder: Path) -> dict[str, Path]:
+    return {film.stem: film for film in sorted(folder.glob("*.mp4"))}
 
 
 def _text(path: Path) -> str:

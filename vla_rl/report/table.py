@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sims.libero import score_table
 from vla_rl.report.comparison import unique_names
-from vla_rl.report.page import duration
+from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 
 

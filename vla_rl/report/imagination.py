@@ -1,0 +1,154 @@
+"""The page's section on imagination: how far it can be believed, round by round, and what it led to in reality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, film, metric_figure, rate_cell, section, signed
+from vla_rl.report.run_data import Rate, Round, RunData, series
+from vla_rl.report.svg import line_chart, percent
+
+ASKED = "max_hallucinated", "min_success_auc", "max_delta_success"
+VALIDATED = {"validate_imitation": "its successes imitated", "validate": "after imagination"}
+
+
+def imagination(run: RunData) -> str:
+    if not run.rounds:
+        return ""
+    last = run.rounds[-1].metrics
+    learned = [
+        _success(run.rounds),
+        metric_figure(series(last, "kl"), title="KL in imagination", hint="last round"),
+        metric_figure(series(last, "explained_variance"), title="Value: explained variance", hint="last round"),
+    ]
+    return section("Imagination", [_trust(run), _validation(run), *learned]) + _films(run.rounds)
+
+
+def _trust(run: RunData) -> str:
+    """What each round's trust report measured on held-out episodes, beside what was asked for."""
+    reports = [one.stages["trust"] for one in run.rounds if "trust" in one.stages]
+    if not reports:
+        return ""
+    asked = {name: run.settings.get(f"imagination.trust.{name}") for name in ASKED}
+    deepest = f"after {reports[0]['horizons'][-1]} chunks"
+    rows = [
+        _row(
+            "failures imagined to succeed (actions of another episode)",
+            _limit("&le;", asked["max_hallucinated"], percent),
+            [_hallucinated(report, asked["max_hallucinated"]) for report in reports],
+        ),
+        _row(
+            "imagined success tells true success: AUC",
+            _limit("&ge;", asked["min_success_auc"], lambda value: f"{value:.2f}"),
+            [_auc(report, asked["min_success_auc"]) for report in reports],
+        ),
+        _row(
+            "imagined less true success [points]",
+            _limit("&plusmn;", asked["max_delta_success"], lambda value: f"{100 * value:.0f}"),
+            [_difference(report, asked["max_delta_success"]) for report in reports],
+        ),
+        _row(f"PSNR {deepest}, a copy's [dB]", "", [_beside_copy(one, "psnr", 1.0) for one in reports]),
+        _row(
+            f"objects off {deepest}, a copy's [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
+        ),
+    ]
+    head = _row("", "asked", [f"round {number}" for number in range(len(reports))])
+    note = (
+        "On recorded episodes that nothing was fitted to. Red falls short of what was asked, and halves the branches."
+    )
+    return (
+        '<div class="card"><h3>How far it can be believed</h3>'
+        f'<div class="wide"><table>{head}{"".join(rows)}</table></div><p class="note">{note}</p></div>'
+    )
+
+
+def _row(title: str, asked: str, cells: Sequence[str]) -> str:
+    return "<tr>" + f"<td>{title}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in (asked, *cells)) + "</tr>"
+
+
+def _limit(sign: str, limit: float | None, show: Callable[[float], str]) -> str:
+    return "" if limit is None else f"{sign} {show(limit)}"
+
+
+def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
+    value = report["hallucinated_success"]
+    if value is None:
+        return ABSENT
+    return _measured(percent(value), _points(report.get("hallucinated_success_interval")), _beyond(value, limit))
+
+
+def _auc(report: Mapping[str, Any], limit: float | None) -> str:
+    value, ends = report["success_auc"], report.get("success_auc_interval")
+    if value is None:
+        return ABSENT
+    return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", limit is not None and value < limit)
+
+
+def _difference(report: Mapping[str, Any], limit: float | None) -> str:
+    value = report["imagined_success"] - report["true_success"]
+    return _measured(signed(value), _points(report.get("imagined_minus_true_interval")), _beyond(abs(value), limit))
+
+
+def _beyond(value: float, limit: float | None) -> bool:
+    return limit is not None and value > limit
+
+
+def _points(ends: Sequence[float] | None) -> str | None:
+    return None if ends is None else f"{100 * ends[0]:.0f}, {100 * ends[1]:.0f}".replace("-", "&minus;")
+
+
+def _measured(value: str, ends: str | None, short: bool) -> str:
+    soft = f' <span class="soft">[{ends}]</span>' if ends else ""
+    return f'<span class="{"bad" if short else "good"}">{value}</span>{soft}'
+
+
+def _beside_copy(report: Mapping[str, Any], name: str, unit: float) -> str:
+    ours, copy = report[name][-1], report[f"copy_{name}"][-1]
+    return ABSENT if ours is None or copy is None else f"{unit * ours:.1f}, {unit * copy:.1f}"
+
+
+def _validation(run: RunData) -> str:
+    """Success in reality, of what each round made."""
+    rows, steps = [], 0
+    for number, one in enumerate(run.rounds):
+        steps += one.stages["real"]["control_steps"]
+        for name, title in VALIDATED.items():
+            if name in one.stages:
+                rate = rate_cell(Rate.of(one.stages[name]))
+                rows.append(
+                    f'<tr><td>round {number}, {title}</td><td class="n">{rate}</td><td class="n">{steps:,}</td></tr>'
+                )
+    if not rows:
+        return ""
+    head = '<tr><th>policy</th><th class="n">success</th><th class="n">real control steps</th></tr>'
+    note = "On starts that are neither trained on nor reported above. The best one is shipped."
+    return (
+        f'<div class="card"><h3>Checked in reality</h3><div class="wide"><table>{head}{"".join(rows)}</table></div>'
+        f'<p class="note">{note}</p></div>'
+    )
+
+
+def _success(rounds: Sequence[Round]) -> str:
+    lines = [
+        line
+        for number, one in enumerate(rounds)
+        for line in curve(series(one.metrics, "success"), label=f"round {number}", colour=number % PALETTE)
+    ]
+    if not lines:
+        return ""
+    chart = line_chart(lines, title="Success of imagined branches", y=(0.0, 1.0), format_y=percent)
+    return figure("Success of imagined branches", chart, {line.label: line.colour for line in lines if not line.faint})
+
+
+def _films(rounds: Sequence[Round]) -> str:
+    """Of the last round that has some."""
+    films = next((one.films for one in reversed(rounds) if one.films), {})
+    if not films:
+        return ""
+    note = "Above what truly happened, below what was imagined, the same actions; swapped: of another episode."
+    cards = "".join(
+        f'<div class="card">{film(path, escape(name.replace("_", " ")))}</div>' for name, path in films.items()
+    )
+    return f'<h2>Truth and imagination</h2><p class="note">{note}</p><div class="films">{cards}</div>'

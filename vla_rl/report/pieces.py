@@ -1,0 +1,103 @@
+"""What every page is made of: cards, figures, figures' lines, how rates and durations are written."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from vla_rl.report.run_data import Points, Rate
+from vla_rl.report.svg import Line, line_chart, percent, smooth
+
+AFTER, BEFORE = 0, 8  # colours of the page's palette
+PALETTE = 8
+ABSENT = "&ndash;"
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    css = resources.files("vla_rl.report").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · vla-rl</title><style>{css}</style></head><body><main>"
+        + "".join(body)
+        + "<footer>Intervals are Wilson 95 % intervals; the gain's is Newcombe's. "
+        "A thin line is the raw series, a thick one its moving average.</footer></main></body></html>\n"
+    )
+
+
+def section(title: str, figures: Iterable[str]) -> str:
+    shown = "".join(figures)
+    return f'<h2>{escape(title)}</h2><div class="grid2">{shown}</div>' if shown else ""
+
+
+def figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
+    keys = "".join(
+        f'<span><span class="swatch t{colour}"></span>{escape(label)}</span>' for label, colour in colours.items()
+    )
+    legend = f'<span class="legend">{keys}</span>' if keys else ""
+    return f'<figure class="card"><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{chart}</figure>'
+
+
+def card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
+    return f'<div class="card {css}"><div class="value {tone}">{value}</div><div class="what">{what}</div></div>'
+
+
+def tone(low: float, high: float) -> str:
+    return "good" if low > 0 else "bad" if high < 0 else ""
+
+
+def signed(value: float) -> str:
+    return f"{100 * value:+.0f}".replace("-", "&minus;")
+
+
+def interval(rate: Rate) -> str:
+    return f"95 %: {100 * rate.low:.0f} to {100 * rate.high:.0f} %"
+
+
+def rate_cell(rate: Rate | None) -> str:
+    if rate is None:
+        return ABSENT
+    return f'{percent(rate.success)} <span class="soft">[{100 * rate.low:.0f}, {100 * rate.high:.0f}]</span>'
+
+
+def duration(seconds: float) -> str:
+    """Rounded for reading: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def metric_figure(
+    points: Points, *, title: str, hint: str = "", colour: int = AFTER, x_label: str = "iteration"
+) -> str:
+    if len(points) < 2:
+        return ""
+    chart = line_chart(curve(points, label=title, colour=colour), title=title, x_label=x_label)
+    note = f'<p class="note">{escape(hint)}</p>' if hint else ""
+    return figure(title, chart + note, {})
+
+
+def curve(points: Points, *, label: str, colour: int) -> list[Line]:
+    """The series; with many points also its moving average, the raw one fainter behind it."""
+    if len(points) < 20:
+        return [Line(label=label, points=points, colour=colour)] if points else []
+    average = smooth(points, max(3, len(points) // 12))
+    return [
+        Line(label=label, points=points, colour=colour, faint=True),
+        Line(label=label, points=average, colour=colour),
+    ]
+
+
+def film(path: Path, label: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<div><video controls autoplay loop muted playsinline aria-label="{escape(path.stem)}" '
+        f'src="data:video/mp4;base64,{data}"></video><p>{label}</p></div>'
+    )
