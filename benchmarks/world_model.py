@@ -7,7 +7,7 @@ that policy, imitation of their successes, fit, trust report, reinforcement in i
 simulator. Beside it, from the same first policy: imagination alone, in the same world, without imitating successes;
 and PPO in the simulator, with as many real control steps as the loop has recorded. Then all seeds' policies, in the
 first seed's world and in the simulator. ``--ablations``: the loops of these seeds again, each time without one of
-their parts, from the same policies and the same real episodes.
+their parts or in two rounds, from the same policies and, as far as that goes, the same real episodes.
 Writes what came of it and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
 goes on where it was interrupted.
 """
@@ -40,16 +40,24 @@ from vla_rl.world_model import WORLD_FILE
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
-# Without a part: the settings that leave it out, and which of the whole loop's stages stay as they are.
-RECORDED = ("demonstrate", "imitate", "evaluate_before", "validate_start", "real_0")
+# The loop otherwise: settings, and which of the whole loop's stages stay as they are.
+IMITATED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
+RECORDED = (*IMITATED, "real_0")
 SUCCESSES, FITTED = ("imitate_0", "validate_imitation_0"), ("fit_0", "trust_0")
-ABLATIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "strict rewards": (["--imagination.model.imagined.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "the encoder": (["--algorithm.update.train_encoder", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "starts at keyframes": (["--imagination.model.keyframes.beginnings", "1.0"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "uncertainty": (["--imagination.model.imagined.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "near successes": (["--imagination.model.outcome.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
-    "actions": (["--imagination.model.world.actions", "false"], (*RECORDED, *SUCCESSES)),
+VARIANTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "without strict rewards": (["--imagination.model.imagined.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without the encoder": (["--algorithm.update.train_encoder", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without starts at keyframes": (
+        ["--imagination.model.keyframes.beginnings", "1.0"],
+        (*RECORDED, *SUCCESSES, *FITTED),
+    ),
+    "without uncertainty": (["--imagination.model.imagined.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without near successes": (["--imagination.model.outcome.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
+    "without actions": (["--imagination.model.world.actions", "false"], (*RECORDED, *SUCCESSES)),
+    "in two rounds of half the episodes": (
+        ["--imagination.rounds", "2", "--imagination.real_episodes", "300"],
+        IMITATED,
+    ),
 }
 
 
@@ -81,12 +89,12 @@ def main() -> None:
     rows = compared(load_config(Experiment, arguments.config, arguments.settings), work, runs)
     record(rows)
     for seed in arguments.ablations:
-        for part, (without, kept) in ABLATIONS.items():
-            folder = work / f"seed_{seed}" / f"without_{part.replace(' ', '_')}"
+        for variant, (changed, kept) in VARIANTS.items():
+            folder = work / f"seed_{seed}" / variant.replace(" ", "_")
             branch_off(work / f"seed_{seed}" / "imagined", folder, kept)
-            settings = [*arguments.settings, "--seed", str(seed), *without]
+            settings = [*arguments.settings, "--seed", str(seed), *changed]
             result = finished(load_config(Experiment, arguments.config, settings), folder)["result"]["rl"]
-            one = figure(f"success, without {part}", result["success"], "1")
+            one = figure(f"success, {variant}", result["success"], "1")
             rows.append(one | {"interval": result["interval"], "seeds": [seed]})
             record(rows)
 
@@ -96,7 +104,8 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
     if folder.exists():
         return
     known = json.loads((run / "stages.json").read_text())
-    names = ["demonstrations", "imitation", "imagination/round_0/episodes"]
+    names = ["demonstrations", "imitation"]
+    names += ["imagination/round_0/episodes"] * ("real_0" in stages)
     names += ["imagination/round_0/imitation"] * ("imitate_0" in known and "imitate_0" in stages)
     names += [f"imagination/round_0/{WORLD_FILE}"] * ("fit_0" in stages)
     for name in names:
