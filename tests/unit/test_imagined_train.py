@@ -14,13 +14,17 @@ import torch
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
+from sims.catalog import make_env
 from sims.vector_env import StartState
 from tests.worlds import ChainWorld
 from vla_rl.cli import main
 from vla_rl.config import load_config
 from vla_rl.experiment import Experiment
 from vla_rl.imagined import LookingOften, branch_steps, perturbed
-from vla_rl.world_model import WORLD_FILE, ImaginationConfig
+from vla_rl.run import load_experiment
+from vla_rl.world_film import played, recorded
+from vla_rl.world_model import WORLD_FILE, ImaginationConfig, open_clips
+from world_models.fidelity import own_scripts
 
 CONFIG = """\
 extends: {tiny}
@@ -124,6 +128,21 @@ def test_the_report_shows_truth_beside_imagination(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert "How far it can be believed" in page
     assert page.count("<video") == len(trust["films"])
+
+
+def test_an_episode_played_again_shows_what_was_recorded(run: Path) -> None:
+    experiment = load_experiment(run)
+    assert experiment.imagination is not None
+    clips = open_clips([run / "imagination" / "round_0" / "episodes"], experiment.imagination.model, "all")
+    env = make_env(experiment.sim)
+    try:
+        for script in own_scripts(clips)[:2]:
+            again = played(env, clips, script, 8)
+            shown = recorded(clips, script.episode, 8)
+            for name in ("action", "length", "frames"):
+                assert torch.equal(getattr(again, name), getattr(shown, name)), name
+    finally:
+        env.close()
 
 
 def test_every_round_goes_on_from_what_reality_prefers(run: Path) -> None:
