@@ -11,6 +11,7 @@ import torch
 
 from policies.vla import VLA, VLAConfig
 from tests import dot_world
+from world_models.bundle import WorldInfo, check_robot
 from world_models.clips import FAILED, RUNNING, SUCCESS, ClipSampler
 from world_models.dynamics import WorldModelError
 from world_models.outcome import (
@@ -95,6 +96,23 @@ def test_too_few_successes_are_refused_in_one_line(tmp_path: Path) -> None:
     outcome.config = dataclasses.replace(outcome.config, min_successes=4)
     with pytest.raises(WorldModelError, match=r"the episodes hold \d successes, a reward needs at least 4"):
         OutcomeFitter(outcome, clips, imagined, seed=0)
+
+
+def test_a_policy_of_another_robot_is_refused() -> None:
+    world, outcome = dot_world.models()
+    info = WorldInfo(
+        world=world.config,
+        outcome=outcome.config,
+        robot=dot_world.ROBOT,
+        usual_error=1.0,
+        metrics={},  # type: ignore[arg-type]
+    )
+    check_robot(info, dot_world.ROBOT, what="the policy p")
+    other = dataclasses.replace(dot_world.ROBOT, cameras=("front",))
+    with pytest.raises(
+        WorldModelError, match=r"has cameras \('front', 'flipped'\), the policy p has \('front',\); fit"
+    ):
+        check_robot(info, other, what="the policy p")
 
 
 def test_a_policy_of_another_shape_is_refused(tmp_path: Path) -> None:
