@@ -123,7 +123,7 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         said: list[Denoised] = []
         predict = self._predict(memory, action.to(self.device), length.to(self.device), said)
         latent = integrate(predict, self._sampler, noise.to(self.device).flatten(2)).view(noise.shape)
-        latent, last = latent.clamp(-self.codec.limit, self.codec.limit), said[-1]
+        latent, last = latent.clamp(-self.codec.limit, self.codec.limit), said[0]
         return Imagined(latent=latent, state=last.state, error=(0.5 * last.log_error).exp()).to(noise.device)
 
     @torch.no_grad()
@@ -140,12 +140,12 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         return FlowODE(FlowODEConfig(steps=self.config.steps))
 
     def _predict(self, memory: M, action: Tensor, length: Tensor, said: list[Denoised]) -> Predict:
-        """The network bound to a question; what else it says of every step is appended to ``said``."""
+        """The network bound to a question; ``said`` holds all it said of the last step, and of that alone."""
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             noisy = x_t.reshape(len(action), *self.latent_shape)
-            said.append(self.denoised(memory, action, length, noisy, t.expand(len(action), -1)[:, 0]))
-            return Prediction(target=(x_t - said[-1].latent.reshape(x_t.shape)) / t[..., None, None])
+            said[:] = [self.denoised(memory, action, length, noisy, t.expand(len(action), -1)[:, 0])]
+            return Prediction(target=(x_t - said[0].latent.reshape(x_t.shape)) / t[..., None, None])
 
         return predict
 

@@ -65,7 +65,7 @@ def _trust(run: RunData) -> str:
 
 
 def _row(title: str, asked: str, cells: Sequence[str]) -> str:
-    return "<tr>" + f"<td>{title}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in (asked, *cells)) + "</tr>"
+    return f"<tr><td>{title}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in (asked, *cells)) + "</tr>"
 
 
 def _limit(sign: str, limit: float | None, show: Callable[[float], str]) -> str:
