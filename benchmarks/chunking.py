@@ -27,17 +27,17 @@ import torch
 from numpy.typing import NDArray
 
 from episodes.sampler import Batch
-from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from policies.vla import VLAConfig
-from real_robot.chunk_scheduler import ChunkingConfig, ChunkScheduler
-from real_robot.limits_file import load_limits
-from real_robot.panda_tool import PandaTool
-from real_robot.policy_backend import PolicyBackend
-from real_robot.safety import Command, Measurement, RobotLimits, SafetyFilter
-from real_robot.wire import Act
+from policies.compact_vla import VLAConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
+from real_robot.control.panda_tool import PandaTool
+from real_robot.safety.filter import Command, Measurement, RobotLimits, SafetyFilter
+from real_robot.safety.limits import load_limits
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.protocol import Act
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
-from sims.vector_env import Observation, encode_text
+from sims.vector_env import Observation, encode_instructions
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench import Row, row, write_record
 from vla_rl.intervals import wilson_interval
@@ -131,7 +131,9 @@ def clone(seed: int, steps: int) -> DenoisingPolicy:
 
 def observe(state: torch.Tensor) -> Observation:
     n = len(state)
-    return Observation(images=torch.zeros(n, 0, 8, 8, 3, dtype=torch.uint8), state=state, text=encode_text([""] * n))
+    return Observation(
+        images=torch.zeros(n, 0, 8, 8, 3, dtype=torch.uint8), state=state, text=encode_instructions([""] * n)
+    )
 
 
 @dataclass

@@ -20,19 +20,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sims.catalog import make_env
+from sims.registry import make_env
 from vla_rl.bench import row, write_record
-from vla_rl.config import load_config
-from vla_rl.experiment import Experiment
-from vla_rl.imagined import compare_success
-from vla_rl.world_model import WORLD_FILE, open_clips
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.runners.imagination import compare_success
+from vla_rl.runners.world_model import WORLD_FILE, open_clips
 from world_models.bundle import FittedWorld, load_world, save_world
-from world_models.clips import ClipSampler
-from world_models.distill import DistillConfig, Distiller
+from world_models.data.clips import ClipSampler
 from world_models.fidelity import frames_per_second, imagined_success, open_loop, own_scripts, set_thresholds
-from world_models.fit import FitConfig, Fitter, first_moment
-from world_models.flow_world import FlowWorld
-from world_models.outcome import auc
+from world_models.models.flow_model import FlowWorld
+from world_models.reward_model import auc
+from world_models.training.distill import DistillConfig, Distiller
+from world_models.training.fit import FitConfig, Fitter, first_moment
 
 HORIZONS, TEACHER_STEPS, STARTS = (1, 2, 4, 8), 4, 60
 

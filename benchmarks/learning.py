@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from vla_rl.bench import row, write_record
-from vla_rl.metrics import read_metrics
+from vla_rl.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 CURVE = ("success", "validation", "kl", "explained_variance")

@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.algorithms.rlir import RLIR, RLIRConfig
 from vla_rl.bench import row, write_record
-from vla_rl.config import load_config
-from vla_rl.experiment import Experiment
-from vla_rl.rlir import RLIR, RLIRConfig
-from vla_rl.world_model import WORLD_FILE, locator, open_clips
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.runners.world_model import WORLD_FILE, locator, open_clips
 from world_models.bundle import load_world
-from world_models.clips import Clip, ClipSampler
+from world_models.data.clips import Clip, ClipSampler
 from world_models.fidelity import Locate, open_loop
-from world_models.fit import FitConfig, Fitter, first_moment
-from world_models.flow_world import FlowWorld
-from world_models.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate, latents
+from world_models.models.flow_model import FlowWorld
+from world_models.training.fit import FitConfig, Fitter, first_moment
+from world_models.training.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate, latents
 
 HORIZONS = (1, 2, 4, 8)
 

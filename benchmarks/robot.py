@@ -37,8 +37,8 @@ from sims.tabletop.tasks import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
 from vla_rl.bench import Row, row, write_record
-from vla_rl.evaluate import actor, run_episodes
 from vla_rl.intervals import wilson_interval
+from vla_rl.runners.evaluate import actor, run_episodes
 
 if TYPE_CHECKING:
     from real_robot.robot_env import RobotEnv

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from real_robot.limits_file import load_limits
-from real_robot.safety import Command, Measurement, SafetyFilter
+from real_robot.safety.filter import Command, Measurement, SafetyFilter
+from real_robot.safety.limits import load_limits
 from vla_rl.bench import Row, row, write_record
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def rows_of_times() -> Iterator[Row]:
 
 def check_properties(streams: int) -> Row:
     """Hypothesis, in a process of its own. RuntimeError if a property is broken."""
-    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", "tests/property/test_safety_streams.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", "tests/real_robot/test_safety_streams.py"]
     done = subprocess.run(
         command,
         env={**os.environ, "SAFETY_STREAMS": str(streams)},

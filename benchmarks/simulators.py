@@ -1,4 +1,4 @@
-"""Our worker processes beside other libraries' vectorisation, state and 128 x 128 RGB, in one run per simulator.
+"""Our worker processes beside other libraries' vectorization, state and 128 x 128 RGB, in one run per simulator.
 
     python -m benchmarks.simulators nothing pusht metaworld robosuite        under six minutes on two quiet cores
     python -m benchmarks.simulators libero --sizes 0                         with stand-in assets, so named
@@ -16,10 +16,10 @@ import shlex
 import sys
 from typing import Any
 
-from sims.bench import compare
-from sims.catalog import pooled
-from sims.libero import LiberoConfig
-from sims.single_env import SingleEnv
+from sims.adapters.libero import LiberoConfig
+from sims.bench.throughput import compare
+from sims.registry import pooled
+from sims.subproc.single_env import SingleEnv
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
 from vla_rl.bench import Row, compared, write_record
@@ -51,7 +51,7 @@ def main() -> None:
 
 def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, type[SingleEnv]]:
     """What is measured in words, its configuration and its class; ``size`` 0: state alone."""
-    if name == NOTHING:  # the exchange itself: it only counts, and its two cameras show one colour
+    if name == NOTHING:  # the exchange itself: it only counts, and its two cameras show one color
         side = size or 8
         config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
         return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting

@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from benchmarks.robot import ROBOT, evaluate, success_row
 from policies.bundle import load_bundle, read_bundle_info
-from real_robot.chunk_scheduler import ChunkingConfig
-from real_robot.control_loop import ActionSource, ControlLoop
-from real_robot.embodiment import Embodiment, embodiment_of
-from real_robot.fake_arm import JOINT_HZ, TabletopArm, Trajectory
+from real_robot.control.chunk_scheduler import ChunkingConfig
+from real_robot.control.embodiment import Embodiment, embodiment_of
+from real_robot.control.loop import ActionSource, ControlLoop
 from real_robot.images import fit_image
-from real_robot.policy_backend import PolicyBackend
-from real_robot.policy_client import Answer
-from real_robot.remote_policy import RemotePolicy
 from real_robot.robot_file import load_robot
-from real_robot.safety import Measurement, RobotLimits, SafeCommand
-from real_robot.wire import Act, Chunk
+from real_robot.ros.fake_arm import JOINT_HZ, TabletopArm, Trajectory
+from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.client import Answer
+from real_robot.serving.protocol import Act, Chunk
+from real_robot.serving.remote_policy import RemotePolicy
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.render import Renderer, choose_gl

@@ -24,19 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from policies.bundle import load_bundle, read_bundle_info
-from sims.catalog import evaluation_starts, make_env
+from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench import write_record
-from vla_rl.checkpoint import latest_checkpoint, load_tree
-from vla_rl.config import load_config
-from vla_rl.evaluate import evaluate_policy
-from vla_rl.experiment import Experiment, FromBundle
-from vla_rl.imagined import compare_success
+from vla_rl.config.experiment import Experiment, FromBundle
+from vla_rl.config.loader import load_config
 from vla_rl.intervals import wilson_interval
-from vla_rl.metrics import read_metrics
-from vla_rl.run import open_run, write_json
-from vla_rl.train import train
-from vla_rl.world_model import WORLD_FILE
+from vla_rl.runners.evaluate import evaluate_policy
+from vla_rl.runners.imagination import compare_success
+from vla_rl.runners.train import train
+from vla_rl.runners.world_model import WORLD_FILE
+from vla_rl.runs.checkpoint import latest_checkpoint, load_tree
+from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.run_dir import open_run, write_json
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 

@@ -75,7 +75,7 @@ def frame(arrays: Mapping[str, np.ndarray], camera: str, look: int) -> np.ndarra
 
 
 def _encode_jpeg(frames: np.ndarray, quality: int) -> tuple[np.ndarray, np.ndarray]:
-    """[L, h, w, 3] -> blob, offsets. Full colour resolution: cameras of 64-128 pixels have none to spare."""
+    """[L, h, w, 3] -> blob, offsets. Full color resolution: cameras of 64-128 pixels have none to spare."""
     from PIL import Image
 
     blob, offsets = io.BytesIO(), [0]

@@ -8,7 +8,7 @@ not know; every episode that ends is cut from its row and committed to a store:
     step     appends action and outcome to the rows that have not ended
 
 An ended episode waits for its final look and is committed by the ``observe`` that shows it, else by the row's next
-``reset``, or by ``commit``. Chunks are stepped one by one (``advance`` of a ChunkedWorld is not used: its steps would
+``reset``, or by ``commit``. Chunks are stepped one by one (``advance`` of a ChunkedEnv is not used: its steps would
 be lost).
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from episodes.schema import HUMAN, SOURCES, Episode, EpisodeError
 from episodes.store import EpisodeStore
-from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, decode_text
+from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, decode_instructions
 
 
 def keep_all(_: Episode) -> bool:
@@ -135,7 +135,7 @@ class _Row:
         if self.start is None or step in self.looks[-1:]:  # nothing under way, or a second look at the same moment
             return
         if not self.looks:
-            self.instruction = decode_text(text[None])[0]
+            self.instruction = decode_instructions(text[None])[0]
         self.looks.append(step)
         self.images.append(images.copy())  # the world may reuse its buffers
         self.states.append(state.astype(np.float32))

@@ -27,14 +27,14 @@ from episodes.catalog import Entry
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.schema import SOURCES, EpisodeError
 from episodes.store import EVERYTHING, EpisodeStore, Selection
-from sims.rows import Rows
-from sims.vector_env import Observation, encode_text
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation, encode_instructions
 
 _MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(Rows):
+class Batch(TensorDataclass):
     """``action[b, i]`` is what was done ``i`` steps after ``obs`` was seen; ``mask`` is 0 where it is padding.
 
     Padding repeats the last action of the window. ``future``: the state at each of the sampler's ``future_steps``
@@ -81,7 +81,7 @@ class WindowSampler:
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
-        self._text = encode_text([entry.instruction for entry in entries])
+        self._text = encode_instructions([entry.instruction for entry in entries])
         self._digest = hashlib.sha256("".join(entry.id for entry in entries).encode()).hexdigest()
         self._index(store, entries, [SOURCES.index(actor) for actor in actors])
         if not len(self):
@@ -134,7 +134,7 @@ class WindowSampler:
         return self._position / len(self)
 
     def statistics(self) -> tuple[Float[Tensor, "looks state_dim"], Float[Tensor, "steps action_dim"]]:
-        """Every state and every action of the selected episodes, to fit a normaliser."""
+        """Every state and every action of the selected episodes, to fit a normalizer."""
         return self._state, self._action
 
     def next_batch(self) -> Batch:

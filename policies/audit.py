@@ -9,7 +9,7 @@ from torch import Tensor
 
 from policies.policy import ActionSample, Policy
 from sims.errors import UserError
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 
 
 class LogProbMismatch(UserError):
@@ -27,7 +27,7 @@ class StepDifference:
 
 @torch.no_grad()
 def audit_log_prob(
-    policy: Policy, context: Rows, sample: ActionSample, *, tolerance: float = 1e-3
+    policy: Policy, context: TensorDataclass, sample: ActionSample, *, tolerance: float = 1e-3
 ) -> list[StepDifference]:
     """Recompute the log-probs of ``sample`` (shapes [B, S, H, A]) as training will, and compare step by step.
 

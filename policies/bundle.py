@@ -1,4 +1,4 @@
-"""A trained policy as a folder: ``policy-HASH.safetensors`` (weights and normaliser), ``bundle.json`` (all the rest).
+"""A trained policy as a folder: ``policy-HASH.safetensors`` (weights and normalizer), ``bundle.json`` (all the rest).
 
 The JSON is replaced last, in one rename, and names the tensors by their hash; so at every moment the folder is the
 old bundle or the new one, and damage is found on reading.
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.errors import UserError
 
 FORMAT = 1
@@ -151,7 +151,7 @@ def _check_robot(robot: RobotSpec, path: Path, action_dim: int | None, cameras: 
 
 
 def _refuse_unknown_keys(manifest: dict[str, Any], path: Path) -> None:
-    """A key that nothing reads would change behaviour silently in the version that wrote it."""
+    """A key that nothing reads would change behavior silently in the version that wrote it."""
     allowed = set(BundleInfo.__dataclass_fields__)
     unknown = sorted(set(manifest) - allowed)
     if unknown:

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenoisingPath(Rows):
-    """The chain x_{t_0} (noise) .. x_{t_K} (action) that a sample took, in normalised action space.
+class DenoisingTrace(TensorDataclass):
+    """The chain x_{t_0} (noise) .. x_{t_K} (action) that a sample took, in normalized action space.
 
     ``steps`` are the indices i of the transitions x_{t_i} -> x_{t_{i+1}} that were drawn at random and are trained
     (all K of them, DPPO's last K', or one per sample).
@@ -29,20 +29,20 @@ class DenoisingPath(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionSample(Rows):
+class ActionSample(TensorDataclass):
     """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per trained step and element, float32."""
 
     action: Float[Tensor, "*B H A"]
-    path: DenoisingPath
+    path: DenoisingTrace
     log_prob: Float[Tensor, "*B S H A"]
 
 
-C = TypeVar("C", bound=Rows)
+C = TypeVar("C", bound=TensorDataclass)
 
 
 @runtime_checkable
 class Policy(Protocol[C]):
-    """A chunked policy whose training and rollout share one code path. Context C is any ``Rows`` record."""
+    """A chunked policy whose training and rollout share one code path. Context C is any ``TensorDataclass`` record."""
 
     @property
     def action_horizon(self) -> int: ...
@@ -61,11 +61,11 @@ class Policy(Protocol[C]):
         """Exploring, with the path it took. Does not build a graph."""
         ...
 
-    def log_prob(self, context: C, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+    def log_prob(self, context: C, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         """Of the trained steps of ``path``, float32, differentiable; the same code as ``sample``."""
         ...
 
-    def entropy(self, context: C, path: DenoisingPath) -> Float[Tensor, "B S H A"]:
+    def entropy(self, context: C, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         """Of the same transitions; constant in the parameters unless the noise is learned."""
         ...
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def fit_image(image: NDArray[np.uint8], size: Sequence[int]) -> Tensor:
-    """Largest centred crop of the wanted shape, then scaled down with antialiasing: uint8 [height, width, 3]."""
+    """Largest centerd crop of the wanted shape, then scaled down with antialiasing: uint8 [height, width, 3]."""
     height, width = size
     scale = min(image.shape[0] / height, image.shape[1] / width)
     rows, columns = round(height * scale), round(width * scale)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from episodes.schema import POLICY, Episode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.priority import give_up_priority
-from real_robot.wire import pack_map, unpack_map
+from real_robot.serving.protocol import pack_map, unpack_map
 
 # Looks and steps that may wait for the disk; beyond it the episode is given up, never the loop's punctuality.
 QUEUE = 4000

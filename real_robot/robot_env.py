@@ -33,14 +33,14 @@ from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 from torch import Tensor
 
-from real_robot.control_loop import ControlLoop
-from real_robot.control_thread import ControlThread
-from real_robot.embodiment import embodiment_of
+from real_robot.control.embodiment import embodiment_of
+from real_robot.control.loop import ControlLoop
+from real_robot.control.thread import ControlThread
 from real_robot.robot_file import Robot, load_robot
-from real_robot.ros_io import LATCHED_QOS, CameraInput, CommandOutput, JointInput
-from real_robot.safety import Measurement
+from real_robot.ros.ros_io import LATCHED_QOS, CameraInput, CommandOutput, JointInput
+from real_robot.safety.filter import Measurement
 from sims.errors import UserError
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
 
 class RobotWorldError(UserError):
@@ -326,7 +326,7 @@ class RobotEnv:
         return Observation(
             images=torch.from_numpy(np.stack([images[camera] for camera in self.spec.cameras]))[None],
             state=torch.from_numpy(self._embodiment.state(measured.positions).copy())[None],
-            text=encode_text([self._instruction]),
+            text=encode_instructions([self._instruction]),
         )
 
     def _wait(self, condition: Callable[[], bool], trouble: Callable[[], str]) -> None:

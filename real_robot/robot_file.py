@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
-from real_robot.chunk_scheduler import ChunkingConfig, ChunkingMethod
-from real_robot.limits_file import check_choice, load_limits
-from real_robot.safety import RobotLimits
+from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
+from real_robot.safety.filter import RobotLimits
+from real_robot.safety.limits import check_choice, load_limits
 
 T = TypeVar("T")
 EmbodimentName = Literal["joint_positions", "joint_steps", "panda_tool"]

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkStep(Rows):
+class ChunkStep(TensorDataclass):
     """Outcome of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
 
     ``valid`` is False where a row's world failed in this chunk (see Step): the chunk is data of nothing. It comes back
@@ -39,7 +39,7 @@ class ChunkStep(Rows):
 
 
 @runtime_checkable
-class ChunkedWorld(Protocol):
+class ChunkedEnv(Protocol):
     """A world that can advance a whole chunk at once (an imagined one, a captured CUDA graph)."""
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep: ...
@@ -52,7 +52,7 @@ def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) ->
     sum_{i < num_executed} gamma^i r_i. A row that stood finished before the chunk comes back done; its numbers mean
     nothing.
     """
-    if isinstance(env, ChunkedWorld):
+    if isinstance(env, ChunkedEnv):
         return env.advance(actions, gamma)
     total = None
     for i in range(actions.shape[1]):

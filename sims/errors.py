@@ -1,8 +1,8 @@
 """Errors that a person can act on.
 
     UserError                 the input is wrong or the machine lacks something; the message alone is shown, exit code 2
-    ├── ConfigError           a YAML file or a command-line override (vla_rl/config.py)
-    ├── CheckpointError       a training state that cannot be written or read (vla_rl/checkpoint.py)
+    ├── ConfigError           a YAML file or a command-line override (vla_rl/config/loader.py)
+    ├── CheckpointError       a training state that cannot be written or read (vla_rl/runs/checkpoint.py)
     └── ...                   each package derives its own
 
 The root lives in the lowest package, so every package can raise it. Every other exception that reaches the command

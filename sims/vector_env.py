@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 
 TEXT_BYTES = 96
 
 
-def encode_text(texts: Sequence[str], length: int = TEXT_BYTES) -> UInt8[Tensor, "N length"]:
+def encode_instructions(texts: Sequence[str], length: int = TEXT_BYTES) -> UInt8[Tensor, "N length"]:
     """UTF-8 bytes, zero padded; ValueError if an instruction is longer than ``length`` bytes."""
     out = np.zeros((len(texts), length), dtype=np.uint8)
     for row, text in zip(out, texts, strict=True):
@@ -35,13 +35,13 @@ def encode_text(texts: Sequence[str], length: int = TEXT_BYTES) -> UInt8[Tensor,
     return torch.from_numpy(out)
 
 
-def decode_text(text: UInt8[Tensor, "N length"]) -> list[str]:
-    """Inverse of ``encode_text``."""
+def decode_instructions(text: UInt8[Tensor, "N length"]) -> list[str]:
+    """Inverse of ``encode_instructions``."""
     return [bytes(row).rstrip(b"\0").decode() for row in text.cpu().numpy()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation(Rows):
+class Observation(TensorDataclass):
     """What a policy sees. Images are RGB, row 0 at the top; text is the instruction as zero-padded UTF-8 bytes."""
 
     images: UInt8[Tensor, "*N cameras height width 3"]
@@ -50,7 +50,7 @@ class Observation(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Rows):
+class Step(TensorDataclass):
     """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out.
 
     ``valid`` is False where a row's world failed (its simulator crashed or hung): the row comes back truncated, its

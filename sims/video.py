@@ -50,12 +50,12 @@ def write_video(
     return path
 
 
-def _bordered(frames: np.ndarray, colour: tuple[int, int, int], width: int) -> np.ndarray:
+def _bordered(frames: np.ndarray, color: tuple[int, int, int], width: int) -> np.ndarray:
     """A frame drawn around the picture, not over it."""
     padding = ((0, 0), (width, width), (width, width), (0, 0))
     out = np.pad(frames, padding)
     mask = np.pad(np.zeros(frames.shape[1:3], dtype=bool), width, constant_values=True)
-    out[:, mask] = np.array(colour, dtype=np.uint8)
+    out[:, mask] = np.array(color, dtype=np.uint8)
     return out
 
 
@@ -75,6 +75,6 @@ def _caption(text: str, width: int) -> np.ndarray:
 
 
 def _even(frames: np.ndarray) -> np.ndarray:
-    """yuv420p halves the colour resolution, so both sides must be even; the last row or column is repeated."""
+    """yuv420p halves the color resolution, so both sides must be even; the last row or column is repeated."""
     height, width = frames.shape[1:3]
     return np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")

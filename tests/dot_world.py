@@ -1,6 +1,6 @@
 """A world of one dot, small enough to fit a world model to in seconds.
 
-Pictures of 16 x 16 show a red dot on grey, the second camera the same upside down. It begins at 5 + seed % 4; the first
+Pictures of 16 x 16 show a red dot on gray, the second camera the same upside down. It begins at 5 + seed % 4; the first
 action moves it sideways by 2 pixels per unit. Success at the right edge; at the left edge the episode ends without it.
 state = [position, 0].
 """
@@ -14,13 +14,13 @@ import torch
 
 from episodes.schema import POLICY, Episode
 from episodes.store import EpisodeStore
-from policies.denoising_policy import RobotSpec
-from policies.vla import VLAConfig
-from world_models.clips import ClipSampler
-from world_models.conv_flow import ConvFlow, ConvFlowConfig
+from policies.compact_vla import VLAConfig
+from policies.denoising.policy import RobotSpec
+from world_models.data.clips import ClipSampler
+from world_models.data.keyframes import KeyframeConfig, Keyframes
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
-from world_models.keyframes import KeyframeConfig, Keyframes
-from world_models.outcome import OutcomeConfig, OutcomeModel
+from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.reward_model import OutcomeConfig, OutcomeModel
 
 SIZE, HORIZON = 16, 4
 ROBOT = RobotSpec(action_dim=2, state_dim=2, cameras=("front", "flipped"), image_size=(SIZE, SIZE), control_hz=10.0)

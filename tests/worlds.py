@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_text
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
 
 class ChainWorld:
@@ -58,7 +58,7 @@ class ChainWorld:
         return Observation(
             images=torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8),
             state=torch.stack([self.cell[rows], self.elapsed[rows]], -1).float(),
-            text=encode_text(["go right"] * len(rows)),
+            text=encode_instructions(["go right"] * len(rows)),
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -78,11 +78,11 @@ class ChainWorld:
     def close(self) -> None: ...
 
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}
+COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}
 
 
 class PointWorld:
-    """A white point on a plane with three coloured squares: "go to the red square". 32 x 32 images, sparse reward.
+    """A white point on a plane with three colored squares: "go to the red square". 32 x 32 images, sparse reward.
 
     Actions are velocities, 1.0 = 0.1 per step on a plane of side 2; success within 0.1 of the named square, while
     touching another one ends the episode in failure.
@@ -94,7 +94,7 @@ class PointWorld:
     def __init__(self, *, num_envs: int, max_steps: int = 40) -> None:
         self.spec = EnvSpec(
             name="point", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("top",),
-            image_size=(self.size, self.size), control_hz=10.0, max_steps=max_steps, tasks=tuple(COLOURS),
+            image_size=(self.size, self.size), control_hz=10.0, max_steps=max_steps, tasks=tuple(COLORS),
             device=torch.device("cpu"), fingerprint={},
         )  # fmt: skip
         self.point = torch.zeros(num_envs, 2)
@@ -145,13 +145,13 @@ class PointWorld:
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         cell = (torch.arange(self.size) + 0.5) / self.size * 2 - 1
         image = torch.full((len(rows), self.size, self.size, 3), 30, dtype=torch.uint8)
-        things = [(self.squares[rows, i], 0.12, colour) for i, colour in enumerate(COLOURS.values())]
-        for place, half, colour in [*things, (self.point[rows], 0.07, (250, 250, 250))]:
+        things = [(self.squares[rows, i], 0.12, color) for i, color in enumerate(COLORS.values())]
+        for place, half, color in [*things, (self.point[rows], 0.07, (250, 250, 250))]:
             inside_x = (cell - place[:, :1]).abs() < half
             inside_y = (cell - place[:, 1:]).abs() < half
-            image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(colour, dtype=torch.uint8)
-        words = [f"go to the {list(COLOURS)[task]} square" for task in self.task[rows].tolist()]
-        return Observation(images=image[:, None], state=self.point[rows], text=encode_text(words))
+            image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(color, dtype=torch.uint8)
+        words = [f"go to the {list(COLORS)[task]} square" for task in self.task[rows].tolist()]
+        return Observation(images=image[:, None], state=self.point[rows], text=encode_instructions(words))
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         rows = range(self.spec.num_envs) if env_ids is None else env_ids

@@ -21,22 +21,22 @@ import numpy as np
 import torch
 
 from policies.bundle import read_bundle_info, save_bundle
-from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, Precision, RobotSpec
-from real_robot.export import export_onnx
-from real_robot.policy_backend import ChunkBackend
-from real_robot.runtimes import Runtime
-from real_robot.serve import load_backend
-from real_robot.wire import Act
-from sims.bench import Measured
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, Precision, RobotSpec
+from real_robot.commands import load_backend
+from real_robot.serving.backends import ChunkBackend
+from real_robot.serving.export import export_onnx
+from real_robot.serving.protocol import Act
+from real_robot.serving.runtimes import Runtime
+from sims.bench.throughput import Measured
 from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.vector_env import Observation, VectorEnv, encode_text
-from vla_rl.run import git_revision, write_json
-from world_models.conv_flow import ConvFlow, ConvFlowConfig
-from world_models.dynamics import Moment
+from sims.vector_env import Observation, VectorEnv, encode_instructions
+from vla_rl.runs.run_dir import git_revision, write_json
 from world_models.fidelity import frames_per_second
+from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.world_model import Moment
 
 Row = dict[str, Any]
 VERSIONS = ("torch", "mujoco", "numpy")
@@ -61,8 +61,8 @@ def run_simulator(
 
     ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
     """
-    from sims.bench import compare
-    from sims.catalog import pooled
+    from sims.bench.throughput import compare
+    from sims.registry import pooled
 
     config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
     rows = compared(compare(config, simulator, against=against, seconds=seconds))
@@ -111,7 +111,7 @@ def bench_policy() -> list[Row]:
     obs = Observation(
         images=torch.randint(0, 255, (rows, 2, 64, 64, 3), dtype=torch.uint8),
         state=torch.randn(rows, 8),
-        text=encode_text(["pick up the red block"] * rows),
+        text=encode_instructions(["pick up the red block"] * rows),
     )
     generator = torch.Generator()
     with torch.no_grad():

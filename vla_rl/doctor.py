@@ -83,11 +83,11 @@ def print_checks(checks: Sequence[Check], console: Console | None = None) -> Non
     from rich.markup import escape
     from rich.table import Table
 
-    colours = {"ok": "green", "missing": "yellow", "failed": "red"}
+    colors = {"ok": "green", "missing": "yellow", "failed": "red"}
     table = Table("check", "status", "detail", box=None, pad_edge=False)
     for check in checks:
-        colour = colours[check["status"]]
-        table.add_row(check["name"], f"[{colour}]{check['status']}[/]", escape(check["detail"]))
+        color = colors[check["status"]]
+        table.add_row(check["name"], f"[{color}]{check['status']}[/]", escape(check["detail"]))
     console = console or Console()
     console.print(table, "")
     for check in checks:
@@ -215,13 +215,13 @@ def _video() -> Check:
 
 def _simulators() -> list[Check]:
     """Each installed one is started, stepped and looked at."""
-    from sims.catalog import SMALLEST
+    from sims.registry import SMALLEST
 
     return [*(_simulator(name) for name in SMALLEST), *_physx_gpu()]
 
 
 def _simulator(name: str) -> Check:
-    from sims.catalog import first_steps, is_installed
+    from sims.registry import first_steps, is_installed
 
     fix = SIMULATOR_FIXES.get(name, f"vla-rl sims install {name}")
     if not is_installed(name):
@@ -252,7 +252,7 @@ def _disk() -> Check:
 
 def _audit(run: Path) -> Check:
     def audit() -> str:
-        from vla_rl.train import audit_run
+        from vla_rl.runners.train import audit_run
 
         return str(audit_run(run))
 

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from policies.bundle import write_atomically
-from policies.denoising_policy import RobotSpec
+from policies.denoising.policy import RobotSpec
 from policies.tensor_file import digest, read_tensors
-from world_models.dynamics import WorldModelError
-from world_models.flow_world import FlowWorld
-from world_models.outcome import OutcomeConfig, OutcomeModel
-from world_models.worlds import WorldConfig, build_world
+from world_models.models.flow_model import FlowWorld
+from world_models.registry import WorldConfig, build_world
+from world_models.reward_model import OutcomeConfig, OutcomeModel
+from world_models.world_model import WorldModelError
 
 FORMAT = "vla-rl world model 1"
 

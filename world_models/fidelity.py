@@ -18,15 +18,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sims.vector_env import StartState, VectorEnv, decode_text
-from world_models.clips import Clip, ClipSampler
-from world_models.dynamics import Moment
-from world_models.fit import first_moment
-from world_models.flow_world import FlowWorld
-from world_models.outcome import OutcomeModel, auc, threshold_passed_by
+from sims.vector_env import StartState, VectorEnv, decode_instructions
+from world_models.data.clips import Clip, ClipSampler
+from world_models.models.flow_model import FlowWorld
+from world_models.reward_model import OutcomeModel, auc, threshold_passed_by
+from world_models.training.fit import first_moment
+from world_models.world_model import Moment
 
 Locate = Callable[[Tensor, Sequence[str]], Tensor]
-"""Pictures [B, cameras, h, w, 3] and instructions -> where the object that counts is, [B, 2] in metres, or NaN."""
+"""Pictures [B, cameras, h, w, 3] and instructions -> where the object that counts is, [B, 2] in meters, or NaN."""
 
 LOST_M = 0.10  # an object that cannot be found counts as this far off
 MOVED_M = 0.02  # objects that moved less since the start say nothing against a copy
@@ -163,7 +163,7 @@ def open_loop(
     for begin in range(0, len(clips.entries), 64):
         part = range(begin, min(begin + 64, len(clips.entries)))
         clip = Clip.stack([clips.clip(i, 0, deepest) for i in part])
-        moment, words = first_moment(world, clip), decode_text(clip.text)
+        moment, words = first_moment(world, clip), decode_instructions(clip.text)
         start = clip.frames[:, 0]
         for i in range(deepest):
             action, length = clip.action[:, i], clip.length[:, i]

@@ -5,7 +5,7 @@ model predicts that moment at once and the outcome model says how the episode st
 prediction becomes the new present. ``observe`` decodes only the rows it is asked for; all the rest stays latent.
 
 All randomness of a row derives from its StartState's seed: rows of a GRPO group share their noise, a new start brings
-fresh noise. Rows begin at recorded moments (keyframes.py), each whenever it is reset.
+fresh noise. TensorDataclass begin at recorded moments (keyframes.py), each whenever it is reset.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, Step
-from world_models.clips import Clip
-from world_models.dynamics import Imagined, Moment
-from world_models.fit import first_moment
-from world_models.flow_world import FlowWorld
-from world_models.keyframes import Starts
-from world_models.outcome import OutcomeModel
+from world_models.data.clips import Clip
+from world_models.data.keyframes import Starts
+from world_models.models.flow_model import FlowWorld
+from world_models.reward_model import OutcomeModel
+from world_models.training.fit import first_moment
+from world_models.world_model import Imagined, Moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ImaginedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowState(Rows):
+class RowState(TensorDataclass):
     """All there is of a row between two calls."""
 
     moment: Moment
@@ -220,7 +220,7 @@ class ImaginedEnv:
         return verdict.success.float() * trust
 
     def _lost(self) -> Bool[Tensor, " N"]:
-        """Rows that imagine what the model says it cannot."""
+        """TensorDataclass that imagine what the model says it cannot."""
         if self.config.max_error is None:
             return torch.zeros_like(self._rows.truncated)
         return self._rows.error > self.config.max_error
@@ -286,7 +286,7 @@ class ImaginedEnv:
         """Nothing to release."""
 
 
-def _tensors(rows: Rows) -> list[Tensor]:
+def _tensors(rows: TensorDataclass) -> list[Tensor]:
     """The record's tensors in field order."""
     out: list[Tensor] = []
     rows.map(lambda tensor: out.append(tensor) or tensor)  # type: ignore[func-returns-value]

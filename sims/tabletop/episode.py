@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sims.tabletop.scene import BLOCK_HALF, MOCAP, NUM_BLOCKS, PARKED_X, PEG_HALF
-from sims.tabletop.tasks import COLOURS, TASKS, Split, Task
+from sims.tabletop.tasks import COLORS, TASKS, Split, Task
 
 NQ, NV = 39, 35
 ARM, FINGERS = slice(0, 7), slice(7, 9)
@@ -57,7 +57,7 @@ class Episode:
 
     task: Task
     instruction: str
-    colours: tuple[str, ...]  # of the task's coloured slots
+    colors: tuple[str, ...]  # of the task's colored slots
     candidate: int
     qpos: np.ndarray  # [NQ]
     fixtures: np.ndarray  # [len(MOCAP), 3]
@@ -69,33 +69,33 @@ def sample_episode(task_name: str, seed: int, *, split: Split, look: float) -> E
     """The episode that ``(task_name, seed)`` stand for. ``look`` scales the variation of light, table and cameras."""
     task = TASKS[task_name]
     rng = np.random.default_rng([seed, list(TASKS).index(task_name)])
-    colours, candidate = _sample_words(task, rng, split)
+    colors, candidate = _sample_words(task, rng, split)
     phrasings = task.ood_phrasings if split == "ood_phrasing" else task.phrasings
     phrase = phrasings[rng.integers(len(phrasings))]
     qpos, fixtures = _sample_layout(task, rng, ood=split == "ood_position")
     parked = np.array(["blocks" not in task.things] * NUM_BLOCKS + ["peg" not in task.things])
     return Episode(
         task=task,
-        instruction=phrase.format(*(colours[slot] for slot in task.candidates[candidate])),
-        colours=colours,
+        instruction=phrase.format(*(colors[slot] for slot in task.candidates[candidate])),
+        colors=colors,
         candidate=candidate,
         qpos=qpos,
         fixtures=fixtures,
         parked=parked,
-        look=_sample_look(task, colours, rng, amount=look, ood=split == "ood_appearance"),
+        look=_sample_look(task, colors, rng, amount=look, ood=split == "ood_appearance"),
     )
 
 
 def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[tuple[str, ...], int]:
-    """Colours of the slots and the candidate, such that the words are (not) one of the held-out combinations."""
+    """Colors of the slots and the candidate, such that the words are (not) one of the held-out combinations."""
     candidate = int(rng.integers(len(task.candidates)))
     slots = task.candidates[candidate]
     wanted = split == "ood_combination"
-    combinations = [c for c in itertools.permutations(COLOURS, len(slots)) if (c in task.held_out) == wanted]
+    combinations = [c for c in itertools.permutations(COLORS, len(slots)) if (c in task.held_out) == wanted]
     named = combinations[rng.integers(len(combinations))]
-    others = iter(rng.permutation([colour for colour in COLOURS if colour not in named]))
+    others = iter(rng.permutation([color for color in COLORS if color not in named]))
     by_slot = dict(zip(slots, named, strict=True))
-    return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colours)), candidate
+    return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colors)), candidate
 
 
 def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float, ood: bool) -> np.ndarray:
@@ -107,7 +107,7 @@ def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float
 
 
 def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
-    """Block centres (x, y) at least 0.12 m apart; out of distribution: in a band around the training area."""
+    """Block centers (x, y) at least 0.12 m apart; out of distribution: in a band around the training area."""
     (x0, y0), (x1, y1) = SCATTER
     margin = SCATTER_BAND if ood else 0.0
     while True:
@@ -151,8 +151,8 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
     return qpos, fixtures
 
 
-def _sample_look(task: Task, colours: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool) -> Look:
-    rgb = np.array([RGB[colour] for colour in colours])
+def _sample_look(task: Task, colors: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool) -> Look:
+    rgb = np.array([RGB[color] for color in colors])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
     num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
     surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)

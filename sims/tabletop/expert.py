@@ -13,17 +13,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sims.rows import Rows
 from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene import BLOCK_HALF, HOLE_HEIGHT, PEG_HALF
 from sims.tabletop.tasks import _STACKS, Scene
+from sims.tensor_dataclass import TensorDataclass
 
 POSITION_SPEED = 0.0125  # [m] per control step: 0.25 m/s, the reduced speed of ISO 10218
 HOVER = 0.10  # [m] above a thing before descending onto it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish(Rows):
+class Wish(TensorDataclass):
     """Where the tool should go [m], its yaw [rad], and the gripper (-1 open, +1 closed)."""
 
     goal: Float[Tensor, "N 3"]
@@ -120,7 +120,7 @@ def stack(scene: Scene, candidate: Tensor) -> Wish:
 
 
 def push(scene: Scene, candidate: Tensor) -> Wish:
-    """From behind the block with closed fingers, always towards the mat's centre."""
+    """From behind the block with closed fingers, always towards the mat's center."""
     block = _pick_slot(scene.blocks, candidate // 2)[:, :2]
     mat = _pick_slot(scene.mats, candidate % 2)[:, :2]
     ahead = torch.nn.functional.normalize(mat - block, dim=1)

@@ -24,7 +24,7 @@ PANDA_DH = (
 )
 FLANGE_OFFSET = 0.107  # joint 7 to flange [m]
 HAND_YAW = -math.pi / 4  # flange to hand [rad]
-TOOL_OFFSET = 0.1034  # hand to tool centre point [m]
+TOOL_OFFSET = 0.1034  # hand to tool center point [m]
 
 JOINT_LOW = (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973)  # [rad]
 JOINT_HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973)  # [rad]
@@ -36,7 +36,7 @@ HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)
 
 class Panda:
     """The chain's constants on one device, in float64: rounding the results to float32 then hides the last bits in
-    which vectorised sine and cosine may depend on a row's place in the batch."""
+    which vectorized sine and cosine may depend on a row's place in the batch."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         def constants(values: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where a coloured thing lies, measured in a picture alone: real and imagined pictures are compared by it."""
+"""Where a colored thing lies, measured in a picture alone: real and imagined pictures are compared by it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MIN_PIXELS = 3.0
 SATURATION = 0.5  # arm, table and cabinet have less
 
 
-def named_colour(instruction: str) -> str | None:
-    """The first colour that the instruction names: of the thing that is to be moved."""
+def named_color(instruction: str) -> str | None:
+    """The first color that the instruction names: of the thing that is to be moved."""
     found = [word for word in re.findall(r"[a-z]+", instruction.lower()) if word in RGB]
     return found[0] if found else None
 
 
-def locate(images: UInt8[Tensor, "B height width 3"], colours: Sequence[str | None]) -> Float[Tensor, "B 2"]:
-    """(x, y) [m] in the plane of the blocks' centres, of each agent-camera picture's pixels of that colour.
+def locate(images: UInt8[Tensor, "B height width 3"], colors: Sequence[str | None]) -> Float[Tensor, "B 2"]:
+    """(x, y) [m] in the plane of the blocks' centers, of each agent-camera picture's pixels of that color.
 
     NaN where fewer than MIN_PIXELS show it. Compares hue, so light matters little; nothing is learned.
     """
@@ -33,7 +33,7 @@ def locate(images: UInt8[Tensor, "B height width 3"], colours: Sequence[str | No
     saturation = (top - low) / top.clamp(min=0.05)
     hue = (rgb - low[..., None]) / (top - low)[..., None].clamp(min=1e-3)  # [0, 1] pattern of the channels
     table = {name: (torch.tensor(value) - min(value)) / (max(value) - min(value)) for name, value in RGB.items()}
-    wanted = torch.stack([table[c] if c is not None else torch.full((3,), 9.0) for c in colours])[:, None, None]
+    wanted = torch.stack([table[c] if c is not None else torch.full((3,), 9.0) for c in colors])[:, None, None]
     weight = ((hue - wanted).norm(dim=-1) < 0.4) & (saturation > SATURATION) & (top > 0.2)
     weight = weight.float() * saturation
     mass = weight.flatten(1).sum(1)

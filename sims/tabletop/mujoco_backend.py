@@ -75,7 +75,7 @@ class MujocoBackend:
 
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
-        """Generalised positions of every row (a view that the next step overwrites), float64."""
+        """Generalized positions of every row (a view that the next step overwrites), float64."""
         return torch.from_numpy(self._state[:, 1 : 1 + NQ])
 
     def place(self, row: int, episode: Episode) -> None:

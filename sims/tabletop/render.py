@@ -73,7 +73,7 @@ class Appearance:
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
     def apply(self, look: Look, qpos: np.ndarray, fixtures: np.ndarray) -> None:
-        """Colours, light and cameras of ``look``; what is parked in this state becomes invisible."""
+        """Colors, light and cameras of ``look``; what is parked in this state becomes invisible."""
         model = self.model
         # A fully transparent geom is not drawn at all: what is parked costs nothing.
         free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]

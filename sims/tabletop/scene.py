@@ -1,6 +1,6 @@
 """The one MJCF model of the suite, built in code, and the names of what is in it.
 
-Sizes in metres, z = 0 is the table top, x points away from the robot's base, y to its left.
+Sizes in meters, z = 0 is the table top, x points away from the robot's base, y to its left.
 Collision masks: robot 1, free objects 2, table and fixtures 4; fixtures never collide with each other.
 """
 
@@ -50,7 +50,7 @@ BLOCKS = tuple(f"block{i}" for i in range(NUM_BLOCKS))
 
 _MASS = (4.97, 0.65, 3.23, 3.59, 1.23, 1.67, 0.74)
 _WHITE, _GREY, _DARK = "0.93 0.93 0.94 1", "0.62 0.65 0.7 1", "0.16 0.17 0.2 1"
-# Capsules of each link in its own DH frame: (from, to, radius, colour).
+# Capsules of each link in its own DH frame: (from, to, radius, color).
 _LINKS = (
     (((0, 0, -0.2), (0, 0, -0.05), 0.062, _WHITE),),
     (((0, 0, -0.06), (0, 0, 0.06), 0.062, _GREY), ((0, 0, 0), (0, -0.2, 0), 0.058, _WHITE)),
@@ -111,7 +111,7 @@ def _mat(name: str) -> str:
 
 
 def _hole(name: str) -> str:
-    """Four walls around a square hole; the rim carries the colour that the words name."""
+    """Four walls around a square hole; the rim carries the color that the words name."""
     middle, half = (HOLE_HALF + HOLE_OUTER) / 2, (HOLE_OUTER - HOLE_HALF) / 2
     walls = (
         ((middle, 0), (half, HOLE_OUTER)),

@@ -15,17 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sims.rows import Rows
 from sims.tabletop.scene import BLOCK_HALF, DRAWER_TRAVEL, DRAWER_Y, HANDLE, MAT_HALF, PEG_HALF
+from sims.tensor_dataclass import TensorDataclass
 
 Split = Literal["train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance"]
 SPLITS: tuple[Split, ...] = ("train", "ood_combination", "ood_phrasing", "ood_position", "ood_appearance")
-COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+COLORS = ("red", "green", "blue", "yellow", "purple", "cyan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene(Rows):
-    """What the tasks and the expert see of the simulator: metres, radians, quaternions w first, float32."""
+class Scene(TensorDataclass):
+    """What the tasks and the expert see of the simulator: meters, radians, quaternions w first, float32."""
 
     tool: Float[Tensor, "N 3"]
     rotation: Float[Tensor, "N 3 3"]
@@ -126,8 +126,8 @@ def _drawer_progress(scene: Scene) -> Tensor:
 
 
 def _peg_achieved(scene: Scene) -> Tensor:
-    centred = _gap(scene.peg[:, None, :2], scene.holes[..., :2]) < 0.014
-    return centred & (scene.peg[:, None, 2] - PEG_HALF[2] < 0.015)
+    centerd = _gap(scene.peg[:, None, :2], scene.holes[..., :2]) < 0.014
+    return centerd & (scene.peg[:, None, 2] - PEG_HALF[2] < 0.015)
 
 
 def _peg_progress(scene: Scene) -> Tensor:
@@ -138,15 +138,15 @@ def _peg_progress(scene: Scene) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """``candidates``: the coloured slots of each candidate; ``achieved`` and ``progress`` are [N, candidates].
+    """``candidates``: the colored slots of each candidate; ``achieved`` and ``progress`` are [N, candidates].
 
-    ``slots`` names what carries the colours: blocks (3), then the second kind (2), where the task has one.
-    ``held_out``: colours (or ordered pairs of them) that only the split ood_combination asks for.
+    ``slots`` names what carries the colors: blocks (3), then the second kind (2), where the task has one.
+    ``held_out``: colors (or ordered pairs of them) that only the split ood_combination asks for.
     """
 
     name: str
     things: tuple[str, ...]  # what is on the table: "blocks", "mats", "drawers", "holes", "peg"
-    candidates: tuple[tuple[int, ...], ...]  # indices into the coloured slots, in the order of the words
+    candidates: tuple[tuple[int, ...], ...]  # indices into the colored slots, in the order of the words
     achieved: Callable[[Scene], Bool[Tensor, "N C"]]
     progress: Callable[[Scene], Float[Tensor, "N C"]]
     phrasings: tuple[str, ...]
@@ -155,13 +155,13 @@ class Task:
     max_steps: int
 
     @property
-    def num_colours(self) -> int:
-        """Coloured slots on the table, all of different colours: blocks first, then mats, drawers or holes."""
+    def num_colors(self) -> int:
+        """Colored slots on the table, all of different colors: blocks first, then mats, drawers or holes."""
         return 3 * ("blocks" in self.things) + 2 * bool({"mats", "drawers", "holes"} & set(self.things))
 
 
 def _shifted_pairs(shift: int) -> frozenset[tuple[str, ...]]:
-    return frozenset((colour, COLOURS[(i + shift) % len(COLOURS)]) for i, colour in enumerate(COLOURS))
+    return frozenset((color, COLORS[(i + shift) % len(COLORS)]) for i, color in enumerate(COLORS))
 
 
 TASKS: dict[str, Task] = {

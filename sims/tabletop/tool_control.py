@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sims.rows import Rows
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector
 from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN
+from sims.tensor_dataclass import TensorDataclass
 
 POSITION_SCALE = 0.05  # [m] per unit of action
 ROTATION_SCALE = 0.5  # [rad] per unit of action
@@ -25,7 +25,7 @@ WORKSPACE = ((0.25, -0.35, 0.015), (0.75, 0.35, 0.5))  # of the target [m]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolTarget(Rows):
+class ToolTarget(TensorDataclass):
     """Where the arm is sent: the tool's position [m] and rotation, and the joint positions [rad] that go there."""
 
     position: Float[Tensor, "*N 3"]
@@ -34,7 +34,7 @@ class ToolTarget(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolState(Rows):
+class ToolState(TensorDataclass):
     """Where the arm is: the tool, the joints, and the Jacobian there (linear rows first)."""
 
     position: Float[Tensor, "*N 3"]

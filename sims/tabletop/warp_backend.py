@@ -119,7 +119,7 @@ class WarpBackend:
 
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
-        """Generalised positions of every row (a copy), float64."""
+        """Generalized positions of every row (a copy), float64."""
         self._upload()
         return self._qpos.double()
 

@@ -59,7 +59,7 @@ def test_everything_is_on_the_gpu(env: TabletopEnv) -> None:
 
 
 def test_a_step_never_waits_for_the_gpu(opened: TabletopEnv) -> None:
-    """Of one task with the sparse reward; torch raises on any synchronising call."""
+    """Of one task with the sparse reward; torch raises on any synchronizing call."""
     opened.reset(start=[StartState(task=0, seed=i) for i in range(ROWS)])
     action = _actions(1)[0]
     opened.step(action)

@@ -31,7 +31,7 @@ class Cell:
         self.ros_env = {
             "ROS_DOMAIN_ID": str(domain),
             "ROS_LOG_DIR": str(folder / "log"),
-            "FASTRTPS_DEFAULT_PROFILES_FILE": str(ROOT / "real_robot/loopback.xml"),
+            "FASTRTPS_DEFAULT_PROFILES_FILE": str(ROOT / "real_robot/ros/loopback.xml"),
             "CYCLONEDDS_URI": f"file://{ROOT}/tests/ros/cyclonedds.xml",
         }
         self._env = {key: value for key, value in os.environ.items() if key not in scrubbed} | self.ros_env
@@ -59,7 +59,9 @@ class Cell:
     def serve_bundle(self, bundle: Path) -> int:
         """A bundle, as ``vla-rl serve`` does."""
         ready = self.folder / "server"
-        return self._served("server", ["real_robot.serve", str(bundle), str(self.folder / "token"), str(ready)], ready)
+        return self._served(
+            "server", ["real_robot.commands", str(bundle), str(self.folder / "token"), str(ready)], ready
+        )
 
     def _served(self, name: str, module: list[str], ready: Path) -> int:
         ready.unlink(missing_ok=True)
@@ -70,7 +72,7 @@ class Cell:
     def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
         parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("arm", [sys.executable, "-m", "real_robot.fake_arm", "--ros-args", *flags])
+        self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm", "--ros-args", *flags])
 
     def start_node(self, port: int) -> None:
         parameters = {
@@ -81,7 +83,7 @@ class Cell:
             "store": self.store,
         }
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("node", [sys.executable, "-m", "real_robot.node", "--ros-args", *flags])
+        self.spawn("node", [sys.executable, "-m", "real_robot.ros.node", "--ros-args", *flags])
 
     def start_operator(self) -> None:
         self.spawn(

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from policies.bundle import load_bundle
-from policies.denoising_policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from real_robot.policy_backend import PolicyBackend
-from real_robot.policy_server import ServerConfig, run_server
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.commands import PRIORITY
 from real_robot.priority import take_priority
-from real_robot.serve import PRIORITY
-from real_robot.versions import Versions
-from real_robot.wire import Act
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.protocol import Act
+from real_robot.serving.server import ServerConfig, run_server
+from real_robot.serving.versions import Versions
 
 
 class SlowBackend(PolicyBackend):

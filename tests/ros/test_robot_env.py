@@ -14,7 +14,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.vector_env import TEXT_BYTES, StartState, VectorEnv, decode_text
+from sims.vector_env import TEXT_BYTES, StartState, VectorEnv, decode_instructions
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -69,7 +69,7 @@ def test_shapes_types_and_words(world: VectorEnv) -> None:
     assert (obs.images.shape, obs.images.dtype) == ((1, 2, 64, 64, 3), torch.uint8)
     assert (obs.state.shape, obs.state.dtype) == ((1, 8), torch.float32)
     assert obs.text.shape == (1, TEXT_BYTES)
-    assert "block" in decode_text(obs.text)[0]
+    assert "block" in decode_instructions(obs.text)[0]
     assert obs.images.float().std() > 1.0
     assert world.observe([]).state.shape == (0, 8)
     step = world.step(forward(1)[:, 0])

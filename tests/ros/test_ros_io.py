@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from real_robot.robot_file import Robot, load_robot
-from real_robot.safety import SafeCommand
+from real_robot.safety.filter import SafeCommand
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -68,7 +68,7 @@ def with_output(kind: str) -> Robot:
 def test_a_trajectory_carries_its_stop(node: Any) -> None:
     from trajectory_msgs.msg import JointTrajectory
 
-    from real_robot.ros_io import CommandOutput, Newest
+    from real_robot.ros.ros_io import CommandOutput, Newest
 
     robot = with_output("joint_trajectory")
     output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, JointTrajectory, "/joint_trajectory")
@@ -87,8 +87,8 @@ def test_positions_and_twists(node: Any) -> None:
     from geometry_msgs.msg import TwistStamped
     from std_msgs.msg import Float64MultiArray
 
-    from real_robot.kinematics import ToolPoint
-    from real_robot.ros_io import CommandOutput, Newest
+    from real_robot.ros.ros_io import CommandOutput, Newest
+    from real_robot.safety.kinematics import ToolPoint
 
     robot = with_output("float64_multi_array")
     output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, Float64MultiArray, "/float64_multi_array")
@@ -115,7 +115,7 @@ def test_positions_and_twists(node: Any) -> None:
 @pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
 @pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
 def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, kind: str) -> None:
-    from real_robot.ros_io import CommandOutput
+    from real_robot.ros.ros_io import CommandOutput
 
     robot = with_output(kind)
     with pytest.raises(ValueError, match="control_msgs; on a ROS 2 machine: apt install"):
@@ -125,8 +125,8 @@ def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, 
 def test_frames_as_tf_publishes_them(node: Any) -> None:
     from geometry_msgs.msg import TransformStamped
 
-    from real_robot.frames import FrameTree
-    from real_robot.ros_io import FrameInput, remember
+    from real_robot.ros.frames import FrameTree
+    from real_robot.ros.ros_io import FrameInput, remember
 
     arm, hand = TransformStamped(child_frame_id="arm"), TransformStamped(child_frame_id="hand")
     arm.header.frame_id, hand.header.frame_id = "base", "arm"
@@ -143,7 +143,7 @@ def test_frames_as_tf_publishes_them(node: Any) -> None:
 def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) -> None:
     from sensor_msgs.msg import JointState
 
-    from real_robot.ros_io import RESIDUAL_AGE_S, JointInput
+    from real_robot.ros.ros_io import RESIDUAL_AGE_S, JointInput
 
     ros = dataclasses.replace(ROBOT.ros, joint_states="/states", residuals="/torques")
     joints = JointInput(node, ros, ["a", "b"])
@@ -185,7 +185,7 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     from PIL import Image as Picture
     from sensor_msgs.msg import CompressedImage, Image
 
-    from real_robot.ros_io import CameraInput, image_array
+    from real_robot.ros.ros_io import CameraInput, image_array
 
     picture = np.zeros((48, 64, 3), np.uint8)
     picture[:, :, 0], picture[:, :, 2] = 200, 40

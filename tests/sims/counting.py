@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from sims.latency import Latency
-from sims.single_env import Outcome, SingleSpec
-from sims.worker_config import WorkerConfig
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import Outcome, SingleSpec
+from sims.subproc.worker_config import WorkerConfig
 
 FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
 

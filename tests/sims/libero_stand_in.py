@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from sims.adapters.libero import STAND_IN
 from sims.install import interpreter
-from sims.libero import STAND_IN
 
 DRAWERS = ("top", "middle", "bottom")
 JOINTS = {"wooden_cabinet": 3, "white_cabinet": 3, "flat_stove": 1, "microwave": 1}  # from the initial states' lengths
@@ -82,7 +82,7 @@ def _regions(bddl_files: Path) -> dict[str, set[str]]:
 
 def _object(name: str, regions: set[str]) -> str:
     half = 0.06 if any(word in name for word in LARGE) else 0.02
-    colour = " ".join(f"{c:.2f}" for c in np.random.default_rng(sum(name.encode())).uniform(0.2, 0.9, 3))
+    color = " ".join(f"{c:.2f}" for c in np.random.default_rng(sum(name.encode())).uniform(0.2, 0.9, 3))
     joints = JOINTS.get(name, 0)
     inside = {region: index for index, drawer in enumerate(DRAWERS) for region in regions if region.startswith(drawer)}
     parts = ""
@@ -91,14 +91,14 @@ def _object(name: str, regions: set[str]) -> str:
         kind = 'type="slide" axis="0 1 0" range="-0.16 0.01"' if joints == 3 else 'axis="0 0 1" range="-2.1 2.1"'
         parts += f"""<body name="part{index}" pos="0 0 {half * (1.2 - 0.4 * index):.3f}">
           <joint name="joint{index}" {kind} damping="5" limited="true"/>
-          <geom type="box" size="0.01 0.01 0.005" group="0" mass="0.05" rgba="{colour} 1"/>
-          <geom type="box" size="0.01 0.01 0.005" group="1" contype="0" conaffinity="0" mass="0" rgba="{colour} 1"/>
+          <geom type="box" size="0.01 0.01 0.005" group="0" mass="0.05" rgba="{color} 1"/>
+          <geom type="box" size="0.01 0.01 0.005" group="1" contype="0" conaffinity="0" mass="0" rgba="{color} 1"/>
           {sites}<site name="part{index}_mark" size="0.001" rgba="0 0 0 0"/></body>"""
     outside = regions - (set(inside) if joints == 3 else set())
     sites = "".join(_site(region, half) for region in sorted(outside | {"burner"} - ({"burner"} & outside)))
     return f"""<mujoco model="{name}"><worldbody><body><body name="object">
-      <geom type="box" size="{half} {half} {half}" group="0" density="300" rgba="{colour} 0"/>
-      <geom type="box" size="{half} {half} {half}" group="1" contype="0" conaffinity="0" mass="0" rgba="{colour} 1"/>
+      <geom type="box" size="{half} {half} {half}" group="0" density="300" rgba="{color} 0"/>
+      <geom type="box" size="{half} {half} {half}" group="1" contype="0" conaffinity="0" mass="0" rgba="{color} 1"/>
       {sites}{parts}</body>
       <site name="bottom_site" pos="0 0 {-half}" size="0.002" rgba="0 0 0 0"/>
       <site name="top_site" pos="0 0 {half}" size="0.002" rgba="0 0 0 0"/>

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sims.vector_env import StartState, VectorEnv, decode_text
+from sims.vector_env import StartState, VectorEnv, decode_instructions
 
 
 def record(env: VectorEnv, *, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
@@ -23,7 +23,7 @@ def record(env: VectorEnv, *, steps: int, seed: int) -> tuple[np.ndarray, np.nda
         images.append(seen.images[0].numpy())
         states.append(seen.state[0].numpy())
         env.step(torch.from_numpy(row).expand(rows, -1))
-    return np.stack(images), np.stack(states), action, decode_text(seen.text)[0]
+    return np.stack(images), np.stack(states), action, decode_instructions(seen.text)[0]
 
 
 def write_robomimic(path: Path, env: VectorEnv, *, episodes: int, steps: int) -> Path:

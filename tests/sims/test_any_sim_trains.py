@@ -13,14 +13,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from sims.catalog import SimulatorConfig, is_installed, make_env
+from sims.registry import SimulatorConfig, is_installed, make_env
 from sims.vector_env import VectorEnv
 from tests.sims.libero_stand_in import stand_ins
 from tests.sims.recordings import write_lerobot, write_robomimic
-from vla_rl import cli
-from vla_rl.config import load_config
-from vla_rl.experiment import Experiment
-from vla_rl.metrics import read_metrics
+from vla_rl.cli import main as cli
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.runs.metrics import read_metrics
 
 BASE = Path(__file__).parents[1] / "data" / "any_sim.yaml"
 PATIENT = {"step_timeout_s": 300.0, "reset_timeout_s": 600.0}  # other work may have the cores

@@ -10,7 +10,7 @@ import torch
 
 from sims.chunk import ChunkStep, step_chunk
 from sims.errors import UserError
-from sims.vector_env import TEXT_BYTES, DemonstratedEnv, StartState, Step, VectorEnv, decode_text
+from sims.vector_env import TEXT_BYTES, DemonstratedEnv, StartState, Step, VectorEnv, decode_instructions
 from tests.sims.worlds_to_check import MAX_STEPS, WORLDS
 
 FLAGS = ("terminated", "truncated", "success", "intervened", "valid")
@@ -53,7 +53,7 @@ def test_shapes_types_and_devices(world: VectorEnv) -> None:
     assert obs.state.shape == (n, spec.state_dim)
     assert obs.state.dtype == torch.float32
     assert obs.text.shape == (n, TEXT_BYTES)
-    assert all(decode_text(obs.text))
+    assert all(decode_instructions(obs.text))
     assert world.observe([1]).state.shape == (1, spec.state_dim)
     step = world.step(actions(world, 1)[:, 0])
     for name, dtype in (("reward", torch.float32), *((flag, torch.bool) for flag in FLAGS)):

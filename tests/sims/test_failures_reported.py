@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from sims.process_pool import ProcessPool
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
-from sims.worker_config import WorkerConfig
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 from tests.worlds import ChainWorld
-from vla_rl.failures import FailureLog, read_failures
 from vla_rl.report import write_report
+from vla_rl.runs.failures import FailureLog, read_failures
 
 
 def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
-    env = ProcessPool(CountingConfig(num_envs=2, fault="raise", workers=WorkerConfig()), Counting)
+    env = SubprocVectorEnv(CountingConfig(num_envs=2, fault="raise", workers=WorkerConfig()), Counting)
     log = FailureLog(tmp_path, env)
     try:
         assert log.write("imitation") == 0

@@ -10,14 +10,14 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from sims.adapters.gymnasium import Gymnasium, GymnasiumConfig
+from sims.adapters.to_gymnasium import ToGymnasium, ToGymnasiumVector
 from sims.errors import UserError
-from sims.gymnasium import Gymnasium, GymnasiumConfig
 from sims.install import interpreter
-from sims.process_pool import ProcessPool
-from sims.single_env import seed32
-from sims.to_gymnasium import ToGymnasium, ToGymnasiumVector
+from sims.subproc.single_env import seed32
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
-from sims.worker_config import WorkerConfig
 from tests.sims.counting import Counting, CountingConfig
 
 POINT = "tests.sims.point_maze:PointMaze-v0"
@@ -32,13 +32,13 @@ def config(**changes: object) -> GymnasiumConfig:
 
 
 @pytest.fixture
-def maze() -> Iterator[ProcessPool]:
-    env = ProcessPool(config(), Gymnasium)
+def maze() -> Iterator[SubprocVectorEnv]:
+    env = SubprocVectorEnv(config(), Gymnasium)
     yield env
     env.close()
 
 
-def test_dictionary_becomes_state_and_images(maze: ProcessPool) -> None:
+def test_dictionary_becomes_state_and_images(maze: SubprocVectorEnv) -> None:
     assert (maze.spec.action_dim, maze.spec.state_dim, maze.spec.image_size) == (2, 4, (6, 8))
     assert (maze.spec.cameras, maze.spec.max_steps, maze.spec.control_hz) == (("top",), 30, 5.0)
     maze.reset(start=[StartState(task=0, seed=3)] * 2)
@@ -50,7 +50,7 @@ def test_dictionary_becomes_state_and_images(maze: ProcessPool) -> None:
     assert after.images[0, 0, 0, 0].tolist() == [1, 0, 255]
 
 
-def test_same_numbers_as_gymnasium_itself(maze: ProcessPool) -> None:
+def test_same_numbers_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
     theirs = gymnasium.make(POINT)
     observed, _ = theirs.reset(seed=seed32(11))
     maze.reset(start=[StartState(task=0, seed=11)] * 2)
@@ -83,7 +83,7 @@ def test_wrong_configurations_say_what_is_right(changes: dict, says: str) -> Non
 
 
 def test_wrong_success_key_stops_the_run() -> None:
-    env = ProcessPool(config(success="solved"), Gymnasium)
+    env = SubprocVectorEnv(config(success="solved"), Gymnasium)
     try:
         env.reset(start=[StartState(task=0, seed=0)] * 2)
         with pytest.raises(UserError, match=r"'solved', which is not in info; it has \['distance', 'is_success'\]"):
@@ -95,7 +95,7 @@ def test_wrong_success_key_stops_the_run() -> None:
 @pytest.mark.filterwarnings("ignore:.*Box observation space")
 @pytest.mark.filterwarnings("ignore:.*not within the observation space")
 def test_gymnasiums_checker_accepts_what_comes_out() -> None:
-    env = ToGymnasium(ProcessPool(CountingConfig(num_envs=1), Counting))
+    env = ToGymnasium(SubprocVectorEnv(CountingConfig(num_envs=1), Counting))
     check_env(env, skip_render_check=True)
     env.close()
 
@@ -106,10 +106,10 @@ def test_vector_out_follows_gymnasiums_next_step_reset() -> None:
     from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
     def single() -> gymnasium.Env:
-        return ToGymnasium(ProcessPool(CountingConfig(num_envs=1, max_steps=3), Counting))
+        return ToGymnasium(SubprocVectorEnv(CountingConfig(num_envs=1, max_steps=3), Counting))
 
     theirs = SyncVectorEnv([single, single])
-    ours = ToGymnasiumVector(ProcessPool(CountingConfig(num_envs=2, max_steps=3), Counting))
+    ours = ToGymnasiumVector(SubprocVectorEnv(CountingConfig(num_envs=2, max_steps=3), Counting))
     try:
         assert ours.observation_space == theirs.observation_space
         assert ours.action_space == theirs.action_space
@@ -142,7 +142,7 @@ def test_aloha_in_its_own_interpreter() -> None:
         arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
         state=("agent_pos",), images={"top": "pixels.top"}, num_envs=2, workers=WorkerConfig(environment="aloha"),
     )  # fmt: skip
-    env = ProcessPool(aloha, Gymnasium)
+    env = SubprocVectorEnv(aloha, Gymnasium)
     try:
         env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
         before = env.observe()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
 from sims.errors import UserError
-from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
 from sims.vector_env import StartState
 from tests.sims import isaaclab_double
 

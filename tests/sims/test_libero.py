@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from sims.adapters.libero import HORIZON, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
 from sims.errors import UserError
 from sims.install import interpreter
-from sims.libero import HORIZON, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
-from sims.process_pool import ProcessPool
+from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import StartState
 from tests.sims.libero_stand_in import package, stand_ins
 
@@ -44,23 +44,23 @@ def test_evaluation_order() -> None:
 @installed
 def test_missing_assets_say_which_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"(?s)looked for a folder 'scenes' in {tmp_path}.*libero.md"):
-        ProcessPool(LiberoConfig(assets=str(tmp_path), num_envs=1), Libero)
+        SubprocVectorEnv(LiberoConfig(assets=str(tmp_path), num_envs=1), Libero)
 
 
 @pytest.fixture(scope="module")
-def kitchen() -> Iterator[ProcessPool]:
+def kitchen() -> Iterator[SubprocVectorEnv]:
     """Two kitchens, a study and two living rooms of the long suite."""
     config = LiberoConfig(
         suite="libero_10", tasks=(0, 2, 3, 5, 9), assets=str(stand_ins()), image_size=(48, 64), num_envs=2,
         kept_tasks=1, fast_rendering=True,
     )  # fmt: skip
-    env = ProcessPool(config, Libero)
+    env = SubprocVectorEnv(config, Libero)
     yield env
     env.close()
 
 
 @installed
-def test_stand_ins_are_named_so(kitchen: ProcessPool) -> None:
+def test_stand_ins_are_named_so(kitchen: SubprocVectorEnv) -> None:
     assert kitchen.spec.name == "libero_10 with stand-in assets"
     assert kitchen.spec.fingerprint["assets"] == "stand-in, not LIBERO's"
     assert kitchen.spec.max_steps == HORIZON["libero_10"] == 520
@@ -68,7 +68,7 @@ def test_stand_ins_are_named_so(kitchen: ProcessPool) -> None:
 
 
 @installed
-def test_every_kind_of_room_starts_and_is_seen(kitchen: ProcessPool) -> None:
+def test_every_kind_of_room_starts_and_is_seen(kitchen: SubprocVectorEnv) -> None:
     for task in range(5):
         kitchen.reset(start=[StartState(task=task, seed=0), StartState(task=task, seed=1)])
         obs = kitchen.observe()
@@ -80,7 +80,7 @@ def test_every_kind_of_room_starts_and_is_seen(kitchen: ProcessPool) -> None:
 
 
 @installed
-def test_fixed_starts_are_the_benchmarks_and_others_are_not(kitchen: ProcessPool) -> None:
+def test_fixed_starts_are_the_benchmarks_and_others_are_not(kitchen: SubprocVectorEnv) -> None:
     """The robot's joints in the third state of the file are where the third start begins."""
     seeds = [2, 3, 2, 10**15, 10**15 + 1]
     shown = []

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from sims.errors import UserError
-from vla_rl.evaluate import evaluate_path, join_suites
 from vla_rl.intervals import wilson_interval
 from vla_rl.report.table import print_evaluation
+from vla_rl.runners.evaluate import evaluate_path, join_suites
 
 SCORES = {"libero_spatial": 8, "libero_object": 9, "libero_goal": 7, "libero_10": 4}
 
@@ -52,6 +52,6 @@ def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
 def test_suites_belong_to_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text("sim: {name: tabletop}\n")
     (tmp_path / "bundle").mkdir()
-    monkeypatch.setattr("vla_rl.evaluate.load_bundle", lambda path: None)
+    monkeypatch.setattr("vla_rl.runners.evaluate.load_bundle", lambda path: None)
     with pytest.raises(UserError, match="only LIBERO comes in suites"):
         evaluate_path(tmp_path, episodes=1, split=None, seed=0, suites=("all",))

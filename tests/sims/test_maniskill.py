@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sims.catalog import is_installed
+from sims.adapters.maniskill import INSTRUCTIONS, ManiSkill, ManiSkillConfig
 from sims.errors import UserError
-from sims.maniskill import INSTRUCTIONS, ManiSkill, ManiSkillConfig
-from sims.process_pool import ProcessPool
-from sims.vector_env import StartState, decode_text
+from sims.registry import is_installed
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import StartState, decode_instructions
 
 pytestmark = pytest.mark.skipif(not is_installed("maniskill"), reason="maniskill is not installed")
 
 
 @pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "StackCube-v1", "PegInsertionSide-v1", "PushT-v1"])
 def test_a_task_moves_and_is_seen(task: str) -> None:
-    env = ProcessPool(ManiSkillConfig(task=task, num_envs=1, image_size=(64, 64)), ManiSkill)
+    env = SubprocVectorEnv(ManiSkillConfig(task=task, num_envs=1, image_size=(64, 64)), ManiSkill)
     try:
         env.reset(start=[StartState(task=0, seed=3)])
         begun = env.observe()
-        assert decode_text(begun.text) == [INSTRUCTIONS[task]]
-        assert len(begun.images[0, 0].flatten(0, 1).unique(dim=0)) > 20  # colours: a scene, not a blank
+        assert decode_instructions(begun.text) == [INSTRUCTIONS[task]]
+        assert len(begun.images[0, 0].flatten(0, 1).unique(dim=0)) > 20  # colors: a scene, not a blank
         for _ in range(4):
             step = env.step(torch.full((1, env.spec.action_dim), 0.5))
             assert step.valid.all()
@@ -39,4 +39,4 @@ def test_a_task_moves_and_is_seen(task: str) -> None:
 
 def test_a_task_that_is_not_registered_is_named() -> None:
     with pytest.raises(UserError, match="PickCub-v1"):
-        ProcessPool(ManiSkillConfig(task="PickCub-v1", num_envs=1), ManiSkill)
+        SubprocVectorEnv(ManiSkillConfig(task="PickCub-v1", num_envs=1), ManiSkill)

@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("mani_skill", reason="pip install mani_skill into the trainer's own interpreter")
 
+from sims.adapters.maniskill import ManiSkillConfig
+from sims.adapters.maniskill_gpu import ManiSkillGPU
 from sims.chunk import step_chunk
-from sims.maniskill import ManiSkillConfig
-from sims.maniskill_gpu import ManiSkillGPU
 from sims.vector_env import StartState
 
 CUDA = torch.cuda.is_available()

@@ -1,12 +1,12 @@
-"""The comparison with other libraries' vectorisation: that both sides step the same thing, not how fast."""
+"""The comparison with other libraries' vectorization: that both sides step the same thing, not how fast."""
 
 from __future__ import annotations
 
 import pytest
 
-from sims.bench import Measured, compare
+from sims.bench.peers import Slice
+from sims.bench.throughput import Measured, compare
 from sims.errors import UserError
-from sims.peers import Slice
 from tests.sims.counting import Counting, CountingConfig
 
 

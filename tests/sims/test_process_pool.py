@@ -16,10 +16,10 @@ import torch
 
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.process_pool import ProcessPool
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_process import has_ended
 from sims.vector_env import StartState
-from sims.worker_config import WorkerConfig
-from sims.worker_process import has_ended
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
 UP = torch.tensor([1.0, 0.0])
@@ -27,8 +27,8 @@ QUICK = WorkerConfig(step_timeout_s=3.0, max_failures_in_a_row=1)
 
 
 @contextmanager
-def pool(**settings: object) -> Iterator[ProcessPool]:
-    opened = ProcessPool(CountingConfig(**settings), Counting)  # type: ignore[arg-type]
+def pool(**settings: object) -> Iterator[SubprocVectorEnv]:
+    opened = SubprocVectorEnv(CountingConfig(**settings), Counting)  # type: ignore[arg-type]
     try:
         yield opened
     finally:
@@ -256,7 +256,7 @@ def test_faults_at_random_moments() -> None:
         fault="raise",
         workers=replace(QUICK, max_failures_in_a_row=3),
     )
-    env = ProcessPool(config, Counting)
+    env = SubprocVectorEnv(config, Counting)
 
     def disturb() -> None:
         pids = env.worker_pids
@@ -338,7 +338,7 @@ def test_a_talkative_simulator_does_not_fill_the_memory() -> None:
 
 
 def test_workers_leave_with_the_trainer() -> None:
-    env = ProcessPool(CountingConfig(num_envs=2), Counting)
+    env = SubprocVectorEnv(CountingConfig(num_envs=2), Counting)
     pids = [*env.worker_pids, env.fork_server_pid]
     env.close()
     for pid in pids:
@@ -349,4 +349,4 @@ def test_workers_leave_with_the_trainer() -> None:
 def test_unknown_interpreter_is_named() -> None:
     config = CountingConfig(workers=replace(QUICK, python="/nowhere/python"))
     with pytest.raises(UserError, match="/nowhere/python"):
-        ProcessPool(config, Counting)
+        SubprocVectorEnv(config, Counting)

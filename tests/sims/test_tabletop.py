@@ -12,7 +12,7 @@ from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.episode import SCATTER, sample_episode
 from sims.tabletop.render import choose_gl
 from sims.tabletop.tasks import SPLITS, TASKS
-from sims.vector_env import DemonstratedEnv, StartState, decode_text
+from sims.vector_env import DemonstratedEnv, StartState, decode_instructions
 
 ALL = tuple(TASKS)
 
@@ -59,11 +59,9 @@ def test_words_name_exactly_one_candidate(name):
     task = TASKS[name]
     for seed in range(100):
         episode = sample_episode(name, seed, split="train", look=1.0)
-        assert len(set(episode.colours)) == len(episode.colours) == task.num_colours
+        assert len(set(episode.colors)) == len(episode.colors) == task.num_colors
         sentences = {
-            phrase.format(*(episode.colours[s] for s in slots))
-            for slots in task.candidates
-            for phrase in task.phrasings
+            phrase.format(*(episode.colors[s] for s in slots)) for slots in task.candidates for phrase in task.phrasings
         }
         assert len(sentences) == len(task.candidates) * len(task.phrasings)
         assert len(episode.instruction.encode()) <= 96
@@ -77,7 +75,7 @@ def test_splits_do_not_overlap(name):
         return [sample_episode(name, seed, split=split, look=1.0) for seed in range(150)]
 
     def combinations(split):
-        return {tuple(e.colours[s] for s in task.candidates[e.candidate]) for e in episodes(split)}
+        return {tuple(e.colors[s] for s in task.candidates[e.candidate]) for e in episodes(split)}
 
     assert combinations("ood_combination") == task.held_out
     assert not combinations("train") & task.held_out
@@ -286,12 +284,12 @@ def test_observation_shows_only_the_rows_asked_for():
     assert everything.state.shape == (6, 8)
     assert torch.equal(some.images, everything.images[[4, 1]])
     assert torch.equal(some.text, everything.text[[4, 1]])
-    assert decode_text(some.text)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
+    assert decode_instructions(some.text)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
     assert everything.state[0, 6:].tolist() == pytest.approx([0.04, -0.04], abs=1e-3)
     env.close()
 
 
-def test_the_named_colour_is_in_the_picture():
+def test_the_named_color_is_in_the_picture():
     """Every block of a pick episode covers several pixels of its own hue in the 64x64 agent view."""
     env = make(1, tasks=("pick",), cameras=("agent",), look=0.0)
     channels = {"red": (0, (1, 2)), "green": (1, (0, 2)), "blue": (2, (0, 1))}
@@ -299,11 +297,11 @@ def test_the_named_colour_is_in_the_picture():
     for seed in range(12):
         env.reset(start=[StartState(task=0, seed=seed)])
         image = env.observe().images[0, 0].float()
-        for colour in set(sample_episode("pick", seed, split="train", look=0.0).colours) & set(channels):
-            strong, weak = channels[colour]
+        for color in set(sample_episode("pick", seed, split="train", look=0.0).colors) & set(channels):
+            strong, weak = channels[color]
             mask = (image[..., strong] > 90) & (image[..., weak[0]] < 90) & (image[..., weak[1]] < 90)
             found += 1
-            assert mask.sum() >= 12, (seed, colour)
+            assert mask.sum() >= 12, (seed, color)
     assert found >= 10
     env.close()
 

@@ -71,7 +71,7 @@ def test_rotation_vector_and_matrix_are_inverse(values):
 
 
 def test_tool_orientation_is_smooth_where_plain_axis_angle_jumps():
-    """Turn and tilt a downward gripper through +-170 degrees: neighbouring poses have neighbouring vectors."""
+    """Turn and tilt a downward gripper through +-170 degrees: neighboring poses have neighboring vectors."""
     yaw = torch.linspace(-math.radians(170), math.radians(170), 400, dtype=torch.float64)
     tilt = 0.1 * torch.sin(7 * yaw)
     zero = torch.zeros_like(yaw)

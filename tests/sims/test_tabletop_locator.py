@@ -6,8 +6,8 @@ import torch
 
 from sims.starts import start_state
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.tabletop.locator import locate, named_colour
-from sims.vector_env import decode_text
+from sims.tabletop.locator import locate, named_color
+from sims.vector_env import decode_instructions
 
 
 def test_it_finds_the_named_block() -> None:
@@ -16,7 +16,7 @@ def test_it_finds_the_named_block() -> None:
     try:
         env.reset(start=[start_state("demos", seed=5, index=i, num_tasks=1) for i in range(12)])
         obs = env.observe()
-        found = locate(obs.images[:, 0], [named_colour(text) for text in decode_text(obs.text)])
+        found = locate(obs.images[:, 0], [named_color(text) for text in decode_instructions(obs.text)])
         true = env.scene.blocks[torch.arange(12), env.candidate, :2]
         error = (found - true).norm(dim=1)
         assert (error < 0.03).sum() >= 10, error
@@ -26,6 +26,6 @@ def test_it_finds_the_named_block() -> None:
         env.close()
 
 
-def test_the_first_colour_is_of_the_thing_that_moves() -> None:
-    assert named_colour("push the Green block to the red mat") == "green"
-    assert named_colour("do it") is None
+def test_the_first_color_is_of_the_thing_that_moves() -> None:
+    assert named_color("push the Green block to the red mat") == "green"
+    assert named_color("do it") is None

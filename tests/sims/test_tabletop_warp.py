@@ -102,7 +102,7 @@ def test_grasps_and_pulls_agree_with_c_mujoco(env: TabletopEnv, reference: Table
 
 
 def test_pictures_look_like_those_of_opengl(env: TabletopEnv, reference: TabletopEnv) -> None:
-    """Every row has its own colours, light and camera poses, so a look given to the wrong row would show."""
+    """Every row has its own colors, light and camera poses, so a look given to the wrong row would show."""
     reference.reset(start=STARTS)
     ours, theirs = env.observe(), reference.observe()
     assert ours.images.shape == theirs.images.shape == (4, 2, 32, 32, 3)

@@ -1,4 +1,4 @@
-"""Domain randomisation: within its bounds, decided by the seed alone, never adding up."""
+"""Domain randomization: within its bounds, decided by the seed alone, never adding up."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sims.latency import Latency, draw_latency
-from sims.mujoco_variation import MujocoVariation, VariedModel
-from sims.process_pool import ProcessPool
+from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.subproc.latency import Latency, draw_latency
+from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import StartState
 from tests.sims.counting import Counting, CountingConfig
 
@@ -19,7 +19,7 @@ MODEL = """<mujoco><asset><material name="m" rgba=".5 .5 .5 1"/></asset><worldbo
   <light pos="0 0 3" diffuse=".5 .5 .5"/><camera name="front" pos="1 0 1"/><geom type="plane" size="1 1 .1"/>
   <body name="hand" pos="0 0 .5"><freejoint/><camera name="wrist"/><geom size=".1" mass="2" friction="1 .01 .001"/>
   </body></worldbody></mujoco>"""
-WIDE = MujocoVariation(light=0.4, colour=0.3, camera_m=0.05, friction=0.5, mass=1.0)
+WIDE = MujocoRandomization(light=0.4, color=0.3, camera_m=0.05, friction=0.5, mass=1.0)
 
 
 def numbers(model: mujoco.MjModel) -> dict[str, np.ndarray]:
@@ -51,14 +51,16 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
 def test_nothing_varies_unless_asked() -> None:
     model = mujoco.MjModel.from_xml_string(MODEL)
     own = numbers(model)
-    assert MujocoVariation().is_none
-    VariedModel(model, MujocoVariation()).draw(3)
+    assert MujocoRandomization().is_none
+    VariedModel(model, MujocoRandomization()).draw(3)
     for name, value in own.items():
         np.testing.assert_array_equal(value, getattr(model, name))
 
 
 def test_latency_delays_every_action() -> None:
-    env = ProcessPool(CountingConfig(num_envs=1, max_steps=20, goal=1e9, latency=Latency(least=3, most=3)), Counting)
+    env = SubprocVectorEnv(
+        CountingConfig(num_envs=1, max_steps=20, goal=1e9, latency=Latency(least=3, most=3)), Counting
+    )
     try:
         env.reset(start=[StartState(task=0, seed=1)])
         at = float(env.observe().state[0, 0])

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sims.gymnasium import Gymnasium, GymnasiumConfig
+from sims.adapters.gymnasium import Gymnasium, GymnasiumConfig
+from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
+from sims.adapters.libero import Libero, LiberoConfig
+from sims.adapters.maniskill import ManiSkill, ManiSkillConfig
+from sims.adapters.metaworld import Metaworld, MetaworldConfig
+from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.install import interpreter
-from sims.isaaclab import IsaacLabConfig, IsaacLabEnv
-from sims.libero import Libero, LiberoConfig
-from sims.maniskill import ManiSkill, ManiSkillConfig
-from sims.metaworld import Metaworld, MetaworldConfig
-from sims.process_pool import ProcessPool
-from sims.robosuite import Robosuite, RobosuiteConfig
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import VectorEnv
-from sims.worker_config import WorkerConfig
 from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
@@ -52,7 +52,7 @@ def _pusht(max_steps: int) -> VectorEnv:
         arguments={"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
         images={"top": "render"}, num_envs=NUM_ENVS, max_steps=max_steps, workers=WorkerConfig(environment="pusht"),
     )  # fmt: skip
-    return ProcessPool(config, Gymnasium)
+    return SubprocVectorEnv(config, Gymnasium)
 
 
 def _maze(max_steps: int) -> VectorEnv:
@@ -60,22 +60,22 @@ def _maze(max_steps: int) -> VectorEnv:
         id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), images={"top": "camera"},
         num_envs=NUM_ENVS, max_steps=max_steps,
     )  # fmt: skip
-    return ProcessPool(config, Gymnasium)
+    return SubprocVectorEnv(config, Gymnasium)
 
 
 def _metaworld(max_steps: int) -> VectorEnv:
     config = MetaworldConfig(tasks=("reach", "drawer-open"), image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
-    return ProcessPool(config, Metaworld)
+    return SubprocVectorEnv(config, Metaworld)
 
 
 def _robosuite(max_steps: int) -> VectorEnv:
-    return ProcessPool(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
+    return SubprocVectorEnv(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
 
 
 def _maniskill(task: str) -> Callable[[int], VectorEnv]:
     def make(max_steps: int) -> VectorEnv:
         config = ManiSkillConfig(task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
-        return ProcessPool(config, ManiSkill)
+        return SubprocVectorEnv(config, ManiSkill)
 
     return make
 
@@ -85,7 +85,7 @@ def _libero(max_steps: int) -> VectorEnv:
         suite="libero_object", tasks=(0, 1), assets=str(stand_ins()), image_size=SMALL, fast_rendering=True,
         num_envs=NUM_ENVS, max_steps=max_steps,
     )  # fmt: skip
-    return ProcessPool(config, Libero)
+    return SubprocVectorEnv(config, Libero)
 
 
 def _imagined(max_steps: int) -> VectorEnv:
@@ -105,7 +105,7 @@ def _isaaclab(max_steps: int) -> VectorEnv:
 WORLDS = {
     "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
     "counting": World(
-        make=lambda steps: ProcessPool(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
+        make=lambda steps: SubprocVectorEnv(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
         solved_within=25,
     ),
     "gymnasium": World(make=_maze),

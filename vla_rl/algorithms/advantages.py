@@ -17,7 +17,7 @@ def gae(
     discount: Float[Tensor, "T N"],
     gae_lambda: float,
 ) -> Float[Tensor, "T N"]:
-    """Generalised advantage estimation over chunks (Schulman et al. 2016, Eq. 16, with a discount per chunk).
+    """Generalized advantage estimation over chunks (Schulman et al. 2016, Eq. 16, with a discount per chunk).
 
     ``reward`` is what the chunk earned, discounted within it; ``discount`` = gamma ** num_executed. ``next_value`` is
     the value of the chunk's *true* successor, also where the episode was truncated: delta_t = r_t + discount_t
@@ -34,7 +34,7 @@ def gae(
 
 
 def group_advantage(returns: Float[Tensor, "groups G"], *, scale_by_std: bool) -> Float[Tensor, "groups G"]:
-    """Return relative to the group that shares a start (Shao et al. 2024, DeepSeekMath, Eq. 3's normalised reward).
+    """Return relative to the group that shares a start (Shao et al. 2024, DeepSeekMath, Eq. 3's normalized reward).
 
     Each group's advantages sum to zero. ``scale_by_std=False`` subtracts the mean only (Liu et al. 2025, Dr. GRPO).
     """

@@ -1,4 +1,4 @@
-"""Behaviour cloning: conditional flow matching (or denoising) on windows of the episode store."""
+"""Behavior cloning: conditional flow matching (or denoising) on windows of the episode store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from episodes.sampler import Batch
-from policies.denoising_policy import DenoisingPolicy
+from policies.denoising.policy import DenoisingPolicy
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
 from vla_rl.algorithms.shards import Shards
@@ -39,7 +39,7 @@ class BCConfig:
             raise ValueError(f"bc.shards must be within 1..{self.batch_size}, the batch size, got {self.shards}")
 
 
-SMALLEST_MATRIX = 8  # below, orthogonalising the update means little
+SMALLEST_MATRIX = 8  # below, orthogonalizing the update means little
 
 
 def imitation_loss(policy: DenoisingPolicy, batch: Batch, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation: the group that shares a start is its own baseline, no critic.
+"""Group-relative policy optimization: the group that shares a start is its own baseline, no critic.
 
 Shao et al. 2024 (DeepSeekMath, Sec. 4.1) with the refilled dynamic sampling of SimpleVLA-RL (Li et al. 2025): groups
 that all succeed or all fail carry no gradient, so more are drawn until the batch is full of informative ones.
@@ -38,7 +38,7 @@ class GRPOConfig:
     gamma: float = 1.0
     failure_weight: float = 0.0
     update: UpdateConfig = field(
-        default_factory=lambda: UpdateConfig(clip_low=0.2, clip_high=0.28, normalise_advantage=False)
+        default_factory=lambda: UpdateConfig(clip_low=0.2, clip_high=0.28, normalize_advantage=False)
     )
 
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation over action chunks (Schulman et al. 2017)."""
+"""Proximal policy optimization over action chunks (Schulman et al. 2017)."""
 
 from __future__ import annotations
 

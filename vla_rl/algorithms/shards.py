@@ -17,11 +17,11 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from policies.denoising_policy import DenoisingPolicy
+from policies.denoising.policy import DenoisingPolicy
 from sims.errors import UserError
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 
-B = TypeVar("B", bound=Rows)
+B = TypeVar("B", bound=TensorDataclass)
 Loss = Callable[[DenoisingPolicy, B, torch.Generator], Tensor]
 
 

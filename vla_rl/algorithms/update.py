@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from policies.denoising_policy import DenoisingPolicy
-from policies.policy import DenoisingPath
-from policies.vla import Context
-from sims.rows import Rows
+from policies.compact_vla import Context
+from policies.denoising.policy import DenoisingPolicy
+from policies.policy import DenoisingTrace
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
 from vla_rl.algorithms.surrogate import clipped_surrogate, value_loss
@@ -53,7 +53,7 @@ class UpdateConfig:
     entropy_weight: float = 0.0
     reference_weight: float = 0.0
     denoising_discount: float = 1.0
-    normalise_advantage: bool = True
+    normalize_advantage: bool = True
     train_encoder: bool = True
     average: float | None = None
 
@@ -68,11 +68,11 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(Rows):
+class Batch(TensorDataclass):
     """Flat chunks with what to push and how hard. ``weight`` averages to one over the batch."""
 
-    inputs: Rows
-    path: DenoisingPath
+    inputs: TensorDataclass
+    path: DenoisingTrace
     log_prob: Float[Tensor, "B S H A"]
     num_executed: Int[Tensor, " B"]
     advantage: Float[Tensor, " B"]
@@ -84,7 +84,7 @@ class Batch(Rows):
         return len(self.advantage)
 
 
-def encoded(policy: DenoisingPolicy, inputs: Rows) -> Any:
+def encoded(policy: DenoisingPolicy, inputs: TensorDataclass) -> Any:
     """What the policy sees: an observation is encoded, a context (the policy knows of which kind) was already."""
     return policy.encode(inputs) if isinstance(inputs, Observation) else inputs
 
@@ -172,7 +172,7 @@ class PolicyUpdate:
     def _minibatch_step(self, batch: Batch, train_policy: bool) -> Metrics:
         config = self.config
         advantage = batch.advantage
-        if config.normalise_advantage and len(batch) > 1:
+        if config.normalize_advantage and len(batch) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         self.optimizer.zero_grad(set_to_none=True)
         if self.critic_optimizer is not None:

@@ -26,13 +26,13 @@ from vla_rl.report.svg import Format, interval_chart, line_chart, number, percen
 def comparison_page(runs: Sequence[RunData]) -> str:
     """The page of several runs: figures side by side, curves on common axes, and what their settings differ in."""
     names = unique_names(runs)
-    colours = {name: index % PALETTE for index, name in enumerate(names)}
+    colors = {name: index % PALETTE for index, name in enumerate(names)}
     by_name = dict(zip(names, runs, strict=True))
     body = [
         f'<header><p class="kicker">vla-rl · comparison</p><h1>{len(runs)} runs</h1></header>',
-        _runs_table(by_name, colours),
-        _final_charts(by_name, colours),
-        _common_curves(by_name, colours),
+        _runs_table(by_name, colors),
+        _final_charts(by_name, colors),
+        _common_curves(by_name, colors),
         _setting_differences(by_name),
     ]
     return document("Comparison of runs", body)
@@ -44,7 +44,7 @@ def unique_names(runs: Sequence[RunData]) -> list[str]:
     return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
 
 
-def _runs_table(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+def _runs_table(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     head = "".join(f'<th class="n">{title}</th>' for title in ("iterations", "before", "after", "gain", "wall time"))
     rows = []
     for name, run in runs.items():
@@ -59,7 +59,7 @@ def _runs_table(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
             duration(seconds) if seconds else ABSENT,
         ]
         rows.append(
-            f'<tr><td><span class="swatch t{colours[name]}"></span>{escape(name)}</td>'
+            f'<tr><td><span class="swatch t{colors[name]}"></span>{escape(name)}</td>'
             + "".join(f'<td class="n">{cell}</td>' for cell in cells)
             + "</tr>"
         )
@@ -67,7 +67,7 @@ def _runs_table(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
     return f'<div class="card wide" style="margin-top:22px">{table}</div>'
 
 
-def _final_charts(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+def _final_charts(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     rows = {name: {"before": run.before, "after": run.after} for name, run in runs.items()}
     known = {name: {kind: rate for kind, rate in row.items() if rate} for name, row in rows.items()}
     known = {name: row for name, row in known.items() if row}
@@ -78,15 +78,15 @@ def _final_charts(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> st
     figures = []
     if known:
         legend = {"before": BEFORE, "after": AFTER}
-        chart = interval_chart(known, title="Success before and after", colours=legend)
+        chart = interval_chart(known, title="Success before and after", colors=legend)
         figures.append(figure("Success before and after", chart, legend))
     if by_task:
-        chart = interval_chart(by_task, title="Success per task after", colours=colours)
-        figures.append(figure("Success per task after", chart, colours))
+        chart = interval_chart(by_task, title="Success per task after", colors=colors)
+        figures.append(figure("Success per task after", chart, colors))
     return section("Final success", figures)
 
 
-def _common_curves(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> str:
+def _common_curves(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:
     wanted: list[tuple[str, str, Format, tuple[float, float] | None]] = [
         ("success", "Success, exploring", percent, (0.0, 1.0)),
         ("validation", "Success on validation starts", percent, (0.0, 1.0)),
@@ -95,11 +95,11 @@ def _common_curves(runs: Mapping[str, RunData], colours: Mapping[str, int]) -> s
     figures = []
     for metric, title, format_y, y in wanted:
         lines = [
-            line for name, run in runs.items() for line in curve(run.points(metric), label=name, colour=colours[name])
+            line for name, run in runs.items() for line in curve(run.points(metric), label=name, color=colors[name])
         ]
         if lines:
             chart = line_chart(lines, title=title, y=y, format_y=format_y)
-            figures.append(figure(title, chart, {line.label: line.colour for line in lines}))
+            figures.append(figure(title, chart, {line.label: line.color for line in lines}))
     return section("Learning", figures)
 
 

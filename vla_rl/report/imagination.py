@@ -134,12 +134,12 @@ def _success(rounds: Sequence[Round]) -> str:
     lines = [
         line
         for number, one in enumerate(rounds)
-        for line in curve(series(one.metrics, "success"), label=f"round {number}", colour=number % PALETTE)
+        for line in curve(series(one.metrics, "success"), label=f"round {number}", color=number % PALETTE)
     ]
     if not lines:
         return ""
     chart = line_chart(lines, title="Success of imagined branches", y=(0.0, 1.0), format_y=percent)
-    return figure("Success of imagined branches", chart, {line.label: line.colour for line in lines if not line.faint})
+    return figure("Success of imagined branches", chart, {line.label: line.color for line in lines if not line.faint})
 
 
 def _films(rounds: Sequence[Round]) -> str:

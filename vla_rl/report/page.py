@@ -99,14 +99,14 @@ def _tasks(run: RunData) -> str:
     for kind, key in (("before", "bc"), ("after", "rl")):
         if key in run.result:
             rows.setdefault("all tasks", {})[kind] = Rate.of(run.result[key])
-    colours = {"before": BEFORE, "after": AFTER}
-    chart = interval_chart(rows, title="Success per task before and after", colours=colours)
+    colors = {"before": BEFORE, "after": AFTER}
+    chart = interval_chart(rows, title="Success per task before and after", colors=colors)
     extra = ""
     if "stochastic" in run.result:
         rate = Rate.of(run.result["stochastic"])
         said = f"Exploring, as in training, the final policy reaches {percent(rate.success)} ({interval(rate)})."
         extra = f'<p class="note">{said}</p>'
-    shown = figure("Success rate and 95 % interval", chart, colours)
+    shown = figure("Success rate and 95 % interval", chart, colors)
     return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
 
 
@@ -153,22 +153,22 @@ def _learning(run: RunData) -> str:
         figures.append(metric_figure(run.points(name), title=title, hint=hint))
     loss = series(run.imitation, "bc_loss")
     figures.append(
-        metric_figure(loss, title="Imitation loss", hint="before reinforcement", colour=BEFORE, x_label="gradient step")
+        metric_figure(loss, title="Imitation loss", hint="before reinforcement", color=BEFORE, x_label="gradient step")
     )
     figures.append(_validation_figure(run))
     return section("Learning", figures)
 
 
 def _success_figure(run: RunData) -> str:
-    lines = curve(run.points("success"), label="exploring policy, training starts", colour=AFTER)
+    lines = curve(run.points("success"), label="exploring policy, training starts", color=AFTER)
     checks = validation(run)
     if checks:
         points, intervals = checks
-        lines.append(Line(label="deployed policy, validation starts", points=points, colour=1, interval=intervals))
+        lines.append(Line(label="deployed policy, validation starts", points=points, color=1, interval=intervals))
     if not lines:
         return ""
     chart = line_chart(lines, title="Success", y=(0.0, 1.0), format_y=percent)
-    return figure("Success", chart, {line.label: line.colour for line in lines if not line.faint})
+    return figure("Success", chart, {line.label: line.color for line in lines if not line.faint})
 
 
 def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
@@ -185,14 +185,14 @@ def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
 def _validation_figure(run: RunData) -> str:
     names = [name for name in run.names() if name.startswith("validation/")]
     lines = [
-        Line(label=name.removeprefix("validation/"), points=points, colour=index % PALETTE)
+        Line(label=name.removeprefix("validation/"), points=points, color=index % PALETTE)
         for index, name in enumerate(names)
         if len(points := run.points(name)) > 1
     ]
     if not lines:
         return ""
     chart = line_chart(lines, title="Validation per task", y=(0.0, 1.0), format_y=percent)
-    return figure("Validation per task", chart, {line.label: line.colour for line in lines})
+    return figure("Validation per task", chart, {line.label: line.color for line in lines})
 
 
 def _films(run: RunData) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from vla_rl.report.run_data import Points, Rate
 from vla_rl.report.svg import Line, line_chart, percent, smooth
 
-AFTER, BEFORE = 0, 8  # colours of the page's palette
+AFTER, BEFORE = 0, 8  # colors of the page's palette
 PALETTE = 8
 ABSENT = "&ndash;"
 
@@ -33,9 +33,9 @@ def section(title: str, figures: Iterable[str]) -> str:
     return f'<h2>{escape(title)}</h2><div class="grid2">{shown}</div>' if shown else ""
 
 
-def figure(title: str, chart: str, colours: Mapping[str, int]) -> str:
+def figure(title: str, chart: str, colors: Mapping[str, int]) -> str:
     keys = "".join(
-        f'<span><span class="swatch t{colour}"></span>{escape(label)}</span>' for label, colour in colours.items()
+        f'<span><span class="swatch t{color}"></span>{escape(label)}</span>' for label, color in colors.items()
     )
     legend = f'<span class="legend">{keys}</span>' if keys else ""
     return f'<figure class="card"><figcaption><h3>{escape(title)}</h3>{legend}</figcaption>{chart}</figure>'
@@ -74,24 +74,22 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def metric_figure(
-    points: Points, *, title: str, hint: str = "", colour: int = AFTER, x_label: str = "iteration"
-) -> str:
+def metric_figure(points: Points, *, title: str, hint: str = "", color: int = AFTER, x_label: str = "iteration") -> str:
     if len(points) < 2:
         return ""
-    chart = line_chart(curve(points, label=title, colour=colour), title=title, x_label=x_label)
+    chart = line_chart(curve(points, label=title, color=color), title=title, x_label=x_label)
     note = f'<p class="note">{escape(hint)}</p>' if hint else ""
     return figure(title, chart + note, {})
 
 
-def curve(points: Points, *, label: str, colour: int) -> list[Line]:
+def curve(points: Points, *, label: str, color: int) -> list[Line]:
     """The series; with many points also its moving average, the raw one fainter behind it."""
     if len(points) < 20:
-        return [Line(label=label, points=points, colour=colour)] if points else []
+        return [Line(label=label, points=points, color=color)] if points else []
     average = smooth(points, max(3, len(points) // 12))
     return [
-        Line(label=label, points=points, colour=colour, faint=True),
-        Line(label=label, points=average, colour=colour),
+        Line(label=label, points=points, color=color, faint=True),
+        Line(label=label, points=average, color=color),
     ]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from sims.errors import UserError
-from vla_rl.failures import read_failures
-from vla_rl.metrics import read_metrics
+from vla_rl.runs.failures import read_failures
+from vla_rl.runs.metrics import read_metrics
 
 Points = list[tuple[float, float]]
 

@@ -1,4 +1,4 @@
-"""Charts as SVG text. Colours are CSS classes of the page, so they follow its light or dark scheme."""
+"""Charts as SVG text. Colors are CSS classes of the page, so they follow its light or dark scheme."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """``colour``: index into the page's palette. ``interval``: (low, high) per point, drawn as whiskers on markers.
+    """``color``: index into the page's palette. ``interval``: (low, high) per point, drawn as whiskers on markers.
 
     ``faint`` marks a raw series behind its own moving average.
     """
 
     label: str
     points: Points
-    colour: int
+    color: int
     faint: bool = False
     interval: Sequence[tuple[float, float]] = ()
 
@@ -70,7 +70,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def smooth(points: Points, window: int) -> Points:
-    """Moving average over ``window`` points, centred and narrower at the ends."""
+    """Moving average over ``window`` points, centerd and narrower at the ends."""
     half = window // 2
     out = []
     for i, (x, _) in enumerate(points):
@@ -103,13 +103,13 @@ def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
     axes = Axes(x=(min(xs), max(xs)), y=(0.0, max(totals) * 1.05 or 1.0), format_y=lambda value: f"{number(value)} s")
     base = [0.0] * len(xs)
     parts = []
-    for colour, (name, points) in enumerate(layers.items()):
+    for color, (name, points) in enumerate(layers.items()):
         top = [below + value for below, (_, value) in zip(base, points, strict=True)]
         outline = [(x, value) for x, value in zip(xs, top, strict=True)]
         outline += [(x, value) for x, value in zip(reversed(xs), reversed(base), strict=True)]
         mean = sum(value for _, value in points) / len(points)
         parts.append(
-            f'<path class="area f{colour}" d="{_path(axes, outline)}Z"><title>{escape(name)}: '
+            f'<path class="area f{color}" d="{_path(axes, outline)}Z"><title>{escape(name)}: '
             f"{number(mean)} s per iteration on average</title></path>"
         )
         base = top
@@ -117,7 +117,7 @@ def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
     return _svg(_grid(axes) + "".join(parts), axes, title=title, description=description)
 
 
-def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colours: Mapping[str, int]) -> str:
+def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colors: Mapping[str, int]) -> str:
     """Success rates with their intervals, one row per name, one dot per series."""
     label = 14 + 8 * max(len(name) for name in rows)
     row_height = 16 + 9 * max(len(rates) for rates in rows.values())
@@ -129,12 +129,12 @@ def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colour
         for v in (0, 0.25, 0.5, 0.75, 1)
     ]
     for index, (name, rates) in enumerate(rows.items()):
-        centre = TOP + row_height * (index + 0.5)
+        center = TOP + row_height * (index + 0.5)
         shown = escape(name if len(name) <= 25 else name[:24] + "…")
-        parts.append(f'<text class="label" x="{axes.left - 10:.1f}" y="{centre + 4}" text-anchor="end">{shown}</text>')
+        parts.append(f'<text class="label" x="{axes.left - 10:.1f}" y="{center + 4}" text-anchor="end">{shown}</text>')
         for place, (series, rate) in enumerate(rates.items()):
-            y = centre + 9 * (place - (len(rates) - 1) / 2)
-            parts.append(_whisker(axes, rate, y, colours[series], f"{name}, {series}"))
+            y = center + 9 * (place - (len(rates) - 1) / 2)
+            parts.append(_whisker(axes, rate, y, colors[series], f"{name}, {series}"))
     description = "; ".join(
         f"{name}: " + ", ".join(f"{series} {percent(rate.success)}" for series, rate in rates.items())
         for name, rates in rows.items()
@@ -142,12 +142,12 @@ def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colour
     return _svg("".join(parts), axes, title=title, description=description)
 
 
-def _whisker(axes: Axes, rate: Rate, y: float, colour: int, name: str) -> str:
+def _whisker(axes: Axes, rate: Rate, y: float, color: int, name: str) -> str:
     low, middle, high = axes.at_x(rate.low), axes.at_x(rate.success), axes.at_x(rate.high)
     said = f"{name}: {percent(rate.success)}, 95 % interval {percent(rate.low)} to {percent(rate.high)}"
     return (
-        f'<g><title>{escape(said)}</title><line class="whisker s{colour}" x1="{low:.1f}" x2="{high:.1f}" '
-        f'y1="{y:.1f}" y2="{y:.1f}"/><circle class="dot f{colour}" cx="{middle:.1f}" cy="{y:.1f}" r="5"/></g>'
+        f'<g><title>{escape(said)}</title><line class="whisker s{color}" x1="{low:.1f}" x2="{high:.1f}" '
+        f'y1="{y:.1f}" y2="{y:.1f}"/><circle class="dot f{color}" cx="{middle:.1f}" cy="{y:.1f}" r="5"/></g>'
     )
 
 
@@ -165,7 +165,7 @@ def _path(axes: Axes, points: Points) -> str:
 
 
 def _line(axes: Axes, line: Line) -> str:
-    css = f"line s{line.colour}" + (" faint" if line.faint else "")
+    css = f"line s{line.color}" + (" faint" if line.faint else "")
     parts = [f'<path class="{css}" d="{_path(axes, line.points)}"/>'] if len(line.points) > 1 else []
     if line.interval or len(line.points) == 1:
         intervals = line.interval or [(y, y) for _, y in line.points]
@@ -174,9 +174,9 @@ def _line(axes: Axes, line: Line) -> str:
                 f"{line.label}, iteration {x:.0f}: {axes.format_y(y)} ({axes.format_y(low)} to {axes.format_y(high)})"
             )
             parts.append(
-                f'<g><title>{escape(said)}</title><line class="whisker s{line.colour}" x1="{axes.at_x(x):.1f}" '
+                f'<g><title>{escape(said)}</title><line class="whisker s{line.color}" x1="{axes.at_x(x):.1f}" '
                 f'x2="{axes.at_x(x):.1f}" y1="{axes.at_y(low):.1f}" y2="{axes.at_y(high):.1f}"/>'
-                f'<circle class="dot f{line.colour}" cx="{axes.at_x(x):.1f}" cy="{axes.at_y(y):.1f}" r="4"/></g>'
+                f'<circle class="dot f{line.color}" cx="{axes.at_x(x):.1f}" cy="{axes.at_y(y):.1f}" r="4"/></g>'
             )
     return "".join(parts)
 

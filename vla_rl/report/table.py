@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sims.libero import score_table
+from sims.adapters.libero import score_table
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run

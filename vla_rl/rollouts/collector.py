@@ -10,24 +10,24 @@ from torch import Tensor
 
 from policies.policy import ActionSample, Policy
 from sims.chunk import ChunkStep, step_chunk
-from sims.rows import Rows
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.metrics import Timer
 from vla_rl.rollouts.rollout import Rollout
 from vla_rl.rollouts.starts import TrainingStarts
+from vla_rl.runs.metrics import Timer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look(Rows):
+class Look(TensorDataclass):
     """What the policy saw, what it drew and what the critic thought of it."""
 
-    inputs: Rows
+    inputs: TensorDataclass
     sample: ActionSample
     value: Tensor
 
 
-def scatter(rows: Rows, index: Tensor, num_rows: int) -> Rows:
+def scatter(rows: TensorDataclass, index: Tensor, num_rows: int) -> TensorDataclass:
     """``rows`` placed at ``index`` among ``num_rows`` rows, zeros elsewhere."""
 
     def place(tensor: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Collector:
             sample = self.policy.sample(context, self.generator)
             return Look(inputs=context if self.keep_context else obs, sample=sample, value=self._value(context))
 
-    def _value(self, context: Rows) -> Tensor:
+    def _value(self, context: TensorDataclass) -> Tensor:
         features = self.policy.value_features(context)
         return self.critic.predict(features) if self.critic is not None else features.new_zeros(len(features))
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from policies.policy import DenoisingPath
-from sims.rows import Rows
+from policies.policy import DenoisingTrace
+from sims.tensor_dataclass import TensorDataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(Rows):
+class Rollout(TensorDataclass):
     """Chunks, time-major [T, N].
 
     ``inputs`` is the Observation that the policy saw, or its encoded Context where the encoder is frozen.
@@ -22,8 +22,8 @@ class Rollout(Rows):
     of nothing and no loss may see them.
     """
 
-    inputs: Rows
-    path: DenoisingPath
+    inputs: TensorDataclass
+    path: DenoisingTrace
     log_prob: Float[Tensor, "*TN S H A"]
     reward: Float[Tensor, "*TN"]
     num_executed: Int[Tensor, "*TN"]

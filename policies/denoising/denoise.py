@@ -1,0 +1,101 @@
+"""Walk from noise to action, and score a walk that was taken: two functions, one transition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from policies.denoising.kernels import LOG_SQRT_2PI, Kernel, Prediction, Transition
+from policies.policy import DenoisingTrace
+
+Predict = Callable[[Tensor, Tensor], Prediction]
+"""The network with its context bound: x_t [B, S, H, A] and t [B or 1, S] -> the prediction, each [B, S, H, A]."""
+
+
+def draw_steps(kernel: Kernel, batch: int, generator: torch.Generator) -> Int[Tensor, "B S"]:
+    """Indices of the trained transitions: all of the kernel's, or one drawn per sample."""
+    trained = kernel.trained_steps
+    if kernel.one_step_per_sample:
+        return torch.randint(trained.start, trained.stop, (batch, 1), generator=generator, device=generator.device)
+    return torch.arange(trained.start, trained.stop, device=generator.device).expand(batch, -1)
+
+
+@torch.no_grad()
+def denoise(
+    predict: Predict,
+    kernel: Kernel,
+    x_1: Float[Tensor, "B H A"],
+    generator: torch.Generator,
+    *,
+    frozen_predict: Predict | None = None,
+) -> tuple[DenoisingTrace, Float[Tensor, "B S H A"]]:
+    """Take the kernel's steps from noise ``x_1``; the path and the log-prob of its trained transitions.
+
+    ``frozen_predict`` takes the steps before the first trained one (DPPO). Float32 throughout, no graph.
+    """
+    batch = x_1.shape[0]
+    steps = draw_steps(kernel, batch, generator)
+    grid = kernel.grid(x_1.device)
+    states = [x_1]
+    log_probs: list[Tensor] = []
+    for i in range(kernel.steps):
+        early = frozen_predict is not None and i < kernel.trained_steps.start
+        explore = (steps == i).view(batch, 1, 1, 1) if kernel.one_step_per_sample else None
+        x_t, t, dt = states[-1].unsqueeze(1), grid[i].view(1, 1), (grid[i] - grid[i + 1]).view(1, 1)
+        prediction = frozen_predict(x_t, t) if early and frozen_predict is not None else predict(x_t, t)
+        transition = kernel.transition(x_t, prediction, t[..., None, None], dt[..., None, None], explore)
+        x_next = transition.sample(_draw_noise(x_t, kernel, generator))
+        states.append(x_next.squeeze(1))
+        if i in kernel.trained_steps:
+            log_probs.append(transition.log_prob(x_next))
+    path = DenoisingTrace(states=torch.stack(states, dim=1), steps=steps)
+    if not log_probs:
+        return path, x_1.new_zeros(batch, 0, *x_1.shape[1:])
+    log_prob = torch.cat(log_probs, dim=1)
+    if kernel.one_step_per_sample:
+        log_prob = _take(log_prob, steps - kernel.trained_steps.start)
+    return path, log_prob
+
+
+@torch.no_grad()
+def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+    """Where a deterministic kernel takes the noise ``x_1``: the end of the path alone. No graph."""
+    grid = kernel.grid(x_1.device)
+    x_t = x_1.unsqueeze(1)
+    for i in range(kernel.steps):
+        t, dt = grid[i].view(1, 1), (grid[i] - grid[i + 1]).view(1, 1)
+        x_t = kernel.transition(x_t, predict(x_t, t), t[..., None, None], dt[..., None, None]).mean
+    return x_t.squeeze(1)
+
+
+def path_transition(predict: Predict, kernel: Kernel, path: DenoisingTrace) -> tuple[Transition, Tensor]:
+    """The trained transitions of ``path`` ([B, S, H, A]) in one network call, and the states they led to."""
+    x_t, x_next = _take(path.states, path.steps), _take(path.states, path.steps + 1)
+    grid = kernel.grid(x_t.device)
+    t, t_next = grid[path.steps], grid[path.steps + 1]
+    prediction = predict(x_t, t)
+    return kernel.transition(x_t, prediction, t[..., None, None], (t - t_next)[..., None, None]), x_next
+
+
+def path_log_prob(predict: Predict, kernel: Kernel, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+    """Log-prob of the trained transitions, per element, differentiable in the network."""
+    transition, x_next = path_transition(predict, kernel, path)
+    return transition.log_prob(x_next)
+
+
+def initial_log_prob(path: DenoisingTrace) -> Float[Tensor, "B H A"]:
+    """log N(x_1; 0, I), the first term of the exact joint density of a path. No parameter enters it."""
+    return -0.5 * path.states[:, 0] ** 2 - LOG_SQRT_2PI
+
+
+def _draw_noise(x_t: Tensor, kernel: Kernel, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(x_t.shape, generator=generator, device=x_t.device, dtype=x_t.dtype)
+    return noise if kernel.noise_clip is None else noise.clamp(-kernel.noise_clip, kernel.noise_clip)
+
+
+def _take(values: Tensor, steps: Tensor) -> Tensor:
+    """values [B, N, H, A] at steps [B, S] -> [B, S, H, A]."""
+    return values.gather(1, steps[:, :, None, None].expand(-1, -1, *values.shape[2:]))

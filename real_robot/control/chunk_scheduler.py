@@ -1,0 +1,200 @@
+"""Which action of which chunk belongs to this control tick, while the next chunk is still being computed.
+
+    old chunk   | executed | leftover ............|          request at tick k, index 0 is tick k's own action
+    new chunk              |  d: consumed | free .................|
+                           k              k + d, delivery
+
+An action is stamped with the absolute control tick it is for. The **delay** d of a chunk is the number of actions that
+were consumed between its request and its delivery; ticks on which the arm only held count for nothing, so a chunk that
+comes after a hold starts where the arm stands. The scheduler has no clock and no thread: it is told the tick.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Actions = NDArray[np.float32]  # [steps, A]
+ChunkingMethod = Literal["prefix", "guided", "jacobian_free", "replace", "ensemble"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkingConfig:
+    """How chunks follow each other.
+
+    ``prefix``: the policy is given the actions that will be consumed while it thinks, as it was in training.
+    ``guided``, ``jacobian_free``: for policies that were not trained so; see ``real_robot.serving.guidance``.
+    ``replace``: the new chunk simply takes over. ``ensemble``: overlapping chunks are averaged (ACT).
+
+    ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for; a policy trained with
+    prefixes allows at most its ``max_prefix``. ``warmup``: first deliveries that say nothing about the delay.
+    """
+
+    method: ChunkingMethod = "prefix"
+    execute_steps: int = 8
+    max_delay: int = 4
+    warmup: int = 2
+    delay_window: int = 64
+    ensemble_decay: float = 0.01
+
+    def check(self, horizon: int) -> None:
+        """ValueError unless max_delay <= execute_steps <= horizon - max_delay: no plan may run out by design."""
+        if not 0 <= self.max_delay <= self.execute_steps <= horizon - self.max_delay or self.execute_steps < 1:
+            raise ValueError(
+                f"chunks of {horizon} actions need max_delay <= execute_steps <= {horizon} - max_delay, "
+                f"got max_delay {self.max_delay}, execute_steps {self.execute_steps}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkRequest:
+    """What the policy must know beside the observation of tick ``tick``.
+
+    ``leftover`` [L, A]: actions still planned from this tick on. ``delay`` <= L: how many of them will probably be
+    consumed before the new chunk arrives; nothing is ever padded.
+    """
+
+    tick: int
+    leftover: Actions
+    delay: int
+
+    @property
+    def prefix(self) -> Actions:
+        """[delay, A]"""
+        return self.leftover[: self.delay]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What became of a chunk. ``late``: more actions were consumed than planned for, so the join may be rough."""
+
+    consumed: int
+    late: bool
+
+
+class DelayTracker:
+    """95th percentile of the last delays, warm-up left out; ``initial`` until there is a measurement."""
+
+    def __init__(self, *, initial: int, warmup: int, window: int) -> None:
+        self._initial, self._warmup = initial, warmup
+        self._delays: deque[int] = deque(maxlen=window)
+
+    def add(self, delay: int) -> None:
+        if self._warmup > 0:
+            self._warmup -= 1
+        else:
+            self._delays.append(delay)
+
+    def estimate(self) -> int:
+        if not self._delays:
+            return self._initial
+        return sorted(self._delays)[ceil(0.95 * len(self._delays)) - 1]
+
+
+class TickClock:
+    """Absolute control ticks of a clock [s]: tick k begins at start + k / hz, however late anyone looks."""
+
+    def __init__(self, hz: float, clock: Callable[[], float]) -> None:
+        self._hz, self._clock, self._start_s = hz, clock, clock()
+
+    def tick(self) -> int:
+        return floor((self._clock() - self._start_s) * self._hz + 1e-9)
+
+    def begin_s(self, tick: int) -> float:
+        return self._start_s + tick / self._hz
+
+
+class ChunkScheduler:
+    """Each tick, in this order: ``deliver`` what has arrived, ask for a ``request``, take the ``action``."""
+
+    def __init__(self, config: ChunkingConfig, *, horizon: int, action_dim: int) -> None:
+        config.check(horizon)
+        self.config = config
+        self._shape = (horizon, action_dim)
+        self._tracker = DelayTracker(initial=config.max_delay, warmup=config.warmup, window=config.delay_window)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every plan and any request under way: after a stop, a takeover, or a new episode."""
+        self._chunks: list[tuple[int, Actions]] = []  # (tick of its first action, actions), oldest first
+        self._consumed = 0
+        self._next_tick: int | None = None
+        self._pending: tuple[ChunkRequest, int] | None = None
+        self._last_request: int | None = None
+
+    @property
+    def delay_estimate(self) -> int:
+        """Actions expected to be consumed by the next inference."""
+        return min(self._tracker.estimate(), self.config.max_delay)
+
+    def request(self, tick: int) -> ChunkRequest | None:
+        """A request for a new chunk if one is due: ``execute_steps`` actions after the last, or nothing is planned."""
+        self._skip_to(tick)
+        leftover = self._leftover(tick)
+        due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
+        if self._pending or (len(leftover) and not due):
+            return None
+        request = ChunkRequest(tick=tick, leftover=leftover, delay=min(self.delay_estimate, len(leftover)))
+        self._pending = (request, self._consumed)
+        self._last_request = self._consumed
+        return request
+
+    def abandon(self, request: ChunkRequest) -> None:
+        """The inference failed; the next ``request`` asks again."""
+        if self._pending and self._pending[0] is request:
+            self._pending = self._last_request = None
+
+    def deliver(self, request: ChunkRequest, actions: Actions, tick: int) -> Delivery | None:
+        """Take over ``actions`` [H, A] from ``tick`` on, leaving out what was consumed meanwhile.
+
+        None if the request is no longer wanted (``clear`` or ``abandon`` came first). ValueError on another shape or
+        a number that is not finite: the old plan stays.
+        """
+        if self._pending is None or self._pending[0] is not request:
+            return None
+        if actions.shape != self._shape or not np.isfinite(actions).all():
+            self.abandon(request)
+            raise ValueError(f"expected a finite chunk of shape {self._shape}, got shape {actions.shape}")
+        self._skip_to(tick)
+        consumed = self._consumed - self._pending[1]
+        self._pending = None
+        if len(request.leftover):  # where nothing was planned, nothing could be consumed
+            self._tracker.add(consumed)
+        # fewer than a whole chunk was left to consume, so there is always something of the new one left
+        keep = self._chunks if self.config.method == "ensemble" else []
+        self._chunks = [*keep, (tick - consumed, actions)]
+        return Delivery(consumed=consumed, late=consumed > request.delay)
+
+    def action(self, tick: int) -> NDArray[np.float32] | None:
+        """The action [A] for this tick, or None if nothing is planned for it: brake and hold."""
+        self._skip_to(tick)
+        self._next_tick = tick + 1
+        self._chunks = [(start, chunk) for start, chunk in self._chunks if tick < start + len(chunk)]
+        if not self._chunks:
+            return None
+        self._consumed += 1
+        votes = np.stack([chunk[tick - start] for start, chunk in self._chunks])
+        if len(votes) == 1:
+            return votes[0]
+        weights = np.exp(-self.config.ensemble_decay * np.arange(len(votes), dtype=np.float32))
+        return np.asarray(weights @ votes / weights.sum(), dtype=np.float32)
+
+    def _skip_to(self, tick: int) -> None:
+        """Ticks that were missed altogether consume their actions too: the time for them has passed."""
+        if self._next_tick is not None and tick > self._next_tick:
+            planned_until = max((start + len(chunk) for start, chunk in self._chunks), default=0)
+            self._consumed += max(0, min(tick, planned_until) - self._next_tick)
+            self._next_tick = tick
+
+    def _leftover(self, tick: int) -> Actions:
+        """What the newest chunk still plans from ``tick`` on, [L, A]."""
+        if not self._chunks:
+            return np.zeros((0, self._shape[1]), dtype=np.float32)
+        start, chunk = self._chunks[-1]
+        return chunk[max(0, tick - start) :]

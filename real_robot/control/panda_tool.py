@@ -1,0 +1,55 @@
+"""The tabletop suite's Panda: tool motions in, tool pose out, on a real arm as in simulation.
+
+The suite's own control law (``sims.tabletop.tool_control``), so that a policy trained there finds its own arm here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from real_robot.safety.stopping import AxisLimits
+from sims.tabletop.episode import START_JOINTS
+from sims.tabletop.kinematics import tool_orientation
+from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
+
+
+class PandaTool:
+    """Seven arm joints and one finger [m]. Action: translation and rotation of the tool, gripper (1 is closed)."""
+
+    action_dim = 7
+    state_dim = 8
+
+    def __init__(self, axes: Sequence[AxisLimits]) -> None:
+        """ValueError unless ``axes`` are the arm's seven turning joints from the base on, then the sliding finger."""
+        units = [axis.unit for axis in axes]
+        if units != ["rad"] * 7 + ["m"] or [axis.name for axis in axes[:7]] != sorted(axis.name for axis in axes[:7]):
+            raise ValueError(
+                "embodiment panda_tool needs limits.joints in the order joint 1 to 7 (revolute), finger (prismatic); "
+                f"got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
+            )
+        self._control = ToolControl()
+        self.begin([*START_JOINTS, 0.0])
+
+    def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
+        tool = self._look(joints)
+        finger = joints[7]
+        parts = [tool.position[0], tool_orientation(tool.rotation)[0], torch.tensor([finger, -finger]).double()]
+        return np.asarray(torch.cat(parts).float().numpy())
+
+    def begin(self, joints: Sequence[float]) -> None:
+        tool = self._look(joints)
+        self._target = ToolTarget(position=tool.position, rotation=tool.rotation, joints=tool.joints)
+
+    def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
+        move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
+        self._target = self._control.next_target(self._target, move, self._look(joints))
+        return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
+
+    def _look(self, joints: Sequence[float]) -> ToolState:
+        arm = torch.tensor([joints[:7]], dtype=torch.float64)
+        position, rotation, jacobian = self._control.panda.forward(arm)
+        return ToolState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)

@@ -1,0 +1,185 @@
+"""Robot limits from YAML, every number with its unit, everything checked before an arm may move.
+
+A file says ``velocity: 150 deg/s``, not ``2.6``: a limit in the wrong unit is the classic way to break an arm. Each
+quantity is checked for its dimension, the kind of joint decides which ones are right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from math import isfinite, pi
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from real_robot.safety.filter import RobotLimits, Workspace
+from real_robot.safety.kinematics import JointFrame
+from real_robot.safety.stopping import Axis, AxisLimits
+
+# unit -> (dimension, factor to SI)
+_UNITS = {
+    **{"rad": ("angle", 1.0), "deg": ("angle", pi / 180.0), "m": ("length", 1.0), "mm": ("length", 1e-3)},
+    **{"s": ("time", 1.0), "ms": ("time", 1e-3), "Hz": ("rate", 1.0), "N": ("force", 1.0), "N m": ("torque", 1.0)},
+}
+_DERIVATIVES = {"": 0, "/s": 1, "/s^2": 2, "/s^3": 3}
+_QUANTITY = re.compile(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(N m|[A-Za-z]+)(/s(?:\^[23])?)?\s*")
+_JOINT_KINDS = {"revolute": ("rad", "angle", "torque"), "prismatic": ("m", "length", "force")}
+# A filter that cannot stop within this time is misconfigured: the arm would be unstoppable in any useful sense.
+MAX_STOP_S = 2.0
+
+
+def load_limits(path: Path) -> RobotLimits:
+    """The ``limits`` section of a robot file.
+
+    Raises ValueError that names the file, the place in it, what was found and what is allowed.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(document, Mapping) or "limits" not in document:
+        raise ValueError(f"{path}: no 'limits' section; see configs/robots/generic.yaml for a commented one")
+    try:
+        return parse_limits(document["limits"])
+    except ValueError as error:
+        raise ValueError(f"{path}: limits{error}") from error
+
+
+def parse_limits(section: Any) -> RobotLimits:
+    """As ``load_limits``, from what the YAML reader made of the section; messages start at ``.key``."""
+    keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
+    table = _table(section, "", required=keys, optional={"workspace"})
+    rate = _positive(table["command_rate"], ".command_rate", "rate")
+    if not isinstance(table["joints"], Mapping) or not table["joints"]:
+        raise ValueError(".joints: expected a table from joint name to its limits")
+    limits = RobotLimits(
+        command_hz=rate,
+        axes=tuple(_joint(str(name), entry) for name, entry in table["joints"].items()),
+        workspace=_workspace(table["workspace"]) if "workspace" in table else None,
+        max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
+        max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
+    )
+    for axis in limits.axes:
+        _check_stop(axis, rate)
+    for i, frame in enumerate(limits.workspace.frames if limits.workspace else ()):
+        check_choice(frame.joint, table["joints"], f".workspace.chain[{i}].joint")
+    return limits
+
+
+def quantity(value: Any, where: str, dimension: str, derivative: int = 0) -> float:
+    """``value`` such as "150 deg/s" in SI. ValueError unless it is ``dimension`` per second^``derivative``."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    wanted = [f"{unit}{suffix}" for unit, (kind, _) in _UNITS.items() for suffix, order in _DERIVATIVES.items()
+              if kind == dimension and order == derivative]  # fmt: skip
+    expected = f"expected a number with its unit, one of {', '.join(wanted)}"
+    if match is None:
+        raise ValueError(f"{where}: got {value!r}; {expected}")
+    number, unit, suffix = match.groups()
+    kind, factor = _UNITS.get(unit, ("unknown", 0.0))
+    if kind != dimension or _DERIVATIVES[suffix or ""] != derivative:
+        raise ValueError(f"{where}: got {value!r}; {expected}")
+    try:
+        result = float(number) * factor
+    except ValueError as error:
+        raise ValueError(f"{where}: got {value!r}; {expected}") from error
+    if not isfinite(result):
+        raise ValueError(f"{where}: got {value!r}; it must be finite")
+    return result
+
+
+def _joint(name: str, entry: Any) -> AxisLimits:
+    where = f".joints.{name}"
+    keys = {"kind", "position", "velocity", "acceleration", "jerk", "step_from_measured"}
+    table = _table(entry, where, required=keys, optional={"contact_residual"})
+    check_choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
+    unit, motion, effort = _JOINT_KINDS[table["kind"]]
+    low, high = _sequence(table["position"], f"{where}.position", 2)
+    position = quantity(low, f"{where}.position[0]", motion), quantity(high, f"{where}.position[1]", motion)
+    if not position[0] < position[1]:
+        raise ValueError(f"{where}.position: the lower limit {low!r} is not below the upper limit {high!r}")
+    residual = table.get("contact_residual")
+    return AxisLimits(
+        name=name,
+        unit=unit,
+        position=position,
+        velocity=_positive(table["velocity"], f"{where}.velocity", motion, 1),
+        acceleration=_positive(table["acceleration"], f"{where}.acceleration", motion, 2),
+        jerk=_positive(table["jerk"], f"{where}.jerk", motion, 3),
+        step_from_measured=_positive(table["step_from_measured"], f"{where}.step_from_measured", motion),
+        contact_residual=None if residual is None else _positive(residual, f"{where}.contact_residual", effort),
+    )
+
+
+def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
+    """The stop from full speed must be short in time and fit between the position limits."""
+    model = Axis(axis, 1.0 / rate_hz)
+    where = f".joints.{axis.name}"
+    rough_s = axis.velocity / axis.acceleration + axis.acceleration / axis.jerk
+    if rough_s > MAX_STOP_S:
+        raise ValueError(
+            f"{where}: stopping from full speed takes about {rough_s:.2f} s, at most {MAX_STOP_S} s are allowed; "
+            "lower the velocity, or raise the acceleration or the jerk"
+        )
+    _, way, *_ = model.stop(axis.velocity, 0.0)
+    if way > axis.position[1] - axis.position[0]:
+        raise ValueError(
+            f"{where}: stopping from full speed takes {way:.3f} {axis.unit}, more than the whole range; "
+            "lower the velocity"
+        )
+
+
+def _workspace(entry: Any) -> Workspace:
+    table = _table(entry, ".workspace", required={"low", "high", "chain"}, optional={"tool"})
+    low, high = (_vector(table[key], f".workspace.{key}", "length") for key in ("low", "high"))
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise ValueError(f".workspace: low {low} is not below high {high} in every direction")
+    if not isinstance(table["chain"], list) or not table["chain"]:
+        raise ValueError(".workspace.chain: expected a list of joint frames from the base to the tool")
+    frames = []
+    for i, link in enumerate(table["chain"]):
+        where = f".workspace.chain[{i}]"
+        link = _table(link, where, required={"joint", "xyz"}, optional={"rpy"})
+        rpy = _vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
+        frames.append(JointFrame(joint=str(link["joint"]), xyz=_vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
+    tool = _vector(table["tool"], ".workspace.tool", "length") if "tool" in table else (0.0, 0.0, 0.0)
+    return Workspace(low=low, high=high, frames=tuple(frames), tool=tool)
+
+
+def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> float:
+    result = quantity(value, where, dimension, derivative)
+    if result <= 0.0:
+        raise ValueError(f"{where}: got {value!r}; it must be above zero")
+    return result
+
+
+def _vector(value: Any, where: str, dimension: str) -> tuple[float, float, float]:
+    x, y, z = (quantity(item, f"{where}[{i}]", dimension) for i, item in enumerate(_sequence(value, where, 3)))
+    return x, y, z
+
+
+def _sequence(value: Any, where: str, length: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise ValueError(f"{where}: got {value!r}; expected a list of {length}")
+    return value
+
+
+def _table(value: Any, where: str, *, required: set[str], optional: set[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected a table with the keys {sorted(required)}")
+    for key in value:
+        check_choice(key, required | optional, f"{where}.{key}")
+    missing = required - set(value)
+    if missing:
+        raise ValueError(f"{where}: missing {sorted(missing)}")
+    return value
+
+
+def check_choice(value: Any, allowed: Iterable[str], where: str) -> None:
+    names = sorted(allowed)
+    if value not in names:
+        near = difflib.get_close_matches(str(value), names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where}: {value!r} is not one of {names}{hint}")

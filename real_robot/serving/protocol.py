@@ -1,0 +1,187 @@
+"""What robot and policy server say to each other: msgpack maps in binary WebSocket frames, every field checked.
+
+Arrays travel as openpi's clients encode them, {b"__ndarray__": True, b"data", b"dtype", b"shape"}, limited here to
+three plain dtypes. Nothing is ever unpickled, and no frame can name a type to construct.
+
+    server -> client   hello    once, on connection: what the policy is and what it needs
+    client -> server   act      an observation, and the actions that are still planned
+    server -> client   chunk    the actions for one ``act``, by its id
+    server -> client   refused  why there are none for this id; the connection goes on
+    client -> server   ended    how the episode went; answered by the hello of the policy for the next one
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, get_args
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from real_robot.control.chunk_scheduler import ChunkingMethod
+
+PROTOCOL = 2
+MAX_FRAME_BYTES = 32 * 2**20
+_DTYPES = ("<f4", "<f8", "|u1")
+
+
+class WireError(ValueError):
+    """A frame that does not say what the protocol allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """What a policy is. ``fingerprint`` names its weights; ``max_prefix`` is the longest prefix it was trained with."""
+
+    protocol: int
+    fingerprint: str
+    action_horizon: int
+    action_dim: int
+    state_dim: int
+    cameras: list[str]
+    image_size: list[int]
+    control_hz: float
+    max_prefix: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """One look at the world. ``images``: camera -> uint8 [height, width, 3] RGB; ``leftover`` [L, A], delay <= L."""
+
+    id: int
+    images: dict[str, NDArray[np.uint8]]
+    state: NDArray[np.float32]
+    instruction: str
+    method: str
+    leftover: NDArray[np.float32]
+    delay: int
+    execute_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """``actions`` [H, A] in [-1, 1]; ``inference_s``: how long the policy took."""
+
+    id: int
+    actions: NDArray[np.float32]
+    inference_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """``outcome``: success, failure, or unknown where nobody said; ``intervened``: 1 if a person took over."""
+
+    outcome: str
+    intervened: int
+
+
+Outcome = Literal["success", "failure", "unknown"]
+Message = Hello | Act | Chunk | Refused | Ended
+_KINDS: dict[str, type[Message]] = {"hello": Hello, "act": Act, "chunk": Chunk, "refused": Refused, "ended": Ended}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def pack(message: Message) -> bytes:
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    return pack_map({"type": _NAMES[type(message)], **fields})
+
+
+def pack_map(value: Mapping[str, Any]) -> bytes:
+    """Any map of plain values and arrays, as openpi encodes it."""
+    data = msgpack.packb(dict(value), default=_encode_array)
+    assert isinstance(data, bytes)
+    return data
+
+
+def unpack_map(data: bytes) -> dict[str, Any]:
+    """Inverse of ``pack_map``. WireError on anything malformed."""
+    try:
+        value = msgpack.unpackb(data, object_hook=_decode_array, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"the frame is not a msgpack message: {error}") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise WireError(f"expected a map with text keys, got {type(value).__name__}")
+    return value
+
+
+def unpack(data: bytes) -> Message:
+    """Inverse of ``pack``. WireError names the field that is wrong."""
+    return message_of(unpack_map(data))
+
+
+def message_of(fields: dict[str, Any]) -> Message:
+    """The message that a map spells. WireError on unknown, missing and ill-typed fields."""
+    kind = _KINDS.get(str(fields.get("type")))
+    if kind is None:
+        raise WireError(f"unknown message type {fields.get('type')!r}; known are {sorted(_KINDS)}")
+    given = {key: value for key, value in fields.items() if key != "type"}
+    expected = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if given.keys() != expected.keys():
+        wrong = sorted(given.keys() ^ expected.keys())
+        raise WireError(f"{kind.__name__}: missing or unknown fields {wrong}; expected {sorted(expected)}")
+    for name, value in given.items():
+        _check(f"{kind.__name__}.{name}", value, expected[name])
+    message = kind(**given)
+    if isinstance(message, Act):
+        _check_act(message)
+    if isinstance(message, Ended) and message.outcome not in get_args(Outcome):
+        raise WireError(f"Ended.outcome: {message.outcome!r} is not one of {list(get_args(Outcome))}")
+    return message
+
+
+def _check(where: str, value: Any, annotation: str) -> None:
+    scalars: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+    if annotation in scalars:
+        good = isinstance(value, scalars[annotation]) and not isinstance(value, bool)
+    elif annotation.startswith("NDArray"):
+        good = isinstance(value, np.ndarray) and value.dtype.type.__name__ in annotation
+    elif annotation.startswith("dict"):
+        good = isinstance(value, dict) and all(
+            isinstance(k, str) and isinstance(v, np.ndarray) and v.dtype == np.uint8 for k, v in value.items()
+        )
+    else:
+        item = str if "str" in annotation else int
+        good = isinstance(value, list) and all(isinstance(v, item) for v in value)
+    if not good:
+        raise WireError(f"{where}: expected {annotation}, got {type(value).__name__}")
+
+
+def _check_act(act: Act) -> None:
+    for camera, image in act.images.items():
+        if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise WireError(f"Act.images[{camera!r}]: expected shape [height, width, 3], got {list(image.shape)}")
+    if act.state.ndim != 1 or act.leftover.ndim != 2:
+        raise WireError(f"Act: state must be [S] and leftover [L, A], got {act.state.shape} and {act.leftover.shape}")
+    if not 0 <= act.delay <= len(act.leftover):
+        raise WireError(f"Act.delay: {act.delay} of {len(act.leftover)} leftover actions")
+    if act.method not in get_args(ChunkingMethod):
+        raise WireError(f"Act.method: {act.method!r} is not one of {list(get_args(ChunkingMethod))}")
+    if not (np.isfinite(act.state).all() and np.isfinite(act.leftover).all()):
+        raise WireError("Act: state and leftover must be finite")
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.str in _DTYPES:
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    raise TypeError(f"cannot send a {type(value).__name__}")
+
+
+def _decode_array(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" not in value:
+        return value
+    data, dtype, shape = (value.get(key) for key in (b"data", b"dtype", b"shape"))
+    if dtype not in _DTYPES or not isinstance(data, bytes) or not isinstance(shape, list):
+        raise ValueError(f"an array must be one of {_DTYPES}, got dtype {dtype!r}")
+    if not all(isinstance(n, int) and n >= 0 for n in shape) or prod(shape) * np.dtype(dtype).itemsize != len(data):
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} does not fit {len(data)} bytes")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)

@@ -1,0 +1,196 @@
+"""Any Gymnasium environment with a box of actions, registered or the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from sims.errors import UserError
+from sims.experts.pusht import PushTExpert
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.worker_config import WorkerConfig
+
+RENDER = "render"
+PUSHT = "gym_pusht/PushT-v0"  # the one that comes with a demonstrator
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymnasiumConfig:
+    """``id``: as ``gymnasium.make`` takes it; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
+
+    ``state``: keys of a dictionary observation whose numbers, in this order, make the state; empty where the
+    observation is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render``
+    for what the environment's ``render()`` shows, which costs nothing until a policy looks. Keys of nested dictionaries
+    are joined by dots. ``success``: key of ``info``, or ``terminated`` where reaching the end is success. ``max_steps``
+    and ``control_hz`` default to what the environment has registered.
+    """
+
+    name: Literal["gymnasium"] = "gymnasium"
+    id: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    instruction: str | None = None
+    success: str = "is_success"
+    max_steps: int | None = None
+    control_hz: float | None = None
+    num_envs: int = 8
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class Gymnasium:
+    """Actions in [-1, 1] are stretched to the environment's own box."""
+
+    def __init__(self, config: GymnasiumConfig) -> None:
+        self.config = config
+        self._env = _make(config)
+        self._expert = PushTExpert(self._env.unwrapped) if config.id.endswith(PUSHT) else None
+        self._low, self._high = _action_bounds(self._env.action_space, config.id)
+        self._observation: Any = None
+        self.reset(task=0, seed=0)
+        images, state = self._images(), self._state()
+        if len({image.shape for image in images}) > 1:
+            raise UserError(f"{config.id}: sim.images must have one size, got {[image.shape for image in images]}")
+        metadata = self._env.metadata
+        self.spec = SingleSpec(
+            name=config.id,
+            action_dim=len(self._low),
+            state_dim=len(state),
+            cameras=tuple(config.images),
+            image_size=images[0].shape[:2] if images else (0, 0),
+            control_hz=config.control_hz or float(metadata.get("render_fps") or 10.0),
+            max_steps=_max_steps(self._env, config),
+            tasks=(config.instruction or words(config.id),),
+            fingerprint={"gymnasium": importlib.metadata.version("gymnasium"), "id": config.id},
+        )
+
+    @staticmethod
+    def preload(config: GymnasiumConfig) -> None:
+        import gymnasium
+        from gymnasium.envs.registration import load_env_creator
+
+        module, _, name = config.id.rpartition(":")
+        try:
+            if module:
+                importlib.import_module(module)
+            entry_point = gymnasium.spec(name).entry_point
+            if isinstance(entry_point, str):
+                load_env_creator(entry_point)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise _cannot_make(config, error) from error
+
+    def reset(self, *, task: int, seed: int) -> None:
+        self._observation, _ = self._env.reset(seed=seed32(seed))
+        if self._expert is not None:
+            self._expert.forget()
+
+    def step(self, action: np.ndarray) -> Outcome:
+        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        action = scaled.reshape(self._env.action_space.shape).astype(self._env.action_space.dtype)
+        self._observation, reward, terminated, truncated, info = self._env.step(action)
+        return Outcome(
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            success=bool(terminated) if self.config.success == "terminated" else self._success(info),
+        )
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        for out, image in zip(images, self._images(), strict=True):
+            out[:] = image
+        state[:] = self._state()
+
+    @property
+    def demonstrates(self) -> bool:
+        return self._expert is not None
+
+    def demonstrate(self) -> np.ndarray:
+        assert self._expert is not None
+        return (self._expert.act() - self._low) / (self._high - self._low) * 2.0 - 1.0
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _success(self, info: Mapping[str, Any]) -> bool:
+        if self.config.success not in info:
+            raise UserError(
+                f"{self.config.id}: sim.success names {self.config.success!r}, which is not in info; it has "
+                f"{sorted(info)}. Name one of these, or 'terminated'."
+            )
+        return bool(info[self.config.success])
+
+    def _images(self) -> list[np.ndarray]:
+        """Each uint8 [height, width, 3]."""
+        found = []
+        for camera, key in self.config.images.items():
+            image = np.asarray(self._env.render() if key == RENDER else self._lookup(key))
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+                raise UserError(
+                    f"{self.config.id}: sim.images.{camera} = {key!r} must be uint8 [height, width, 3], got "
+                    f"{image.dtype} {list(image.shape)}. Pick another key, or 'render' together with "
+                    "sim.arguments.render_mode = 'rgb_array'."
+                )
+            found.append(image)
+        return found
+
+    def _state(self) -> np.ndarray:
+        parts = [self._lookup(key) for key in self.config.state] if self.config.state else [self._observation]
+        if any(isinstance(part, Mapping) for part in parts):
+            raise UserError(
+                f"{self.config.id}: its observation is a dictionary with {sorted(_keys(self._observation))}; "
+                "name in sim.state the keys that make the state."
+            )
+        return np.concatenate([np.asarray(part, dtype=np.float32).ravel() for part in parts])
+
+    def _lookup(self, key: str) -> Any:
+        found = self._observation
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                allowed = sorted(_keys(self._observation))
+                raise UserError(f"{self.config.id}: the observation has no {key!r}; it has {allowed}.")
+            found = found[part]
+        return found
+
+
+def _make(config: GymnasiumConfig) -> Any:
+    import gymnasium
+
+    try:
+        return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise _cannot_make(config, error) from error
+
+
+def _cannot_make(config: GymnasiumConfig, error: Exception) -> UserError:
+    return UserError(
+        f"sim.id: gymnasium cannot make {config.id!r}: {error}. Write 'module:Name-v0' to import the module that "
+        "registers it, and install that module where the workers run."
+    )
+
+
+def _action_bounds(space: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UserError(f"{name}: actions must be a box with finite bounds, got {space}. Wrap the environment.")
+    return space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+
+
+def _max_steps(env: Any, config: GymnasiumConfig) -> int:
+    limit = config.max_steps or env.spec.max_episode_steps
+    if not limit:
+        raise UserError(f"{config.id} has no time limit of its own; set sim.max_steps.")
+    return int(limit)
+
+
+def _keys(observation: Any, prefix: str = "") -> list[str]:
+    if not isinstance(observation, Mapping):
+        return [prefix.rstrip(".")]
+    return [key for name, value in observation.items() for key in _keys(value, f"{prefix}{name}.")]

@@ -1,0 +1,179 @@
+"""ManiSkill 3: every task that it registers, one environment per worker process (PhysX on the CPU).
+
+sims/adapters/maniskill_gpu.py runs the same configuration with all rows in one scene on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from sims.errors import UserError
+from sims.experts.grasping import grasp_and_carry
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.worker_config import WorkerConfig
+
+INSTRUCTIONS = {
+    "PickCube-v1": "pick up the red cube and bring it to the goal",
+    "PushCube-v1": "push the cube to the target",
+    "PullCube-v1": "pull the cube to the target",
+    "StackCube-v1": "stack the red cube on the green cube",
+    "PegInsertionSide-v1": "insert the peg into the hole from the side",
+    "PlugCharger-v1": "plug the charger into the receptacle",
+    "LiftPegUpright-v1": "lift the peg upright",
+    "PushT-v1": "push the T onto its outline",
+    "PokeCube-v1": "poke the cube with the peg",
+}
+
+ACTION_M = 0.1  # how far a full action of pd_ee_delta_pose moves the hand
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManiSkillConfig:
+    """``state``: "given" is what ManiSkill hands out beside pictures, "full" adds the poses of objects.
+
+    ``backend``: physx_cpu runs a process per row, physx_cuda all rows on one GPU. ``reconfigure``: build the scene anew
+    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps``: by default the task's own.
+    """
+
+    name: Literal["maniskill"] = "maniskill"
+    task: str = "PickCube-v1"
+    control_mode: str = "pd_ee_delta_pose"
+    cameras: tuple[str, ...] = ("base_camera",)
+    image_size: tuple[int, int] = (128, 128)
+    state: Literal["given", "full"] = "given"
+    dense_reward: bool = False
+    backend: Literal["physx_cpu", "physx_cuda"] = "physx_cpu"
+    reconfigure: bool = False
+    instruction: str | None = None
+    max_steps: int | None = None
+    num_envs: int = 8
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class ManiSkill:
+    """One environment, with its tensors of one row."""
+
+    def __init__(self, config: ManiSkillConfig) -> None:
+        self.config = config
+        self._env = make_env(config, num_envs=1)
+        self._low, self._high = action_bounds(self._env)
+        self.reset(task=0, seed=0)
+        self.spec = single_spec(config, self._env, self._observation)
+
+    @staticmethod
+    def preload(config: ManiSkillConfig) -> None:
+        _registered()
+
+    def reset(self, *, task: int, seed: int) -> None:
+        options = {"reconfigure": True} if self.config.reconfigure else {}
+        self._observation, _ = self._env.reset(seed=seed32(seed) % 2**31, options=options)
+
+    def step(self, action: np.ndarray) -> Outcome:
+        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        self._observation, reward, terminated, _, info = self._env.step(scaled.astype(np.float32))
+        return Outcome(
+            reward=float(reward), terminated=bool(terminated), truncated=False, success=bool(info.get("success", False))
+        )
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        state[:] = flat_state(self._observation)[0].numpy()
+        if self.config.cameras:
+            images[:] = render(self._env, self.config.cameras)[0].numpy()
+
+    @property
+    def demonstrates(self) -> bool:
+        return self.config.task == "PickCube-v1" and self.config.control_mode == "pd_ee_delta_pose"
+
+    def demonstrate(self) -> np.ndarray:
+        """PickCube: 7 numbers of pd_ee_delta_pose."""
+        env = self._env
+        tool, cube, goal = (pose.p[0].cpu().numpy() for pose in (env.agent.tcp.pose, env.cube.pose, env.goal_site.pose))
+        move, close = grasp_and_carry(tool=tool, thing=cube, goal=goal, holding=bool(env.agent.is_grasping(env.cube)))
+        return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [-1.0 if close else 1.0]])
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _registered() -> Any:
+    """ManiSkill's tasks."""
+    try:
+        import mani_skill.envs  # noqa: F401
+        from mani_skill.utils.registration import REGISTERED_ENVS
+    except ModuleNotFoundError as error:
+        raise UserError("ManiSkill is not installed. Run: vla-rl sims install maniskill") from error
+    return REGISTERED_ENVS
+
+
+def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
+    """ManiSkill's own environment without its time limit, whose ``step`` does not render."""
+    registered = _registered()
+    import gymnasium
+
+    if config.task not in registered:
+        raise UserError(f"sim.task: ManiSkill has no {config.task!r}; it has {sorted(registered)}")
+    height, width = config.image_size
+    env: Any = gymnasium.make(
+        config.task,
+        num_envs=num_envs,
+        obs_mode="rgb" if config.state == "given" else "rgb+state",
+        reward_mode="normalized_dense" if config.dense_reward else "sparse",
+        control_mode=config.control_mode,
+        sim_backend=config.backend,
+        render_backend="sapien_cpu" if config.backend == "physx_cpu" and not config.workers.devices else "sapien_cuda",
+        sensor_configs={"width": width, "height": height},
+    ).unwrapped
+    # ``get_obs`` in ``step`` is to give numbers only; pictures are made in ``render``
+    env._get_obs_with_sensor_data = lambda info, **_: env._get_obs_state_dict(info)
+    missing = [name for name in config.cameras if name not in env.scene.sensors and env.scene.sensors]
+    if missing:
+        raise UserError(f"sim.cameras: {config.task} has no {missing[0]!r}; it has {sorted(env.scene.sensors)}")
+    return env
+
+
+def action_bounds(env: Any) -> tuple[np.ndarray, np.ndarray]:
+    space = env.single_action_space
+    return space.low.astype(np.float64), space.high.astype(np.float64)
+
+
+def single_spec(config: ManiSkillConfig, env: Any, observation: Any) -> SingleSpec:
+    limit = config.max_steps or _registered()[config.task].max_episode_steps
+    if not limit:
+        raise UserError(f"{config.task} registers no time limit; set sim.max_steps.")
+    return SingleSpec(
+        name=f"maniskill/{config.task}",
+        action_dim=len(env.single_action_space.low),
+        state_dim=flat_state(observation).shape[1],
+        cameras=config.cameras,
+        image_size=config.image_size,
+        control_hz=float(env.control_freq),
+        max_steps=int(limit),
+        tasks=(config.instruction or INSTRUCTIONS.get(config.task, words(config.task)),),
+        fingerprint={name: importlib.metadata.version(name) for name in ("mani_skill", "sapien")},
+    )
+
+
+def flat_state(observation: Any) -> Any:
+    """Every number of the observation, float32 [N, S], in the order of its keys."""
+    import torch
+
+    def leaves(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            return [leaf for item in value.values() for leaf in leaves(item)]
+        return [value.reshape(len(value), -1).float()]
+
+    return torch.cat(leaves(observation), -1)
+
+
+def render(env: Any, cameras: tuple[str, ...]) -> Any:
+    """uint8 [N, cameras, height, width, 3], as ManiSkill's own observations show them (goal markers hidden)."""
+    import torch
+
+    seen = env._get_obs_sensor_data()
+    return torch.stack([seen[camera]["rgb"] for camera in cameras], 1)

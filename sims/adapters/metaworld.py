@@ -1,0 +1,123 @@
+"""Meta-World 3: fifty tasks of a Sawyer arm, each with a scripted expert."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from sims.errors import UserError
+from sims.mujoco.cameras import MujocoCameras
+from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.worker_config import WorkerConfig
+
+FULL_STATE, ARM_STATE = 39, 4
+GROUPS = (0, 1, 2)  # what MuJoCo shows by default
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaworldConfig:
+    """``tasks``: names without their version, e.g. reach, drawer-open; tasks take turns in one run.
+
+    ``state``: "arm" is the hand's position and the gripper's opening (the rest has to be seen), "full" all 39 numbers
+    of the benchmark with the goal. Success ends an episode; ``max_steps`` is the benchmark's.
+    """
+
+    name: Literal["metaworld"] = "metaworld"
+    tasks: tuple[str, ...] = ("reach",)
+    cameras: tuple[str, ...] = ("corner2",)
+    image_size: tuple[int, int] = (128, 128)
+    state: Literal["arm", "full"] = "arm"
+    fast_rendering: bool = True
+    max_steps: int = 500
+    num_envs: int = 8
+    variation: MujocoRandomization = field(default_factory=MujocoRandomization)
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class Metaworld:
+    """Models are loaded when their task is first asked for, and kept."""
+
+    def __init__(self, config: MetaworldConfig) -> None:
+        self.config = config
+        self._classes, self._policies = _catalog(config)
+        self._envs: dict[int, Any] = {}
+        self._varied: dict[int, VariedModel] = {}
+        self._cameras: dict[int, MujocoCameras] = {}
+        self.reset(task=0, seed=0)
+        self.spec = SingleSpec(
+            name="metaworld",
+            action_dim=4,
+            state_dim=ARM_STATE if config.state == "arm" else FULL_STATE,
+            cameras=config.cameras,
+            image_size=config.image_size,
+            control_hz=float(self._env.metadata["render_fps"]),
+            max_steps=config.max_steps,
+            tasks=tuple(words(name) for name in config.tasks),
+            fingerprint={name: importlib.metadata.version(name) for name in ("metaworld", "mujoco")},
+        )
+
+    @staticmethod
+    def preload(config: MetaworldConfig) -> None:
+        Metaworld(config).close()  # it renders only when somebody looks
+
+    def reset(self, *, task: int, seed: int) -> None:
+        if task not in self._envs:
+            self._envs[task] = self._classes[task](seed=0)
+            self._varied[task] = VariedModel(self._envs[task].model, self.config.variation)
+        self._task, self._env = task, self._envs[task]
+        if not self.config.variation.is_none:
+            self._varied[task].draw(seed)
+        self._env.seeded_rand_vec, self._env._freeze_rand_vec = True, False
+        self._env.seed(seed32(seed))
+        self._observation, _ = self._env.reset()
+
+    def step(self, action: np.ndarray) -> Outcome:
+        self._env.curr_path_length = 0  # time is kept outside; here it would end in an exception
+        self._observation, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
+        return Outcome(reward=float(reward), terminated=False, truncated=False, success=bool(info["success"]))
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        state[:] = self._observation[: len(state)]
+        if not self.config.cameras:
+            return
+        if self._task not in self._cameras:
+            config = self.config
+            self._cameras[self._task] = MujocoCameras(
+                self._env.model, config.cameras, image_size=config.image_size, fast=config.fast_rendering, groups=GROUPS
+            )
+        self._cameras[self._task].render(self._env.data, images)
+        for camera, image in zip(self.config.cameras, images, strict=True):
+            if self._env.data.camera(camera).xmat[7] < 0:  # its up axis points down: Meta-World hangs some this way
+                image[:] = image[::-1, ::-1].copy()
+
+    demonstrates = True  # for all fifty
+
+    def demonstrate(self) -> np.ndarray:
+        return np.clip(self._policies[self._task].get_action(self._observation), -1.0, 1.0)
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+
+
+def _catalog(config: MetaworldConfig) -> tuple[list[Any], list[Any]]:
+    """For every task its environment class and its expert."""
+    try:
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE as environments
+        from metaworld.policies import ENV_POLICY_MAP
+    except ModuleNotFoundError as error:
+        raise UserError("Meta-World is not installed. Run: vla-rl sims install metaworld") from error
+    unknown = [name for name in config.tasks if f"{name}-v3" not in ENV_POLICY_MAP]
+    if unknown:
+        known = sorted(name.removesuffix("-v3") for name in ENV_POLICY_MAP)
+        raise UserError(f"sim.tasks: Meta-World has no {unknown[0]!r}; it has {known}")
+    return (
+        [environments[f"{name}-v3-goal-observable"] for name in config.tasks],
+        [ENV_POLICY_MAP[f"{name}-v3"]() for name in config.tasks],
+    )

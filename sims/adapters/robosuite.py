@@ -1,0 +1,175 @@
+"""robosuite 1.5: its tasks, robots and controllers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from sims.errors import UserError
+from sims.experts.grasping import grasp_and_carry
+from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
+from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.worker_config import WorkerConfig
+
+INSTRUCTIONS = {
+    "Lift": "lift the red cube",
+    "Stack": "stack the red cube on the green cube",
+    "NutAssemblySquare": "put the square nut on the square peg",
+    "NutAssemblyRound": "put the round nut on the round peg",
+    "PickPlaceCan": "put the can into its bin",
+    "Door": "open the door",
+    "Wipe": "wipe the table",
+    "ToolHang": "hang the tool on the frame",
+    "TwoArmLift": "lift the pot with both arms",
+    "TwoArmHandover": "hand the hammer from one arm to the other",
+}
+ACTION_M = 0.05  # how far a full action of the BASIC controller moves the hand
+LIFT = np.array([0.0, 0.0, 0.05])
+PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobosuiteConfig:
+    """``robots``: one name per arm. ``controller``: a composite controller of robosuite, e.g. BASIC or IK_POSE's file.
+
+    ``state``: observables, in order. ``dense_reward``: robosuite's shaped reward instead of 1 for success.
+    ``reload``: build the model anew at every reset, which also draws sizes and textures anew and takes seconds.
+    ``fast_rendering``: without shadows, reflections and multisampling.
+    """
+
+    name: Literal["robosuite"] = "robosuite"
+    task: str = "Lift"
+    robots: tuple[str, ...] = ("Panda",)
+    controller: str = "BASIC"
+    cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
+    image_size: tuple[int, int] = (128, 128)
+    state: tuple[str, ...] = PROPRIOCEPTION
+    instruction: str | None = None
+    dense_reward: bool = False
+    reload: bool = False
+    fast_rendering: bool = True
+    control_hz: float = 20.0
+    max_steps: int = 200
+    num_envs: int = 8
+    variation: MujocoRandomization = field(default_factory=MujocoRandomization)
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class Robosuite:
+    """Its random numbers come from one generator that placements, sensors and robots share; a reset re-seeds it."""
+
+    def __init__(self, config: RobosuiteConfig) -> None:
+        self.config = config
+        self._env = _make(config)
+        self._cameras: MujocoCameras | None = None
+        self._varied: VariedModel | None = None
+        self._shown: Any = None  # the model that ``_cameras`` renders
+        self.reset(task=0, seed=0)
+        self.spec = SingleSpec(
+            name=f"robosuite/{config.task}",
+            action_dim=int(self._env.action_dim),
+            state_dim=len(self._state()),
+            cameras=config.cameras,
+            image_size=config.image_size,
+            control_hz=config.control_hz,
+            max_steps=config.max_steps,
+            tasks=(config.instruction or INSTRUCTIONS.get(config.task, words(config.task)),),
+            fingerprint={name: importlib.metadata.version(name) for name in ("robosuite", "mujoco")},
+        )
+        self._low, self._high = self._env.action_spec
+        self.step(np.zeros(self.spec.action_dim, dtype=np.float32))  # compiles, for half a minute on a first start
+
+    @staticmethod
+    def preload(config: RobosuiteConfig) -> None:
+        Robosuite(config).close()  # what it compiles stays; it renders only when somebody looks
+
+    def reset(self, *, task: int, seed: int) -> None:
+        self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
+        np.random.seed(seed32(seed))
+        self._observation = self._env.reset()
+        if not self.config.variation.is_none:
+            model = self._env.sim.model._model
+            if self._varied is None or self._varied.model is not model:
+                self._varied = VariedModel(model, self.config.variation)
+            self._varied.draw(seed)
+
+    def step(self, action: np.ndarray) -> Outcome:
+        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        self._observation, reward, _, _ = self._env.step(scaled)
+        return Outcome(
+            reward=float(reward), terminated=False, truncated=False, success=bool(self._env._check_success())
+        )
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        state[:] = self._state()
+        if self.config.cameras:
+            self._camera_of_now().render(self._env.sim.data._data, images)
+
+    @property
+    def demonstrates(self) -> bool:
+        single_arm_pose = len(self.config.robots) == 1 and self.spec.action_dim == 7
+        return self.config.task == "Lift" and self.config.controller == "BASIC" and single_arm_pose
+
+    def demonstrate(self) -> np.ndarray:
+        """Lift: 7 numbers of the BASIC controller (OSC pose and gripper)."""
+        env = self._env
+        cube = np.array(env.sim.data.body_xpos[env.cube_body_id])
+        holding = env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.cube)
+        move, close = grasp_and_carry(
+            tool=self._observation["robot0_eef_pos"], thing=cube, goal=cube + LIFT, holding=holding
+        )
+        return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [1.0 if close else -1.0]])
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _state(self) -> np.ndarray:
+        unknown = [key for key in self.config.state if key not in self._observation]
+        if unknown:
+            raise UserError(
+                f"sim.state: robosuite has no observable {unknown[0]!r} here, but {list(self._observation)}"
+            )
+        return np.concatenate([np.atleast_1d(self._observation[key]) for key in self.config.state]).astype(np.float32)
+
+    def _camera_of_now(self) -> MujocoCameras:
+        model = self._env.sim.model._model
+        if self._cameras is None or self._shown is not model:
+            if self._cameras is not None:
+                self._cameras.close()
+            config = self.config
+            self._cameras = MujocoCameras(
+                model, config.cameras, image_size=config.image_size, fast=config.fast_rendering, groups=VISUAL_GROUPS
+            )
+            self._shown = model
+        return self._cameras
+
+
+def _make(config: RobosuiteConfig) -> Any:
+    try:
+        import robosuite
+        from robosuite.controllers import load_composite_controller_config
+    except ModuleNotFoundError as error:
+        raise UserError("robosuite is not installed. Run: vla-rl sims install robosuite") from error
+    if config.task not in robosuite.ALL_ENVIRONMENTS:
+        raise UserError(f"sim.task: robosuite has no {config.task!r}; it has {sorted(robosuite.ALL_ENVIRONMENTS)}")
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    return robosuite.make(
+        config.task,
+        robots=list(config.robots),
+        controller_configs=load_composite_controller_config(controller=config.controller, robot=config.robots[0]),
+        has_renderer=False,
+        has_offscreen_renderer=False,
+        use_camera_obs=False,
+        reward_shaping=config.dense_reward,
+        hard_reset=config.reload,
+        control_freq=config.control_hz,
+        ignore_done=True,
+        seed=0,
+    )

@@ -1,0 +1,72 @@
+"""Domain randomization of a MuJoCo model that another library owns: looks and physics, drawn anew for every episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class MujocoRandomization:
+    """How far each quantity may go from its own value; 0 leaves it.
+
+    ``light``, ``color``: largest relative change of lamps' brightness and of every material's and geometry's color.
+    ``camera_m``: largest shift of a fixed camera along each axis, meters. ``friction``, ``mass``: factors are drawn
+    log-uniformly from 1 / (1 + v) to 1 + v, one for all contacts and one for every body.
+    """
+
+    light: float = 0.0
+    color: float = 0.0
+    camera_m: float = 0.0
+    friction: float = 0.0
+    mass: float = 0.0
+
+    @property
+    def is_none(self) -> bool:
+        return not any((self.light, self.color, self.camera_m, self.friction, self.mass))
+
+
+class VariedModel:
+    """A model with its own values kept, so that draws never add up."""
+
+    FIELDS = (
+        "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "body_mass", "body_inertia",
+    )  # fmt: skip
+
+    def __init__(self, model: Any, variation: MujocoRandomization) -> None:
+        self.model, self.variation = model, variation
+        self._own = {name: getattr(model, name).copy() for name in self.FIELDS}
+
+    def draw(self, seed: int) -> None:
+        """Set the model to what ``seed`` alone determines."""
+        import mujoco
+
+        own, how = self._own, self.variation
+        rng = np.random.default_rng([seed, 1])
+        self._set("light_diffuse", np.clip(own["light_diffuse"] * self._around_one(rng, how.light, ()), 0, 1))
+        for name in ("mat_rgba", "geom_rgba"):
+            tinted = own[name].copy()
+            tinted[:, :3] = np.clip(tinted[:, :3] * self._around_one(rng, how.color, (len(tinted), 3)), 0, 1)
+            self._set(name, tinted)
+        fixed = self.model.cam_bodyid == 0  # cameras on a robot stay where they are mounted
+        shift = rng.uniform(-how.camera_m, how.camera_m, own["cam_pos"].shape) * fixed[:, None]
+        self._set("cam_pos", own["cam_pos"] + shift)
+        self._set("geom_friction", own["geom_friction"] * self._factor(rng, how.friction, ()))
+        factors = self._factor(rng, how.mass, (self.model.nbody, 1))
+        self._set("body_mass", own["body_mass"] * factors[:, 0])
+        self._set("body_inertia", own["body_inertia"] * factors)
+        if how.mass:
+            mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
+
+    def _set(self, name: str, value: np.ndarray) -> None:
+        getattr(self.model, name)[:] = value
+
+    @staticmethod
+    def _around_one(rng: np.random.Generator, width: float, shape: tuple[int, ...]) -> Any:
+        return 1.0 + rng.uniform(-width, width, shape)
+
+    @staticmethod
+    def _factor(rng: np.random.Generator, width: float, shape: tuple[int, ...]) -> Any:
+        return np.exp(rng.uniform(-1.0, 1.0, shape) * np.log1p(width))

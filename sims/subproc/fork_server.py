@@ -1,0 +1,121 @@
+"""The process that a simulator's workers are forked from: it has imported the simulator and does nothing else.
+
+There is one per pool, in the simulator's interpreter. What it has imported is shared by all workers until they write to
+it, and they start without importing anything. On a SOCK_SEQPACKET socket
+
+    trainer -> server   {"do": "fork", "environment": {...}} with two descriptors: the worker's socket, its stderr
+    server -> trainer   {"pid": p}, or {"error": text for the person} where the simulator cannot be imported
+    trainer -> server   {"do": "end", "pid": p, "within_s": s, "dump": bool}
+    server -> trainer   {"code": exit code, or null for one that had to be killed}
+
+A worker's process id stays its own until the trainer has asked for its end. Workers do not outlive the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sims.errors import UserError
+from sims.subproc.single_env import SingleEnv
+
+IMPORT_LATER = "--import-later"
+PR_SET_PDEATHSIG = 1
+GRACE_S = 5.0  # for workers to close their simulators when the trainer is gone
+
+
+def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
+    """Preload the simulator, then fork workers until the trainer hangs up. Returns in each worker: its socket."""
+    faulthandler.enable()
+    refusal = "" if IMPORT_LATER in sys.argv else _preload(simulator, config)
+    control = socket.socket(fileno=control_fd)
+    workers: set[int] = set()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not message:
+            _wait(workers, GRACE_S)
+            os._exit(0)
+        request = json.loads(message)
+        if request["do"] == "fork" and refusal:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            control.send(json.dumps({"error": refusal}).encode())
+        elif request["do"] == "fork":
+            pid = _fork(control, descriptors, request["environment"])
+            if pid == 0:
+                return descriptors[0]
+            workers.add(pid)
+            control.send(json.dumps({"pid": pid}).encode())
+        else:
+            workers.discard(request["pid"])
+            code = _end(request["pid"], within_s=request["within_s"], dump=request["dump"])
+            control.send(json.dumps({"code": code}).encode())
+
+
+def _preload(simulator: type[SingleEnv], config: Any) -> str:
+    """Why the simulator cannot be imported, empty if it can. Starts this program anew if that has started threads."""
+    refusal = ""
+    try:
+        simulator.preload(config)
+    except UserError as error:
+        refusal = str(error)
+    if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
+        os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what compiling took and gave back would stay with the server
+    gc.freeze()  # else the collector writes to every object, and nothing stays shared
+    return refusal
+
+
+def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[str, str]) -> int:
+    """In the worker 0, with standard output and error going to the second descriptor."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it ended before it could be named
+        os._exit(1)
+    control.close()
+    for standard in (1, 2):
+        os.dup2(descriptors[1], standard)
+    os.close(descriptors[1])
+    os.environ.update(environment)
+    return 0
+
+
+def _end(pid: int, *, within_s: float, dump: bool) -> int | None:
+    """Wait for a worker's end, then enforce it. ``dump``: let it say first where it hangs."""
+    deadline = time.monotonic() + within_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.005)
+    if dump:
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _wait(workers: set[int], seconds: float) -> None:
+    """Until all ``workers`` have ended; the kernel kills those that are left when this process ends."""
+    deadline = time.monotonic() + seconds
+    while workers and time.monotonic() < deadline:
+        workers.difference_update([pid for pid in workers if os.waitpid(pid, os.WNOHANG)[0]])
+        time.sleep(0.005)

@@ -1,0 +1,204 @@
+"""Files in the layouts that robomimic and LeRobot document, generated here, become episodes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import h5py
+import imageio_ffmpeg
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from episodes.formats.importer import Mapped, import_episodes
+from episodes.schema import Episode, EpisodeError
+from episodes.store import EpisodeStore
+
+STEPS = (5, 3)
+SIZE = (16, 24)
+RNG = np.random.default_rng(0)
+ACTIONS = [RNG.uniform(-1, 1, (steps, 2)) for steps in STEPS]
+STATES = [RNG.normal(size=(steps, 3)).astype(np.float32) for steps in STEPS]
+
+
+def frames(episode: int) -> np.ndarray:
+    """A color per step, which survives a video's compression; the upper half is dark."""
+    out = np.zeros((STEPS[episode], *SIZE, 3), np.uint8)
+    for step in range(STEPS[episode]):
+        out[step, SIZE[0] // 2 :] = 60 + 40 * step + 20 * episode
+    return out
+
+
+def robomimic(path: Path, *, rewards: bool = True) -> Path:
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["env_args"] = json.dumps({"env_name": "Lift", "env_kwargs": {"control_freq": 20}})
+        for number in (1, 0):
+            demo = data.create_group(f"demo_{number}")
+            demo["actions"], demo["obs/robot0_eef_pos"] = ACTIONS[number], STATES[number]
+            demo["obs/agentview_image"] = frames(number)
+            if rewards:
+                demo["rewards"] = np.eye(1, STEPS[number], STEPS[number] - 2)[0] * (1 - number)
+                demo["dones"] = np.zeros(STEPS[number])
+    return path
+
+
+def info(root: Path, *, version: str, paths: dict[str, str], pictures: str) -> None:
+    picture = {"dtype": pictures, "shape": [*SIZE, 3], "names": ["height", "width", "channels"]}
+    features = {
+        "observation.images.top": picture,
+        "observation.state": {"dtype": "float32", "shape": [3]},
+        "action": {"dtype": "float32", "shape": [2]},
+    }
+    (root / "meta").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(
+        json.dumps({"codebase_version": version, "fps": 10, "chunks_size": 1000, "features": features, **paths})
+    )
+
+
+def columns(*episodes: int) -> dict[str, list]:
+    return {
+        "episode_index": [number for number in episodes for _ in range(STEPS[number])],
+        "task_index": [0] * sum(STEPS[number] for number in episodes),
+        "action": [256 + 256 * row for number in episodes for row in ACTIONS[number]],
+        "observation.state": [row for number in episodes for row in STATES[number]],
+    }
+
+
+def write_parquet(path: Path, table: dict[str, list]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(table), path)
+
+
+def write_mp4(path: Path, images: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command += ["-s", f"{SIZE[1]}x{SIZE[0]}", "-r", "10", "-i", "-", "-g", "2", "-crf", "5", "-pix_fmt", "yuv420p"]
+    subprocess.run([*command, str(path)], input=images.tobytes(), check=True)
+
+
+def lerobot_3(root: Path) -> Path:
+    """Both episodes in one file, pictures as a video."""
+    place = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+    paths = {"data_path": f"data/{place}.parquet", "video_path": f"videos/{{video_key}}/{place}.mp4"}
+    info(root, version="v3.0", paths=paths, pictures="video")
+    write_parquet(root / "data/chunk-000/file-000.parquet", columns(0, 1))
+    write_parquet(root / "meta/tasks.parquet", {"task_index": [0], "task": ["push the T"]})
+    video = "videos/observation.images.top"
+    episodes = {
+        "episode_index": [0, 1], "tasks": [["push the T"]] * 2, "length": list(STEPS),
+        "data/chunk_index": [0, 0], "data/file_index": [0, 0], f"{video}/chunk_index": [0, 0],
+        f"{video}/file_index": [0, 0], f"{video}/from_timestamp": [0.0, STEPS[0] / 10],
+    }  # fmt: skip
+    write_parquet(root / "meta/episodes/chunk-000/file-000.parquet", episodes)
+    write_mp4(root / video / "chunk-000/file-000.mp4", np.concatenate([frames(0), frames(1)]))
+    return root
+
+
+def lerobot_2(root: Path) -> Path:
+    """A file per episode, pictures inside, and success as a column."""
+    paths = {"data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", "video_path": ""}
+    info(root, version="v2.1", paths=paths, pictures="image")
+    for number in (0, 1):
+        pictures = []
+        for frame in frames(number):
+            out = io.BytesIO()
+            Image.fromarray(frame).save(out, "PNG")
+            pictures.append({"bytes": out.getvalue(), "path": None})
+        success = [number == 0 and step == STEPS[0] - 1 for step in range(STEPS[number])]
+        table = columns(number) | {"observation.images.top": pictures, "next.success": success}
+        write_parquet(root / f"data/chunk-000/episode_{number:06d}.parquet", table)
+    (root / "meta/tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "push the T"}) + "\n")
+    lines = [json.dumps({"episode_index": number, "length": STEPS[number]}) + "\n" for number in (0, 1)]
+    (root / "meta/episodes.jsonl").write_text("".join(lines))
+    return root
+
+
+PIXELS = {"action_low": (0.0,), "action_high": (512.0,), "state": ("observation.state",)}
+TOP = {"top": "observation.images.top"}
+
+
+def imported(source: Path, tmp_path: Path, **mapped: object) -> list[Episode]:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    import_episodes(source, store, Mapped(**mapped))  # type: ignore[arg-type]
+    return [store.read(entry.id) for entry in sorted(store.select(), key=lambda entry: entry.seed)]
+
+
+def check(episodes: list[Episode], camera: str, *, tolerance: int) -> None:
+    assert len(episodes) == 2
+    for number, episode in enumerate(episodes):
+        np.testing.assert_allclose(episode.action, ACTIONS[number], atol=1e-5)
+        np.testing.assert_array_equal(episode.state, STATES[number])
+        np.testing.assert_array_equal(episode.look_steps, np.arange(STEPS[number]))
+        np.testing.assert_allclose(episode.images[camera].astype(int), frames(number), atol=tolerance)
+
+
+def test_robomimic(tmp_path: Path) -> None:
+    source = robomimic(tmp_path / "low_dim.hdf5")
+    first, second = imported(
+        source, tmp_path, cameras={"agentview": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift it"
+    )
+    check([first, second], "agentview", tolerance=0)
+    assert first.success.tolist() == [False, False, False, True, True]
+    assert (first.terminated[-1], first.truncated[-1]) == (True, False)
+    assert (second.succeeded, second.truncated[-1]) == (False, True)
+    assert (first.control_hz, first.instruction, first.source) == (20.0, "lift it", "human")
+
+
+def test_without_rewards_a_demonstration_counts_as_a_success_and_pictures_can_be_turned(tmp_path: Path) -> None:
+    source = robomimic(tmp_path / "demo.hdf5", rewards=False)
+    first, _ = imported(
+        source,
+        tmp_path,
+        cameras={"a": "agentview_image"},
+        state=("robot0_eef_pos",),
+        instruction="lift",
+        orientation="upside_down",
+    )
+    assert first.success.tolist() == [False] * 4 + [True]
+    np.testing.assert_array_equal(first.images["a"], frames(0)[:, ::-1])
+
+
+def test_lerobot_3(tmp_path: Path) -> None:
+    episodes = imported(lerobot_3(tmp_path / "pusht"), tmp_path, cameras=TOP, **PIXELS)
+    check(episodes, "top", tolerance=14)
+    assert [episode.succeeded for episode in episodes] == [True, True]
+    assert (episodes[1].instruction, episodes[1].control_hz) == ("push the T", 10.0)
+
+
+def test_lerobot_2(tmp_path: Path) -> None:
+    episodes = imported(lerobot_2(tmp_path / "pusht"), tmp_path, cameras=TOP, **PIXELS)
+    check(episodes, "top", tolerance=0)
+    assert [episode.succeeded for episode in episodes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"state": ("joints",)}, r"demo_0 has no 'joints'; it has agentview_image, robot0_eef_pos"),
+        ({"state": ()}, r"name the keys of the state: --state, of agentview_image, robot0_eef_pos"),
+        ({"instruction": None}, "give --instruction"),
+        ({"action_low": (-0.1,), "action_high": (0.1,)}, "--action-low and --action-high"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: dict, said: str) -> None:
+    fits = {"state": ("robot0_eef_pos",), "instruction": "lift"}
+    with pytest.raises(EpisodeError, match=said):
+        imported(robomimic(tmp_path / "demo.hdf5"), tmp_path, **(fits | change))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "torn.hdf5").write_bytes(b"no HDF5")
+    for name, said in (("notes.txt", "neither a robomimic file"), ("torn.hdf5", "cannot be read as HDF5")):
+        with pytest.raises(EpisodeError, match=said):
+            imported(tmp_path / name, tmp_path)
+    root = lerobot_3(tmp_path / "gone")
+    (root / "videos/observation.images.top/chunk-000/file-000.mp4").unlink()
+    with pytest.raises(EpisodeError, match=r"file-000.mp4 is missing"):
+        imported(root, tmp_path, cameras=TOP, **PIXELS)

@@ -1,0 +1,153 @@
+"""Whatever acts in a RecordedEnv, the store gets exactly what happened."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from episodes.recorder import RecordedEnv, keep_successes
+from episodes.schema import HUMAN, POLICY, EpisodeError, InvalidEpisode
+from episodes.store import EpisodeStore
+from sims.chunk import step_chunk
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+
+
+class ClockWorld:
+    """Every row counts its steps and shows seed and count. It ends after seed steps, with success if seed is even,
+    and in any case after ``max_steps``. A person intervenes at step 1. Buffers are reused, as fast worlds do."""
+
+    def __init__(self, num_envs: int):
+        self.spec = EnvSpec(
+            name="clock", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("front", "wrist"), image_size=(4, 4),
+            control_hz=10.0, max_steps=9, tasks=("wait", "hurry"), device=torch.device("cpu"), fingerprint={"v": "1"},
+        )  # fmt: skip
+        self.starts = [StartState(task=0, seed=0)] * num_envs
+        self.count = torch.zeros(num_envs, dtype=torch.int64)
+        self._images = torch.zeros(num_envs, 2, 4, 4, 3, dtype=torch.uint8)
+        self._reward = torch.zeros(num_envs)
+
+    def _flags(self) -> tuple[Tensor, Tensor]:
+        seed = torch.tensor([start.seed for start in self.starts])
+        success = (self.count >= seed) & (seed % 2 == 0)
+        return success, ~success & ((self.count >= seed) | (self.count >= self.spec.max_steps))
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        for row, state in zip(range(self.spec.num_envs) if env_ids is None else env_ids, start, strict=True):
+            self.starts[row], self.count[row] = state, 0
+
+    def step(self, action: Tensor) -> Step:
+        success, truncated = self._flags()
+        moving = ~(success | truncated)
+        self.count += moving
+        success, truncated = self._flags()
+        self._reward.copy_(self.count * moving)
+        return Step(
+            reward=self._reward, terminated=success, truncated=truncated, success=success,
+            intervened=moving & (self.count == 2),
+        )  # fmt: skip
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        seed = torch.tensor([self.starts[row].seed for row in rows])
+        self._images[: len(rows), 0] = self.count[rows].to(torch.uint8)[:, None, None, None]
+        self._images[: len(rows), 1] = seed.to(torch.uint8)[:, None, None, None]
+        state = torch.stack([seed, self.count[rows]], -1).float()
+        return Observation(
+            images=self._images[: len(rows)],
+            state=state,
+            text=encode_instructions([f"wait {s}" for s in seed.tolist()]),
+        )
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+def record(store: EpisodeStore, seeds: list[int], *, chunk: int, num_envs: int, **settings) -> RecordedEnv:
+    """Episodes with these seeds through a recorded world, ``chunk`` steps between looks; rows restart as they end."""
+    env = RecordedEnv(ClockWorld(num_envs), store, **{"source": "policy", "split": "train", **settings})
+    waiting = [StartState(task=seed % 2, seed=seed) for seed in seeds]
+    rows = list(range(num_envs))
+    env.reset(start=[waiting.pop(0) for _ in rows])
+    obs = env.observe()
+    while rows:
+        action = torch.full((num_envs, chunk, 2), 0.5)
+        action[..., 1] = obs.state[:, :1] / 100
+        done = step_chunk(env, action, gamma=1.0).done
+        obs = env.observe()
+        restart = [row for row in rows if done[row]]
+        rows = [row for row in rows if not done[row] or waiting]
+        for row in restart:
+            if waiting:
+                env.reset([row], start=[waiting.pop(0)])
+        obs = env.observe()
+    env.close()
+    return env
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_every_episode_is_recorded_as_it_happened(tmp_path, chunk, num_envs):
+    seeds = [4, 7, 2, 20, 5, 6, 3, 8, 4]
+    with EpisodeStore(tmp_path, create=True) as store:
+        env = record(store, seeds, chunk=chunk, num_envs=num_envs, policy_version="run/7")
+        episodes = [store.read(entry.id) for entry in store.select()]
+    assert sorted(episode.seed for episode in episodes) == sorted(seeds)
+    assert env.recorded == env.ended == len(seeds)
+    for episode in episodes:
+        steps = min(episode.seed, 9)
+        looks = [*range(0, steps, chunk), steps]
+        assert episode.num_steps == steps
+        assert episode.look_steps.tolist() == looks
+        assert episode.state.tolist() == [[episode.seed, look] for look in looks]
+        assert (episode.images["front"] == np.array(looks)[:, None, None, None]).all()
+        assert (episode.images["wrist"] == episode.seed).all()
+        assert episode.reward.tolist() == list(range(1, steps + 1))
+        np.testing.assert_array_equal(episode.action, np.float32([[0.5, episode.seed / 100]] * steps))
+        assert episode.succeeded == (episode.seed % 2 == 0 and episode.seed < 9)
+        assert episode.terminated[-1] == episode.succeeded
+        assert episode.truncated[-1] != episode.succeeded
+        assert episode.actor.tolist() == [HUMAN if t == 1 else POLICY for t in range(steps)]
+        assert (episode.instruction, episode.task) == (f"wait {episode.seed}", ("wait", "hurry")[episode.seed % 2])
+        assert (episode.source, episode.policy_version, episode.control_hz) == ("policy", "run/7", 10.0)
+        assert episode.fingerprint == {"world": "clock", "v": "1"}
+
+
+def test_only_successes_are_kept(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        env = record(store, [4, 7, 2, 20], chunk=2, num_envs=2, keep=keep_successes)
+        assert sorted(entry.seed for entry in store.select()) == [2, 4]
+        assert (env.recorded, env.ended) == (2, 4)
+
+
+def test_an_episode_cut_short_is_dropped_and_an_unseen_end_is_committed_at_reset(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        env = RecordedEnv(ClockWorld(2), store, source="policy", split="train")
+        env.reset(start=[StartState(task=0, seed=3), StartState(task=0, seed=6)])
+        env.observe()
+        for _ in range(3):
+            env.step(torch.zeros(2, 2))
+        env.reset(start=[StartState(task=0, seed=5), StartState(task=0, seed=5)])
+        env.close()
+        (entry,) = store.select()
+        assert (entry.seed, entry.steps, entry.looks) == (3, 3, 1)
+
+
+def test_mistakes_are_named(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        with pytest.raises(EpisodeError, match="allowed are expert, policy, human"):
+            RecordedEnv(ClockWorld(1), store, source="robot", split="train")
+        env = RecordedEnv(ClockWorld(1), store, source="policy", split="train")
+        env.reset(start=[StartState(task=0, seed=1)])
+        env.step(torch.zeros(1, 2))
+        with pytest.raises(EpisodeError, match="never looked at"):
+            env.commit()
+        env.reset(start=[StartState(task=0, seed=1)])
+        env.observe()
+        env.step(torch.full((1, 2), torch.nan))
+        with pytest.raises(InvalidEpisode, match=r"action\[0, 0\] \(step 0, dimension 0\) is nan"):
+            env.observe()
+        assert store.select() == []

@@ -1,0 +1,170 @@
+"""Windows hold what was recorded, every window comes once per epoch, and a resumed sampler goes on exactly."""
+
+import numpy as np
+import pytest
+import torch
+from tests.episodes.episode_examples import make_episode
+
+from episodes.sampler import WindowSampler
+from episodes.schema import EXPERT, HUMAN, POLICY, CorruptEpisode, EpisodeError
+from episodes.store import EpisodeStore, Selection
+from sims.vector_env import decode_instructions
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Episodes 0..9 of 3 to 12 steps, looked at every 1 or 2 steps."""
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add_all([make_episode(steps=3 + seed, every=1 + seed % 2, seed=seed) for seed in range(10)])
+        yield store
+
+
+def sampler(store, **settings) -> WindowSampler:
+    return WindowSampler(store, **{"action_horizon": 4, "batch_size": 7, "seed": 0, **settings})
+
+
+def keys(batch) -> list[tuple[int, int]]:
+    """(episode's seed, step) of every window, as its state tells."""
+    return [(int(seed), int(step)) for seed, step in batch.obs.state[:, :2].tolist()]
+
+
+def test_a_window_holds_what_was_recorded(store):
+    whole = sampler(store)
+    batch = whole.windows(np.arange(len(whole)))
+    for row, (seed, step) in enumerate(keys(batch)):
+        steps = 3 + seed
+        at = np.minimum(step + np.arange(4), steps - 1)
+        assert torch.allclose(batch.action[row, :, 0], torch.from_numpy(at) / 1000)
+        assert torch.allclose(batch.action[row, :, 1], torch.tensor(seed / 1000))
+        assert batch.mask[row].tolist() == [float(step + i < steps) for i in range(4)]
+        assert batch.obs.images[row, 0].unique().tolist() == [step]
+        assert batch.obs.images[row, 1].unique().tolist() == [step + 100]
+        assert decode_instructions(batch.obs.text[row : row + 1]) == [f"do number {seed}"]
+    assert batch.obs.images.shape == (len(whole), 2, 8, 8, 3)
+
+
+def test_the_future_is_the_last_look_within_its_time_and_the_end(store):
+    whole = sampler(store, future_steps=(1, 5))
+    batch = whole.windows(np.arange(len(whole)))
+    for (seed, step), future in zip(keys(batch), batch.future[:, :, :2].tolist(), strict=True):
+        steps, every = 3 + seed, 1 + seed % 2
+        looks = [*range(0, steps, every), steps]
+        expected = [max(look for look in looks if look <= min(step + ahead, steps)) for ahead in (1, 5, steps)]
+        assert future == [[seed, look] for look in expected]
+
+
+def test_windows_are_the_looks_that_an_action_follows(store):
+    whole = sampler(store)
+    expected = [(seed, step) for seed in range(10) for step in range(0, 3 + seed, 1 + seed % 2)]
+    assert keys(whole.windows(np.arange(len(whole)))) == expected
+
+
+def test_each_epoch_is_every_window_once_in_another_order(store):
+    shuffled = sampler(store, batch_size=5)
+    total = len(shuffled)
+    drawn = [key for _ in range(total) for key in keys(shuffled.next_batch())]
+    epochs = [drawn[i : i + total] for i in range(0, len(drawn), total)]
+    assert len(epochs) == 5
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(epochs[0])
+        assert len(set(epoch)) == total
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert shuffled.epoch == 5.0
+
+
+def test_order_depends_on_the_seed_alone(store):
+    a, b, other = sampler(store, seed=1), sampler(store, seed=1), sampler(store, seed=2)
+    first = [keys(a.next_batch()) for _ in range(30)]
+    assert first == [keys(b.next_batch()) for _ in range(30)]
+    assert first != [keys(other.next_batch()) for _ in range(30)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 9, 23])
+def test_resume_is_exact(store, at):
+    through = sampler(store)
+    for _ in range(at):
+        through.next_batch()
+    resumed = sampler(store)
+    resumed.load_state_dict(through.state_dict())
+    for _ in range(20):
+        a, b = through.next_batch(), resumed.next_batch()
+        assert torch.equal(a.obs.images, b.obs.images)
+        assert torch.equal(a.action, b.action)
+        assert keys(a) == keys(b)
+
+
+def test_resume_on_other_data_is_refused(store):
+    state = sampler(store).state_dict()
+    with pytest.raises(EpisodeError, match="seed was 0, now it is 3"):
+        sampler(store, seed=3).load_state_dict(state)
+    store.add(make_episode(seed=11))
+    with pytest.raises(EpisodeError, match="windows was"):
+        sampler(store).load_state_dict(state)
+
+
+def test_chunks_end_where_another_actor_takes_over(tmp_path):
+    actor = np.array([POLICY, POLICY, POLICY, HUMAN, HUMAN, POLICY], dtype=np.uint8)
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add_all([make_episode(source="policy", actor=actor), make_episode(seed=1)])
+        first = sampler(store, future_steps=(1,)).windows(np.arange(6))
+        assert first.future[:, :, 1].tolist() == [[1, 3], [2, 3], [3, 3], [4, 5], [5, 5], [6, 6]]
+        assert first.mask.sum(-1).tolist() == [3, 2, 1, 2, 1, 1]
+        assert torch.allclose(first.action[2, :, 0], torch.tensor(0.002))
+        human = sampler(store, actors=("human",))
+        assert keys(human.windows(np.arange(len(human)))) == [(0, 3), (0, 4)]
+        assert EXPERT not in actor
+        with pytest.raises(EpisodeError, match="allowed are expert, policy, human"):
+            sampler(store, actors=("robot",))
+
+
+def test_filters_and_deletion(store):
+    assert {seed for seed, _ in keys(sampler(store, where=Selection(tasks=("push",))).next_batch())} <= set(range(10))
+    with pytest.raises(EpisodeError, match="no episode matches"):
+        sampler(store, where=Selection(tasks=("lift",)))
+    entries = store.select()
+    for entry in entries[1:]:
+        store.delete(entry.id, author="ada")
+    alone = sampler(store)
+    assert len(alone) == 3
+    assert {seed for seed, _ in keys(alone.next_batch())} == {0}
+
+
+def test_cameras_are_chosen_and_ordered(store):
+    batch = sampler(store, cameras=("wrist", "front")).next_batch()
+    assert torch.equal(batch.obs.images[:, 0], batch.obs.images[:, 1] + 100)
+    assert sampler(store, cameras=("wrist",)).next_batch().obs.images.shape == (7, 1, 8, 8, 3)
+    with pytest.raises(EpisodeError, match=r"no camera \['top'\], recorded are \['front', 'wrist'\]"):
+        sampler(store, cameras=("top",))
+
+
+def test_exact_and_jpeg_episodes_mix(store):
+    with EpisodeStore(store.path, jpeg_quality=95) as writer:
+        writer.add(make_episode(seed=50))
+    batch = sampler(store, where=Selection()).windows(np.arange(len(sampler(store))))
+    for row, (seed, step) in enumerate(keys(batch)):
+        assert (batch.obs.images[row, 0].int() - step).abs().max() <= (2 if seed == 50 else 0)
+    assert 50 in {seed for seed, _ in keys(batch)}
+
+
+def test_episodes_without_cameras(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add(make_episode(images={}))
+        assert sampler(store).next_batch().obs.images.shape == (7, 0, 0, 0, 3)
+
+
+def test_statistics_are_all_states_and_actions(store):
+    state, action = sampler(store).statistics()
+    assert action.shape == (sum(3 + seed for seed in range(10)), 3)
+    assert state.shape == (sum(entry.looks for entry in store.select()), 4)
+    assert sorted(set(state[:, 0].tolist())) == list(range(10))
+
+
+def test_other_robots_and_torn_files_are_named(store):
+    other = store.add(make_episode(seed=20, action=np.zeros((6, 5), np.float32)))
+    with pytest.raises(EpisodeError, match=rf"{other}.*action dimensions 5, but 3 expected"):
+        sampler(store)
+    store.delete(other, author="ada")
+    entry = store.select()[4]
+    store.file(entry.id).write_bytes(store.file(entry.id).read_bytes()[:-1000])
+    with pytest.raises(CorruptEpisode, match=rf"{entry.id}.*vla-rl data verify"):
+        sampler(store)

@@ -1,0 +1,63 @@
+"""What is refused before it reaches the disk, and what the message says."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from tests.episodes.episode_examples import make_episode
+
+from episodes.schema import InvalidEpisode, new_ulid, validate
+
+
+def changed(name: str, index, value) -> dict[str, np.ndarray]:
+    array = getattr(make_episode(), name).copy()
+    array[index] = value
+    return {name: array}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (changed("action", (4, 2), np.nan), r"action\[4, 2\] \(step 4, dimension 2\) is nan"),
+        (changed("state", (3, 1), np.inf), r"state\[3, 1\] \(step 3, dimension 1\) is inf"),
+        (changed("reward", 5, np.nan), r"reward\[5\] \(step 5\) is nan"),
+        (changed("action", (2, 0), -1.5), r"action\[2, 0\] \(step 2, dimension 0\) is -1.5, allowed is \[-1, 1\]"),
+        (changed("terminated", 2, True), "it ended at step 2, but 6 steps are given"),
+        (changed("actor", 0, 7), "actor has code 7"),
+        (changed("look_steps", 1, 0), "look_steps must start at 0 and increase"),
+        ({"action": np.zeros((6, 3))}, r"action is float64 \[6, 3\], expected a 2-dimensional float32"),
+        ({"action": np.zeros((0, 3), np.float32)}, r"action is empty, shape \[0, 3\]"),
+        ({"reward": np.zeros(5, np.float32)}, "reward has 5 steps, action has 6"),
+        ({"state": np.zeros((3, 4), np.float32)}, "state has 3 rows, look_steps has 7"),
+        ({"images": {"front": np.zeros((7, 8, 8, 4), np.uint8)}}, r"expected \[7, h, w, 3\]"),
+        ({"images": {"../up": np.zeros((7, 8, 8, 3), np.uint8)}}, "camera name"),
+        ({"source": "ghost"}, "source is 'ghost', allowed are expert, policy, human"),
+        ({"instruction": "x" * 97}, "longer than 96 bytes"),
+        ({"task": ""}, "task is empty"),
+        ({"seed": 2**63}, "seed does not fit 64 bits"),
+        ({"control_hz": 0.0}, "must be positive"),
+        ({"id": "../../etc"}, "not a ULID"),
+    ],
+)
+def test_refused(changes, message):
+    episode = make_episode()
+    for name, value in changes.items():  # past __init__, where jaxtyping may be watching
+        object.__setattr__(episode, name, value)
+    with pytest.raises(InvalidEpisode, match=message) as error:
+        validate(episode)
+    assert episode.id in str(error.value)
+
+
+def test_a_step_of_a_state_is_the_control_step_of_its_look():
+    episode = make_episode(steps=6, every=3)
+    state = episode.state.copy()
+    state[1, 2] = np.nan
+    with pytest.raises(InvalidEpisode, match=r"state\[1, 2\] \(step 3, dimension 2\)"):
+        validate(dataclasses.replace(episode, state=state))
+
+
+def test_ulids_sort_by_creation_and_never_repeat():
+    ids = [new_ulid() for _ in range(5000)]
+    assert ids == sorted(set(ids))
+    assert all(re.fullmatch("[0-7][0-9A-HJKMNP-TV-Z]{25}", id) for id in ids)

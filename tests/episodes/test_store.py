@@ -1,0 +1,369 @@
+"""Round trips, damage, full disks, killed writers, several writers: on real files and processes."""
+
+import json
+import multiprocessing
+import multiprocessing.process
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from tests.episodes.episode_examples import assert_same, make_episode, write_episodes
+
+from episodes.catalog import CATALOG_NAME
+from episodes.maintenance import info, rebuild, verify
+from episodes.overlays import LABELS_NAME, read_labels
+from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
+from episodes.store import EpisodeStore, Selection
+
+# Real processes that die and race, without importing everything anew in each
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["episodes.store", "pytest"])
+
+
+def start_writer(store: Path, *, first: int = 0, count: int = 10**6) -> multiprocessing.process.BaseProcess:
+    writer = PROCESSES.Process(target=write_episodes, args=(store, store.with_suffix(".log"), first, count))
+    writer.start()
+    return writer
+
+
+def logged(store: Path) -> list[str]:
+    log = store.with_suffix(".log")
+    return log.read_text().split("\n")[:-1] if log.exists() else []
+
+
+def flip(path: Path, at: int, mask: int = 1) -> None:
+    with path.open("rb+") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ mask]))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_round_trip(tmp_path, every):
+    episode = make_episode(every=every, policy_version="run-3/120")
+    with EpisodeStore(tmp_path, create=True) as store:
+        assert store.add(episode) == episode.id
+        assert_same(store.read(episode.id), episode)
+    with EpisodeStore(tmp_path) as store:
+        assert_same(store.read(episode.id), episode)
+
+
+def test_any_zarr_reader_opens_it(tmp_path):
+    episode = make_episode()
+    with EpisodeStore(tmp_path, create=True) as store:
+        file = store.file(store.add(episode))
+    with zarr.storage.ZipStore(file, mode="r") as zipped:
+        group = zarr.open_group(zipped, mode="r", zarr_format=3)
+        assert group.attrs["instruction"] == episode.instruction
+        assert group.attrs["fingerprint"] == {"mujoco": "4.0.0"}
+        np.testing.assert_array_equal(group["images/wrist"][:], episode.images["wrist"])
+        np.testing.assert_array_equal(group["action"][2:5], episode.action[2:5])
+        np.testing.assert_array_equal(group["success"][:], episode.success)
+        assert sorted(group.group_keys()) == ["images"]
+
+
+def test_jpeg_is_near_and_smaller(tmp_path):
+    ramp = np.linspace(0, 255, 64, dtype=np.uint8)
+    frames = np.broadcast_to(ramp[None, :, None, None], (7, 64, 64, 3)).copy()
+    episode = make_episode(images={"front": frames})
+    with EpisodeStore(tmp_path, create=True, jpeg_quality=90) as store:
+        got = store.read(store.add(episode)).images["front"]
+        assert store.select()[0].bytes < frames.nbytes / 4
+    assert got.shape == frames.shape
+    assert np.abs(got.astype(int) - frames).mean() < 2
+
+
+def test_reading_never_changes_the_file(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        store.read(id).state[:] = 7.0
+        assert store.read(id).state.max() != 7.0
+    assert verify(tmp_path)["corrupt"] == []
+
+
+def test_refused_episodes_leave_no_trace_and_those_before_stay(tmp_path):
+    bad = make_episode(seed=1, reward=np.full(6, np.nan, np.float32))
+    with EpisodeStore(tmp_path, create=True) as store:
+        with pytest.raises(InvalidEpisode, match="nan"):
+            store.add_all([make_episode(seed=0), bad, make_episode(seed=2)])
+        assert [entry.seed for entry in store.select()] == [0]
+    assert len(list(tmp_path.glob("*ep-*"))) == 1
+
+
+def test_an_impossible_jpeg_quality_is_refused(tmp_path):
+    with pytest.raises(EpisodeError, match="jpeg_quality is 0, allowed is 1 to 95"):
+        EpisodeStore(tmp_path, create=True, jpeg_quality=0)
+
+
+def test_an_episode_is_written_once(tmp_path):
+    episode = make_episode()
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add(episode)
+        with pytest.raises(EpisodeError, match="already in the store"):
+            store.add(episode)
+
+
+def test_a_missing_store_is_named(tmp_path):
+    with pytest.raises(EpisodeError, match=r"nowhere: no such episode store. Record one with: vla-rl collect"):
+        EpisodeStore(tmp_path / "nowhere")
+
+
+def test_selection(tmp_path):
+    failed = np.zeros(6, dtype=bool)
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add_all(
+            [
+                make_episode(seed=0),
+                make_episode(seed=1, task="lift"),
+                make_episode(seed=2, source="policy"),
+                make_episode(seed=3, split="test"),
+                make_episode(seed=4, success=failed),
+            ]
+        )
+
+        def seeds(**where):
+            return [entry.seed for entry in store.select(Selection(**where))]
+
+        assert seeds() == [0, 1, 2, 3, 4]
+        assert seeds(tasks=("lift",)) == [1]
+        assert seeds(sources=("policy", "human")) == [2]
+        assert seeds(splits=("train",), success=True) == [0, 1, 2]
+        assert seeds(success=False) == [4]
+
+
+# -- labels --------------------------------------------------------------------------------------------------------
+
+
+def test_labels_and_tombstones_survive_a_rebuild(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        a, b, c = store.add_all([make_episode(seed=i) for i in range(3)])
+        store.delete(a, author="ada")
+        store.label(b, "success", False, author="ada")
+        store.label(c, "quality", 0.25, author="ada")
+        store.label(c, "quality", 0.75, author="bob")
+    rebuild(tmp_path)
+    with EpisodeStore(tmp_path) as store:
+        assert [(entry.id, entry.success) for entry in store.select()] == [(b, False), (c, True)]
+        assert store.labels(c) == {"quality": 0.75}
+        store.label(a, "deleted", False, author="ada")
+        assert len(store.select()) == 3
+        with pytest.raises(EpisodeError, match="no episode nothing"):
+            store.label("nothing", "quality", 1, author="ada")
+
+
+def test_a_torn_label_costs_only_itself(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        store.label(id, "first", 1, author="ada")
+        with (tmp_path / LABELS_NAME).open("ab") as file:
+            file.write(b'{"episode": "01')
+        store.label(id, "second", 2, author="ada")
+        assert read_labels(tmp_path) == ({id: {"first": 1, "second": 2}}, 1)
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "truncated", "other table", "zeroed page"])
+def test_a_bad_catalog_is_rebuilt(tmp_path, damage):
+    with EpisodeStore(tmp_path, create=True) as store:
+        ids = store.add_all([make_episode(seed=i) for i in range(40)])
+    catalog = tmp_path / CATALOG_NAME
+    if damage == "missing":
+        catalog.unlink()
+    elif damage == "garbage":
+        catalog.write_bytes(b"not a database, by any means" * 100)
+    elif damage == "truncated":
+        os.truncate(catalog, 5000)
+    elif damage == "zeroed page":
+        with catalog.open("rb+") as file:
+            file.seek(4096)
+            file.write(bytes(8192))
+    else:
+        catalog.unlink()
+        subprocess.run(
+            [sys.executable, "-c", f"import sqlite3; c = sqlite3.connect({str(catalog)!r});"
+             "c.execute('CREATE TABLE episodes (something)'); c.commit()"], check=True,
+        )  # fmt: skip
+    with EpisodeStore(tmp_path) as store:
+        assert [entry.id for entry in store.select()] == ids
+
+
+def test_the_catalog_follows_files_that_come_and_go(tmp_path):
+    with EpisodeStore(tmp_path / "a", create=True) as a, EpisodeStore(tmp_path / "b", create=True) as b:
+        stays, leaves = a.add_all([make_episode(seed=0), make_episode(seed=1)])
+        comes = b.add(make_episode(seed=2))
+        os.rename(b.file(comes), a.file(comes))
+        os.unlink(a.file(leaves))
+    with EpisodeStore(tmp_path / "a") as a:
+        assert [entry.id for entry in a.select()] == [stays, comes]
+
+
+def test_torn_files_are_named_by_info_verify_and_readers(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        whole, torn = store.add_all([make_episode(seed=i) for i in range(2)])
+        entry = store.select()[1]
+        os.truncate(store.file(torn), entry.bytes - 100)
+        with pytest.raises(CorruptEpisode, match=rf"{torn}.*Run: vla-rl data verify {tmp_path}"):
+            store.read(torn)
+        assert store.read(whole).seed == 0
+        name = store.file(torn).name
+    assert info(tmp_path)["corrupt"] == [name]
+    assert verify(tmp_path)["corrupt"] == [name]
+    after = rebuild(tmp_path)
+    assert (after["episodes"], after["corrupt"]) == (1, [name])
+    assert (tmp_path / name).exists()
+
+
+def test_verify_finds_a_flipped_bit_anywhere(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        file = store.file(store.add(make_episode()))
+    for at in np.linspace(0, file.stat().st_size - 1, 60).astype(int):
+        flip(file, int(at), mask=4)
+        assert verify(tmp_path)["corrupt"] == [file.name], f"bit flip at byte {at} unnoticed"
+        flip(file, int(at), mask=4)
+    assert verify(tmp_path)["corrupt"] == []
+
+
+def test_info_counts(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add_all([make_episode(steps=6), make_episode(steps=4, every=2, task="lift")])
+        size = sum(entry.bytes for entry in store.select())
+    result = info(tmp_path)
+    assert json.loads(json.dumps(result)) == result
+    assert (result["episodes"], result["steps"], result["looks"], result["bytes"]) == (2, 10, 10, size)
+    assert result["tasks"] == {"push": 1, "lift": 1}
+
+
+# -- full disks ----------------------------------------------------------------------------------------------------
+
+
+def check_after_full(path: Path, error: StoreFull, committed: list[str]) -> None:
+    assert "no space left for episode" in str(error)
+    assert "\n" not in str(error)
+    assert not list(path.glob(".ep-*"))
+    result = verify(path)
+    assert (result["episodes"], result["corrupt"]) == (len(committed), [])
+
+
+def test_a_file_size_limit_is_reported_and_harms_nothing(tmp_path):
+    big = make_episode(images={"front": np.zeros((7, 256, 256, 3), np.uint8)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EpisodeStore(tmp_path, create=True) as store:
+        committed = [store.add(make_episode(seed=1))]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+        try:
+            with pytest.raises(StoreFull) as error:
+                store.add(big)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        check_after_full(tmp_path, error.value, committed)
+        store.add(big)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk takes root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this root may not mount")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_is_reported_and_harms_nothing(small_disk):
+    path = small_disk / "store"
+    with EpisodeStore(path, create=True) as store:
+        with pytest.raises(StoreFull) as error:
+            store.add_all(make_episode(steps=40, seed=seed) for seed in range(1000))
+        committed = [entry.id for entry in store.select()]
+        assert len(committed) > 3
+        check_after_full(path, error.value, committed)
+        os.unlink(store.file(committed.pop(0)))
+        committed.append(store.add(make_episode(steps=10)))
+    with EpisodeStore(path) as store:
+        assert [entry.id for entry in store.select()] == committed
+    assert verify(path)["corrupt"] == []
+
+
+def test_a_read_only_store_can_be_read(small_disk):
+    path = small_disk / "store"
+    with EpisodeStore(path, create=True) as store:
+        ids = store.add_all([make_episode(seed=0), make_episode(seed=1)])
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with EpisodeStore(path) as store:
+        assert [entry.id for entry in store.select()] == ids
+        assert store.read(ids[1]).seed == 1
+        with pytest.raises(OSError, match="Read-only"):
+            store.add(make_episode())
+    assert verify(path)["episodes"] == 2
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_killed_writers_lose_nothing_they_committed(tmp_path):
+    path = tmp_path / "store"
+    for attempt in range(25):
+        before = len(logged(path))
+        writer = start_writer(path, first=1000 * attempt)
+        while len(logged(path)) == before:
+            time.sleep(0.001)
+        time.sleep(0.0007 * attempt)
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
+    with EpisodeStore(path) as store:
+        entries = store.select()
+        assert set(logged(path)) <= {entry.id for entry in entries}
+        for entry in entries:
+            assert_same(store.read(entry.id), make_episode(steps=20, seed=entry.seed, id=entry.id))
+    whole = verify(path)
+    assert whole["corrupt"] == []
+    (path / CATALOG_NAME).unlink()
+    assert rebuild(path) == whole
+
+
+def test_what_a_killed_writer_left_half_written_is_swept_once_it_is_old(tmp_path):
+    with EpisodeStore(tmp_path, create=True):
+        young, old = tmp_path / ".ep-A.tmp", tmp_path / ".ep-B.tmp"
+        young.write_bytes(b"someone may be writing this")
+        old.write_bytes(b"half an episode")
+        os.utime(old, (0, 0))
+    with EpisodeStore(tmp_path):
+        assert young.exists()
+        assert not old.exists()
+
+
+def test_eight_writers_at_once_are_all_catalogued(tmp_path):
+    path = tmp_path / "store"
+    writers = [start_writer(path, first=100 * i, count=25) for i in range(8)]
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    with EpisodeStore(path) as store:
+        assert sorted(entry.id for entry in store.entries()) == sorted(logged(path))
+        assert len(store.entries()) == 200
+    assert verify(path)["corrupt"] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_store_is_usable_on_both_sides_of_a_fork(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add(make_episode(seed=0))
+        child = multiprocessing.get_context("fork").Process(target=store.add, args=(make_episode(seed=1),))
+        child.start()
+        store.add(make_episode(seed=2))
+        child.join()
+        assert child.exitcode == 0
+        assert sorted(entry.seed for entry in store.select()) == [0, 1, 2]

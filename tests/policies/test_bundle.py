@@ -1,0 +1,178 @@
+"""Bundles: bit-exact round trips, every corruption refused, and a kill in mid-save survived."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies.bundle import BundleError, Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.compact_vla import VLAConfig
+from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowNoiseConfig
+from policies.denoising.objectives import DiffusionConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from sims.vector_env import Observation, encode_instructions
+
+ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front", "wrist"), image_size=(32, 32), control_hz=20.0)
+SMALL = VLAConfig(image_widths=(16,), width=32, time_width=16, text_width=16, depth=1)
+CONFIGS = {
+    "flow_sde": DenoisingPolicyConfig(vla=SMALL),
+    "noise_head": DenoisingPolicyConfig(vla=SMALL, explore=FlowNoiseConfig()),
+    "frozen_copy": DenoisingPolicyConfig(
+        vla=SMALL,
+        objective=DiffusionConfig(levels=20),
+        act=DDIMConfig(),
+        explore=DDPMConfig(steps=10, train_last=4),
+    ),
+}
+
+
+def build(config=CONFIGS["flow_sde"]):
+    torch.manual_seed(0)
+    policy = DenoisingPolicy(config, ROBOT)
+    policy.normalizer.fit(torch.randn(50, 5), torch.rand(50, 3))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return policy
+
+
+def observe():
+    generator = torch.Generator().manual_seed(0)
+    return Observation(
+        images=torch.randint(0, 256, (3, 2, 32, 32, 3), generator=generator, dtype=torch.uint8),
+        state=torch.randn(3, 5, generator=generator),
+        text=encode_instructions(["pick", "push the red block", ""]),
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_round_trip_is_bit_exact(tmp_path, config):
+    policy = build(config)
+    given = Provenance(git_revision="abc", parent="0" * 64, metrics={"success": 0.5})
+    saved = save_bundle(policy, tmp_path / "a" / "bundle", provenance=given)
+    loaded = load_bundle(tmp_path / "a" / "bundle", action_dim=3, cameras=["front", "wrist"])
+    assert loaded.config == policy.config
+    assert loaded.robot == ROBOT
+    assert not loaded.training
+    assert all(
+        torch.equal(a, b) for a, b in zip(policy.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
+    samples = [p.sample(p.encode(observe()), torch.Generator().manual_seed(1)) for p in (policy, loaded)]
+    assert torch.equal(samples[0].action, samples[1].action)
+    assert torch.equal(samples[0].log_prob, samples[1].log_prob)
+    info = read_bundle_info(tmp_path / "a" / "bundle")
+    assert info == saved
+    assert info.provenance.metrics == {"success": 0.5}
+    assert info.provenance.versions["torch"] == torch.__version__
+
+
+def test_saving_again_replaces_the_bundle(tmp_path):
+    first, second = build(), build(CONFIGS["noise_head"])
+    save_bundle(first, tmp_path)
+    info = save_bundle(second, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bundle.json", info.tensors]
+    assert load_bundle(tmp_path).config == second.config
+
+
+def edit(path, **changes):
+    manifest = json.loads((path / "bundle.json").read_text())
+    manifest.update(changes)
+    (path / "bundle.json").write_text(json.dumps(manifest))
+
+
+def flip_a_byte(path):
+    file = next(path.glob("policy-*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def truncate(path):
+    file = next(path.glob("policy-*"))
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def wider(path):
+    edit(
+        path,
+        config=json.loads(
+            json.dumps(dataclasses.asdict(DenoisingPolicyConfig(vla=dataclasses.replace(SMALL, width=64))))
+        ),
+    )
+
+
+DAMAGE = {
+    "empty folder": (lambda path: [file.unlink() for file in path.iterdir()], "not a bundle"),
+    "no tensors": (lambda path: next(path.glob("policy-*")).unlink(), "not a whole bundle"),
+    "tampered": (flip_a_byte, "truncated or was changed"),
+    "truncated": (truncate, "truncated or was changed"),
+    "manifest cut": (lambda path: (path / "bundle.json").write_text('{"format": 1,'), "is damaged"),
+    "other format": (lambda path: edit(path, format=99), "format 99"),
+    "a list": (lambda path: (path / "bundle.json").write_text("[]"), "format None"),
+    "unknown key": (lambda path: edit(path, extra=1), "unknown key 'extra'"),
+    "wrong type": (lambda path: edit(path, robot={"action_dim": "seven"}), r"robot\.action_dim"),
+    "bad value": (lambda path: edit(path, config={"vla": {"action_patch": 3}}), "action_patch"),
+    "other shapes": (wider, "do not fit"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_one_clear_error(tmp_path, damage, message):
+    save_bundle(build(), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(tmp_path)
+
+
+def test_missing_path_and_plain_file(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(BundleError, match="not a bundle"):
+            load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("robot", "message"),
+    [({"action_dim": 7}, "3 action dimensions, this robot has 7"), ({"cameras": ["wrist", "front"]}, "in this order")],
+)
+def test_another_robot_is_refused(tmp_path, robot, message):
+    save_bundle(build(), tmp_path)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(tmp_path, **robot)
+
+
+SAVER = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from policies.bundle import load_bundle, save_bundle
+path = Path(sys.argv[1])
+policy = load_bundle(path)
+print("ready", flush=True)
+while True:
+    with torch.no_grad():
+        policy.normalizer.state_mean += 1
+    save_bundle(policy, path)
+"""
+
+
+def test_killed_in_mid_save_the_old_or_the_new_is_there(tmp_path):
+    policy = build()
+    save_bundle(policy, tmp_path)
+    for delay in (0.01, 0.03, 0.08):
+        process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path.cwd())
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        shift = load_bundle(tmp_path).normalizer.state_mean - policy.normalizer.state_mean
+        assert torch.allclose(shift, shift.round(), atol=1e-4)

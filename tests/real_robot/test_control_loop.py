@@ -1,0 +1,254 @@
+"""The control loop without a wire: real filter, scheduler and embodiments, an oracle that answers after some ticks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from real_robot.control.chunk_scheduler import ChunkingConfig
+from real_robot.control.embodiment import JointPositions, JointSteps
+from real_robot.control.loop import ControlLoop
+from real_robot.control.panda_tool import PandaTool
+from real_robot.robot_file import load_robot
+from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.safety.stopping import AxisLimits
+from real_robot.serving.client import Answer
+from real_robot.serving.protocol import PROTOCOL, Act, Chunk, Hello
+from real_robot.serving.remote_policy import RemotePolicy, check_policy
+from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.vector_env import StartState
+
+ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
+AXES = tuple(
+    AxisLimits(
+        name=name, unit="rad", position=(-1.0, 1.0), velocity=1.0, acceleration=8.0, jerk=400.0, step_from_measured=0.5
+    )
+    for name in ("a", "b")
+)
+LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_age_s=0.1, max_measurement_age_s=0.1)
+HELLO = Hello(
+    protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["eye"],
+    image_size=[4, 4], control_hz=20.0, max_prefix=3,
+)  # fmt: skip
+
+
+PANDA = load_robot(ROBOTS / "fake_arm.yaml").limits.axes
+
+
+class Cycle:
+    """A policy that swings both joints, answering ``delay`` command ticks after it is asked."""
+
+    def __init__(self, delay: int) -> None:
+        self.delay, self.asked, self.now, self.dead = delay, [], 0, False
+        self._due: tuple[int, Act] | None = None
+
+    def ask(self, act: Act) -> None:
+        self.asked.append(act)
+        self._due = (self.now + self.delay, act)
+
+    def poll(self) -> Answer | None:
+        if self._due is None or self.now < self._due[0]:
+            return None
+        act, self._due = self._due[1], None
+        if self.dead:
+            return Answer(id=-1, chunk=None, reason="the connection is closed", round_trip_s=0.0)
+        phase = 0.3 * (len(self.asked) * 4 + np.arange(8))
+        actions = np.stack([0.4 * np.sin(phase), 0.2 * np.cos(phase)], 1).astype(np.float32)
+        actions[: act.delay] = act.leftover[: act.delay]
+        return Answer(id=act.id, chunk=Chunk(id=act.id, actions=actions, inference_s=0.0), reason="", round_trip_s=0.0)
+
+
+class Eye:
+    def __init__(self) -> None:
+        self.taken_s: float | None = 0.0
+
+    def look(self, size):
+        assert list(size) == HELLO.image_size
+        return None if self.taken_s is None else ({"eye": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
+
+
+class Rig:
+    def __init__(self, delay: int = 3, method: str = "prefix") -> None:
+        self.oracle, self.eye, self.tick = Cycle(delay), Eye(), 0
+        chunking = ChunkingConfig(method=method, execute_steps=4, max_delay=3, warmup=0)  # type: ignore[arg-type]
+        embodiment = JointSteps(AXES, 20.0)
+        self.policy = RemotePolicy(
+            HELLO, chunking, embodiment=embodiment, oracle=self.oracle, eyes=self.eye, max_image_age_s=0.2
+        )
+        self.loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=self.policy)
+        self.loop.start([0.0, 0.0], 0.0)
+        self.positions = [0.0, 0.0]
+
+    def run(self, ticks: int, *, see: bool = True, feel: bool = True) -> list[SafeCommand]:
+        outs = []
+        for _ in range(ticks):
+            self.tick += 1
+            self.oracle.now = self.tick
+            now = self.tick / 100.0
+            if see:
+                self.eye.taken_s = now - 0.01
+            measured = Measurement(self.positions, now if feel else now - 10.0)
+            outs.append(self.loop.tick(measured, now))
+            self.policy.ask(now)
+            self.positions = list(outs[-1].positions)
+        return outs
+
+
+def test_with_delays_inside_the_plan_every_control_tick_has_an_action() -> None:
+    rig = Rig(delay=11)
+    outs = rig.run(400)
+    counters = rig.loop.counters
+    assert counters.control_ticks == 80
+    assert counters.holds <= 4  # until the first chunk came
+    assert counters.actions == counters.control_ticks - counters.holds
+    assert counters.missed_ticks == rig.policy.counters.failed == 0
+    assert len(rig.oracle.asked) == pytest.approx(20, abs=1)
+    assert max(abs(p) for out in outs for p in out.positions) > 0.05
+    assert {act.delay for act in rig.oracle.asked[3:]} == {3}
+    assert all(len(act.leftover) >= act.delay for act in rig.oracle.asked)
+
+
+@pytest.mark.parametrize("what", ["see", "feel"])
+def test_what_is_not_seen_or_felt_is_not_acted_on(what: str) -> None:
+    rig = Rig()
+    rig.run(100)
+    assert not rig.loop.filter.at_rest
+    rig.run(120, **{what: False})
+    assert rig.loop.filter.at_rest
+    held = list(rig.positions)
+    rig.run(50, **{what: False})
+    assert rig.positions == held
+    rig.run(60)
+    assert rig.positions != held
+
+
+def test_a_dead_server_is_asked_again_and_again_while_the_arm_holds() -> None:
+    rig = Rig()
+    rig.run(100)
+    rig.oracle.dead = True
+    rig.run(150)
+    assert rig.loop.filter.at_rest
+    assert rig.policy.counters.failed > 5
+    assert rig.policy.trouble == "the connection is closed"
+    rig.oracle.dead = False
+    rig.run(60)
+    assert not rig.loop.filter.at_rest
+    assert rig.policy.trouble == ""
+
+
+def test_stop_and_pause_forget_the_plan() -> None:
+    rig = Rig()
+    rig.run(100)
+    rig.loop.pause()
+    rig.run(60)
+    assert rig.loop.filter.at_rest
+    asked = len(rig.oracle.asked)
+    rig.run(60)
+    assert len(rig.oracle.asked) == asked
+    rig.loop.resume()
+    rig.run(60)
+    assert not rig.loop.filter.at_rest
+    rig.loop.stop("test")
+    rig.run(100)
+    assert rig.loop.filter.at_rest
+    rig.loop.filter.release()
+    rig.run(60)
+    assert not rig.loop.filter.at_rest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
+        ({"state_dim": 3}, "the policy has state_dim 3"),
+        ({"max_prefix": 2}, "max_delay is 3, the policy was trained with prefixes of at most 2"),
+        ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(change: dict, message: str) -> None:
+    chunking = ChunkingConfig(execute_steps=4, max_delay=3)
+    with pytest.raises(ValueError, match=message):
+        check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(AXES, 20.0), chunking)
+
+
+def test_a_rate_off_the_grid_of_commands_is_refused() -> None:
+    with pytest.raises(ValueError, match="command_rate 100 Hz must be a multiple of the policy's 30 Hz"):
+        ControlLoop(LIMITS, control_hz=30.0, embodiment=JointSteps(AXES, 30.0), source=Rig().policy)
+
+
+def test_joint_embodiments_by_hand() -> None:
+    spans = JointPositions((AxisLimits(**{**vars(AXES[0]), "position": (0.0, 2.0)}),))
+    assert spans.targets(np.array([0.5]), [0.0]) == [1.5]
+    assert spans.state([1.5]).tolist() == [0.5]
+    steps = JointSteps(AXES, 20.0)
+    steps.begin([0.1, 0.2])
+    assert steps.targets(np.array([1.0, -0.5]), [0.1, 0.2]) == pytest.approx([0.15, 0.175])
+    assert steps.targets(np.array([1.0, 0.0]), [0.1, 0.2]) == pytest.approx([0.2, 0.175])
+    for _ in range(50):
+        targets = steps.targets(np.array([1.0, 0.0]), [0.1, 0.2])
+    assert targets[0] == pytest.approx(0.1 + 0.45)  # on a leash: the arm does not follow
+
+
+def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
+    """State equal to the suite's, and joint targets equal to where its servos are sent, for random actions."""
+    env = TabletopEnv(TabletopConfig(num_envs=1, cameras=(), threads=1))
+    env.reset(start=[StartState(task=0, seed=3)])
+    tool, generator = PandaTool(PANDA), torch.Generator().manual_seed(0)
+    joints = joints_of(env)
+    tool.begin(joints)
+    for _ in range(12):
+        np.testing.assert_allclose(tool.state(joints)[:6], env.observe().state[0, :6], atol=2e-5)
+        action = torch.rand(1, 7, generator=generator) * 2 - 1
+        wanted = np.array(tool.targets(action[0].numpy(), joints))
+        env.step(action)
+        moved, joints = np.array(joints_of(env)), joints_of(env)
+        assert np.abs(moved[:7] - wanted[:7]).max() < 0.06
+        np.testing.assert_allclose(tool._target.position[0].numpy(), env.target[0][0].numpy(), atol=1e-4)
+    env.close()
+
+
+def test_the_panda_refuses_joints_in_another_order() -> None:
+    with pytest.raises(ValueError, match="in the order joint 1 to 7"):
+        PandaTool((PANDA[7], *PANDA[:7]))
+    with pytest.raises(ValueError, match="in the order joint 1 to 7"):
+        PandaTool((PANDA[1], PANDA[0], *PANDA[2:]))
+
+
+def joints_of(env: TabletopEnv) -> list[float]:
+    snapshot = env.capture()[0].snapshot
+    assert snapshot is not None
+    return [*snapshot[1:8].tolist(), float(snapshot[8])]
+
+
+@pytest.mark.parametrize("path", sorted(ROBOTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_robot_file_is_whole(path: Path) -> None:
+    robot = load_robot(path)
+    assert robot.ros.command_type == "joint_trajectory"
+    assert robot.control.chunking.max_delay <= robot.control.chunking.execute_steps
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("control", "embodiment", "joint_step", "did you mean 'joint_steps'"),
+        ("control", "speed", 1, "control.speed: 'speed' is not one of"),
+        ("control", "max_image_age_s", "soon", "control.max_image_age_s: got 'soon', expected float"),
+        ("control", "chunking", {"method": "prefixes"}, "control.chunking.method: 'prefixes' is not one of"),
+        ("ros", "cameras", ["a"], "ros.cameras"),
+        ("ros", "command_type", "twist", "ros.command_type: 'twist' is not one of"),
+        ("ros", "command_type", "twist_stamped", "ros.command_type: twist_stamped needs limits.workspace.chain"),
+    ],
+)
+def test_what_is_wrong_in_a_robot_file_is_named(
+    tmp_path: Path, section: str, key: str, value: object, message: str
+) -> None:
+    document = yaml.safe_load((ROBOTS / "generic.yaml").read_text())
+    document[section][key] = value
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)

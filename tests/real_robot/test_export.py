@@ -1,0 +1,119 @@
+"""The exported graph answers as the bundle does, and a graph that does not belong to the bundle is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policies.bundle import BundleError, load_bundle, save_bundle
+from policies.compact_vla import VLAConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.export import GRAPH, SPEC, TOLERANCE, export_onnx
+from real_robot.serving.onnx_backend import OnnxBackend
+from real_robot.serving.protocol import Act
+
+ROBOT = RobotSpec(action_dim=4, state_dim=5, cameras=("agent", "wrist"), image_size=(32, 32), control_hz=20.0)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16, action_patch=2)
+    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3), ROBOT)
+    for parameter in policy.parameters():  # layers that start at zero would hide a wrong graph
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    policy.normalizer.fit(torch.randn(50, 5) * 3 + 1, torch.rand(50, 4) * 0.5)
+    path = tmp_path_factory.mktemp("export") / "bundle"
+    save_bundle(policy, path)
+    export_onnx(path)
+    return path
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "bundle"))
+
+
+def question(seed: int, method: str, delay: int, instruction: str) -> Act:
+    rng = np.random.default_rng(seed)
+    return Act(
+        id=seed,
+        images={camera: rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for camera in ROBOT.cameras},
+        state=rng.normal(size=5).astype(np.float32),
+        instruction=instruction,
+        method=method,
+        leftover=rng.uniform(-1, 1, (delay + 1, 4)).astype(np.float32),
+        delay=delay,
+        execute_steps=4,
+    )
+
+
+def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
+    eager = PolicyBackend(load_bundle(bundle), fingerprint=json.loads((bundle / SPEC).read_text())["weights"], seed=3)
+    onnx = OnnxBackend(bundle, seed=3)
+    assert onnx.hello == eager.hello
+    moved = 0.0
+    for seed, (method, delay, words) in enumerate(
+        [("replace", 0, ""), ("prefix", 0, "reach"), ("prefix", 2, "pick up the red block"), ("prefix", 3, "a b c"),
+         ("replace", 3, "open the drawer"), ("ensemble", 1, "reach")]
+    ):  # fmt: skip
+        asked = question(seed, method, delay, words)
+        ours, theirs = eager.act(asked), onnx.act(asked)
+        np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE)
+        if method == "prefix":
+            np.testing.assert_array_equal(theirs[:delay], asked.leftover[:delay])
+        moved = max(moved, float(np.ptp(ours, axis=0).max()))
+    assert moved > 0.05  # the chunks are not constants that any graph could give
+
+
+def test_what_a_graph_does_not_offer_is_refused(bundle: Path) -> None:
+    onnx = OnnxBackend(bundle)
+    with pytest.raises(ValueError, match=r"does not offer 'guided'; use one of prefix, replace, ensemble"):
+        onnx.act(question(0, "guided", 2, "reach"))
+    with pytest.raises(ValueError, match=r"a state of 3 was sent, this policy has 5"):
+        onnx.act(replace(question(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
+
+
+def test_a_bundle_that_was_not_exported_says_how(copy: Path) -> None:
+    (copy / SPEC).unlink()
+    with pytest.raises(BundleError, match=rf"has no {SPEC}. Run: vla-rl export .* --to onnx"):
+        OnnxBackend(copy)
+
+
+def test_a_graph_of_other_weights_is_refused(copy: Path) -> None:
+    policy = load_bundle(copy)
+    policy.normalizer.action_center += 1.0
+    save_bundle(policy, copy)
+    with pytest.raises(BundleError, match="was made from weights"):
+        OnnxBackend(copy)
+
+
+def test_a_damaged_graph_is_refused(copy: Path) -> None:
+    graph = bytearray((copy / GRAPH).read_bytes())
+    graph[len(graph) // 2] ^= 1
+    (copy / GRAPH).write_bytes(graph)
+    with pytest.raises(BundleError, match=f"{GRAPH} is truncated or was changed"):
+        OnnxBackend(copy)
+
+
+def test_a_spec_of_another_format_is_refused(copy: Path) -> None:
+    spec = json.loads((copy / SPEC).read_text())
+    (copy / SPEC).write_text(json.dumps(spec | {"format": 99}))
+    with pytest.raises(BundleError, match="has format 99"):
+        OnnxBackend(copy)
+    (copy / SPEC).write_text("{}")
+    with pytest.raises(BundleError, match="Field required"):
+        OnnxBackend(copy)
+
+
+def test_what_is_no_bundle_is_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="is not a bundle"):
+        export_onnx(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,305 @@
+"""The policy server over real sockets, with a real (untrained) policy behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from policies.compact_vla import VLAConfig
+from policies.denoising.kernels import DDIMConfig, DDPMConfig
+from policies.denoising.objectives import DiffusionConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.images import fit_image
+from real_robot.serving.backends import PolicyBackend
+from real_robot.serving.client import Answer, PolicyClient
+from real_robot.serving.protocol import Act, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
+from real_robot.serving.server import PolicyServer, ServerConfig
+from real_robot.serving.versions import Versions
+
+TOKEN = "0123456789abcdef"
+ACT = Act(
+    id=7,
+    images={"agent": np.full((48, 64, 3), 9, np.uint8)},
+    state=np.zeros(5, np.float32),
+    instruction="pick the red block",
+    method="prefix",
+    leftover=np.full((3, 4), 0.25, np.float32),
+    delay=2,
+    execute_steps=4,
+)
+
+
+def untrained(**config: object) -> DenoisingPolicy:
+    torch.manual_seed(0)
+    robot = RobotSpec(action_dim=4, state_dim=5, cameras=("agent",), image_size=(32, 32), control_hz=20.0)
+    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16)
+    return DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3, **config), robot)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def backend() -> PolicyBackend:
+    return PolicyBackend(untrained(), fingerprint="untrained")
+
+
+@pytest.fixture
+def server(backend: PolicyBackend) -> Iterator[PolicyServer]:
+    """In a thread with its own event loop."""
+    ready, stop, box = threading.Event(), threading.Event(), []
+
+    async def main() -> None:
+        async with PolicyServer(
+            Versions(backend), ServerConfig(port=0, token=TOKEN, max_clients=2, max_rate_hz=40)
+        ) as running:
+            box.append(running)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert ready.wait(10)
+    yield box[0]
+    stop.set()
+    thread.join()
+
+
+def dial(server: PolicyServer, **headers: str):
+    return connect(
+        f"ws://127.0.0.1:{server.port}",
+        additional_headers={"Authorization": f"Bearer {TOKEN}", **headers},
+        max_size=None,
+    )
+
+
+def get(server: PolicyServer, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as response:
+        return response.read().decode()
+
+
+def flood(connection: ClientConnection) -> None:
+    for _ in range(200):
+        connection.send(pack(ACT))
+    while True:
+        connection.recv()
+
+
+def answer_of(client: PolicyClient, seconds: float = 10.0) -> Answer:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := client.poll():
+            return answer
+        time.sleep(0.005)
+    raise AssertionError("no answer")
+
+
+def test_a_chunk_keeps_its_prefix_and_is_the_policys_own(server: PolicyServer, backend: PolicyBackend) -> None:
+    with dial(server) as connection:
+        hello = unpack(connection.recv())
+        assert hello == backend.hello
+        connection.send(pack(ACT))
+        chunk = unpack(connection.recv())
+    assert isinstance(chunk, Chunk)
+    assert chunk.id == 7
+    assert chunk.actions.shape == (8, 4)
+    np.testing.assert_array_equal(chunk.actions[:2], ACT.leftover[:2])
+    assert np.ptp(chunk.actions[2:]) > 0
+    assert "policy_chunks_total 1" in get(server, "/metrics")
+    assert get(server, "/healthz") == "ok\n"
+
+
+def test_openpis_clients_are_served(server: PolicyServer) -> None:
+    with connect(
+        f"ws://127.0.0.1:{server.port}", additional_headers={"Authorization": f"Api-Key {TOKEN}"}
+    ) as connection:
+        metadata = unpack_map(connection.recv())
+        assert metadata["action_horizon"] == 8
+        observation = {"observation/state": np.zeros(5), "observation/agent": ACT.images["agent"], "prompt": "pick"}
+        connection.send(pack_map(observation))
+        reply = unpack_map(connection.recv())
+        assert reply["actions"].shape == (8, 4)
+        assert reply["server_timing"]["infer_ms"] > 0
+        connection.send(pack_map({"observation/state": np.zeros(5)}))
+        refusal = connection.recv()  # their client raises on text
+        assert isinstance(refusal, str)
+        assert "lacks ['observation/agent', 'prompt']" in refusal
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (replace(ACT, state=np.zeros(6, np.float32)), "a state of 6 was sent, this policy has 5"),
+        (replace(ACT, images={"wrist": ACT.images["agent"]}), "cameras ['wrist'] were sent"),
+        (replace(ACT, leftover=np.zeros((3, 9), np.float32)), "leftover actions of shape [3, 9] were sent"),
+        (replace(ACT, leftover=np.zeros((9, 4), np.float32)), "leftover actions of shape [9, 4] were sent"),
+        (replace(ACT, leftover=np.zeros((5, 4), np.float32), delay=4), "trained with at most 3"),
+        (replace(ACT, delay=4), "Act.delay: 4 of 3 leftover"),
+        (replace(ACT, state=np.full(5, np.nan, np.float32)), "must be finite"),
+        (replace(ACT, method="magic"), "'magic' is not one of"),
+        (replace(ACT, images={"agent": np.zeros((4, 4, 4), np.uint8)}), "expected shape [height, width, 3]"),
+    ],
+)
+def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(server, act: Act, message: str) -> None:
+    with dial(server) as connection:
+        connection.recv()
+        connection.send(pack(act))
+        refused = unpack(connection.recv())
+        assert isinstance(refused, Refused)
+        assert refused.id == 7
+        assert message in refused.reason
+        connection.send(pack(ACT))
+        assert isinstance(unpack(connection.recv()), Chunk)
+
+
+def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
+    """Same noise, same look: the tied actions come closer to the plan, with the true Jacobian and without it."""
+    chunks = {}
+    for method in ("replace", "guided", "jacobian_free"):
+        fresh = PolicyBackend(untrained(), fingerprint="untrained", seed=5)
+        leftover = np.full((6, 4), 0.9, np.float32)
+        chunks[method] = fresh.act(replace(ACT, method=method, leftover=leftover, delay=2, execute_steps=2))
+    distance = {method: np.abs(chunk[:2] - 0.9).mean() for method, chunk in chunks.items()}
+    assert distance["guided"] < 0.9 * distance["replace"]
+    assert distance["jacobian_free"] < 0.9 * distance["replace"]
+    assert np.abs(chunks["guided"] - chunks["jacobian_free"]).max() > 1e-4
+
+
+def test_a_diffusion_policy_offers_no_guidance() -> None:
+    fresh = PolicyBackend(
+        untrained(objective=DiffusionConfig(), act=DDIMConfig(), explore=DDPMConfig()), fingerprint=""
+    )
+    with pytest.raises(ValueError, match="does not offer 'guided'; use one of prefix, replace, ensemble"):
+        fresh.act(replace(ACT, method="guided"))
+
+
+def test_who_may_connect(server: PolicyServer) -> None:
+    for headers, status in (
+        ({"Authorization": "Bearer 0123456789abcdeg"}, 401),
+        ({"Authorization": ""}, 401),
+        ({"Origin": "https://example.org"}, 403),
+    ):
+        with pytest.raises(InvalidStatus) as refusal:
+            dial(server, **headers)
+        assert refusal.value.response.status_code == status
+    with dial(server), dial(server), pytest.raises(InvalidStatus) as refusal:
+        dial(server)
+    assert refusal.value.response.status_code == 503
+
+
+def test_floods_and_text_end_the_connection(server: PolicyServer) -> None:
+    with dial(server) as connection:
+        connection.send("hello")
+        connection.recv()
+        with pytest.raises(ConnectionClosedError, match="1003"):
+            connection.recv()
+    with dial(server) as connection, pytest.raises(ConnectionClosedError, match="1008"):
+        flood(connection)
+
+
+def test_only_the_newest_waiting_question_is_answered(server: PolicyServer) -> None:
+    with dial(server) as connection:
+        connection.recv()
+        for i in range(20):
+            connection.send(pack(replace(ACT, id=i)))
+        replies = [unpack(connection.recv()) for _ in range(20)]
+    chunks = [reply.id for reply in replies if isinstance(reply, Chunk)]
+    assert chunks[-1] == 19
+    assert len(chunks) < 20
+    assert {reply.reason for reply in replies if isinstance(reply, Refused)} == {"superseded by a newer question"}
+
+
+def test_the_client_asks_without_waiting_and_survives_a_server_that_is_not_there(server: PolicyServer) -> None:
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
+    try:
+        deadline = time.monotonic() + 5
+        while client.hello is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        began = time.perf_counter()
+        client.ask(ACT)
+        assert time.perf_counter() - began < 0.05
+        answer = answer_of(client)
+        assert answer.id == 7
+        assert answer.chunk is not None
+        assert answer.round_trip_s > 0
+        assert client.poll() is None
+        client.ask(replace(ACT, state=np.zeros(6, np.float32)))
+        assert "this policy has 5" in answer_of(client).reason
+    finally:
+        client.close()
+    absent = PolicyClient("ws://127.0.0.1:9", token=TOKEN, retry_s=0.01)
+    try:
+        absent.ask(ACT)
+        assert answer_of(absent).chunk is None
+        assert "refused" in absent.trouble
+        assert absent.hello is None
+    finally:
+        absent.close()
+
+
+def test_a_server_is_not_opened_to_the_world_by_accident() -> None:
+    with pytest.raises(ValueError, match=r"refusing to listen on 0\.0\.0\.0 without TLS"):
+        ServerConfig(host="0.0.0.0", token=TOKEN)
+    with pytest.raises(ValueError, match="at least 16 characters"):
+        ServerConfig(token="short")
+
+
+def test_images_are_cropped_in_the_middle_and_scaled() -> None:
+    image = np.zeros((48, 64, 3), np.uint8)
+    image[:, 8:56] = 200
+    assert (fit_image(image, [32, 32]) == 200).all()
+    assert (fit_image(image, [48, 64]).numpy() == image).all()
+
+
+def test_every_message_survives_the_wire() -> None:
+    hello = Hello(
+        protocol=1, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
+        control_hz=20.0, max_prefix=2,
+    )  # fmt: skip
+    assert unpack(pack(hello)) == hello
+    assert unpack(pack(Refused(id=3, reason="no"))) == Refused(id=3, reason="no")
+    act = unpack(pack(ACT))
+    assert isinstance(act, Act)
+    np.testing.assert_array_equal(act.images["agent"], ACT.images["agent"])
+    assert (act.state.dtype, act.leftover.shape) == (np.float32, (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (b"\xc1", "not a msgpack message"),
+        (msgpack.packb([1, 2]), "expected a map"),
+        (msgpack.packb({"type": "exec"}), "unknown message type 'exec'"),
+        (msgpack.packb({"type": "refused", "id": 1}), r"missing or unknown fields \['reason'\]"),
+        (msgpack.packb({"type": "refused", "id": "1", "reason": ""}), "Refused.id: expected int, got str"),
+        (msgpack.packb({"type": "refused", "id": True, "reason": ""}), "Refused.id: expected int, got bool"),
+        (
+            msgpack.packb({"x": {b"__ndarray__": True, b"data": b"", b"dtype": "|O", b"shape": [1]}}),
+            r"dtype '\|O'",
+        ),
+        (
+            msgpack.packb({"x": {b"__ndarray__": True, b"data": b"1234", b"dtype": "<f4", b"shape": [2**40]}}),
+            "does not fit 4 bytes",
+        ),
+    ],
+)
+def test_malformed_frames_are_errors_with_a_reason(frame: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        unpack(frame)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_anything_but_parse_or_raise_a_wire_error(data: bytes) -> None:
+    with contextlib.suppress(WireError):
+        assert isinstance(unpack(data), Hello | Act | Chunk | Refused)

@@ -1,0 +1,161 @@
+"""Hot swap and roll-back: real bundles on disk, a real server and client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policies.bundle import read_bundle_info, save_bundle
+from policies.compact_vla import VLAConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from real_robot.commands import load_backend
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.protocol import Act, Ended
+from real_robot.serving.server import PolicyServer, ServerConfig
+from real_robot.serving.versions import Follower, Gate, Versions
+
+TOKEN = "0123456789abcdef"
+WON, LOST = Ended(outcome="success", intervened=0), Ended(outcome="failure", intervened=0)
+
+
+def write(path: Path, seed: int, action_dim: int = 4) -> str:
+    """An untrained bundle; its fingerprint."""
+    torch.manual_seed(seed)
+    robot = RobotSpec(action_dim=action_dim, state_dim=5, cameras=("agent",), image_size=(32, 32), control_hz=20.0)
+    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16)
+    return save_bundle(DenoisingPolicy(DenoisingPolicyConfig(vla=vla), robot), path).sha256
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "bundle"
+    write(path, 1)
+    return path
+
+
+def version(versions: Versions) -> str:
+    return versions.current.hello.fingerprint
+
+
+def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), gate=Gate(episodes=4, success_drop=0.3))
+    first = version(versions)
+    for ended in (WON, WON, LOST, WON):
+        assert versions.report(first, ended) == ""
+    second = write(bundle, 2)
+    versions.offer(load_backend(bundle))
+    assert version(versions) == second
+    assert [versions.report(second, LOST) for _ in range(3)] == ["", "", ""]
+    assert versions.report(second, Ended(outcome="unknown", intervened=0)) == ""
+    assert versions.report(first, WON) == ""  # a slow robot's last episode counts for the version it ran
+    news = versions.report(second, LOST)
+    assert news.endswith("success fell from 80% to 0% in 4 episodes")
+    assert version(versions) == first
+    with pytest.raises(ValueError, match="was rolled back before"):
+        versions.offer(load_backend(bundle))
+
+
+def test_interventions_roll_back_too_and_equals_stay(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), gate=Gate(episodes=2))
+    first = version(versions)
+    second = write(bundle, 2)
+    for fingerprint in (first, first):
+        versions.report(fingerprint, WON)
+    versions.offer(load_backend(bundle))
+    assert [versions.report(second, WON) for _ in range(10)] == [""] * 10
+    helped = Ended(outcome="success", intervened=1)
+    said = [versions.report(second, helped) for _ in range(5)]
+    assert any("interventions rose from 0%" in news for news in said)
+    assert version(versions) == first
+
+
+def test_only_the_last_three_are_kept_and_another_robots_is_refused(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    seen = [version(versions)]
+    for seed in (2, 3, 4):
+        seen.append(write(bundle, seed))
+        versions.offer(load_backend(bundle))
+    assert not versions.knows(seen[0])
+    assert all(versions.knows(fingerprint) for fingerprint in seen[1:])
+    write(bundle, 5, action_dim=3)
+    with pytest.raises(ValueError, match="for another robot"):
+        versions.offer(load_backend(bundle))
+    assert version(versions) == seen[-1]
+
+
+@pytest.fixture
+def serving(bundle: Path) -> Iterator[tuple[Path, PolicyClient]]:
+    """A server that follows the bundle, and a client of it."""
+    versions = Versions(load_backend(bundle))
+    follower = Follower(versions, bundle, load_backend)
+    ready, stop, ports = threading.Event(), threading.Event(), []
+
+    async def main() -> None:
+        async with PolicyServer(versions, ServerConfig(port=0, token=TOKEN)) as running:
+            ports.append(running.port)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert ready.wait(30)
+    client = PolicyClient(f"ws://127.0.0.1:{ports[0]}", token=TOKEN, timeout_s=30.0)
+    yield bundle, client
+    client.close()
+    follower.close()
+    stop.set()
+    thread.join()
+
+
+def settled(client: PolicyClient) -> str:
+    wait_for(lambda: client.hello is not None)
+    assert client.hello is not None
+    return client.hello.fingerprint
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_never(
+    serving: tuple[Path, PolicyClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, client = serving
+    first = settled(client)
+    second = write(bundle, 2)
+    said = ""
+
+    def heard(words: str) -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return words in said
+
+    wait_for(lambda: heard("from the next episode on"))
+    assert settled(client) == first
+    client.end_episode("success")
+    assert settled(client) == second
+    act = Act(
+        id=1, images={"agent": np.zeros((32, 32, 3), np.uint8)}, state=np.zeros(5, np.float32), instruction="x",
+        method="replace", leftover=np.zeros((0, 4), np.float32), delay=0, execute_steps=4,
+    )  # fmt: skip
+    client.ask(act)
+    answers = []
+    wait_for(lambda: bool(answers.append(client.poll()) or answers[-1]))
+    assert answers[-1].chunk is not None
+    write(bundle.parent / "third", 3)
+    weights = bundle.parent / "third" / read_bundle_info(bundle.parent / "third").tensors
+    (bundle / weights.name).write_bytes(weights.read_bytes()[:-7] + b"damaged")
+    (bundle.parent / "third" / "bundle.json").rename(bundle / "bundle.json")
+    wait_for(lambda: heard("the new bundle is not served"))
+    client.end_episode("success")
+    assert settled(client) == second

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import ast
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+from tests.vla_rl.unread_fields import _reads, unread_fields
+
+from vla_rl.config.loader import ConfigError, config_fields, load_config, save_config
+from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO:
+    name: Literal["ppo"] = "ppo"
+    clip_ratio: float = 0.2
+    hidden: tuple[int, ...] = (64, 64)
+
+    def __post_init__(self) -> None:
+        if self.clip_ratio <= 0:
+            raise ValueError(f"clip_ratio must be positive, got {self.clip_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO:
+    name: Literal["grpo"] = "grpo"
+    group_size: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    num_envs: int = 4
+    store: Path | None = None
+    entropy: float | Literal["auto"] = "auto"
+    renderer: Literal["egl", "osmesa"] = "egl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    seed: int
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.99
+    shuffle: bool = False
+    algorithm: Annotated[PPO | GRPO, Field(discriminator="name")] = field(default_factory=PPO)
+    rollout: Rollout = Rollout()
+    tasks: tuple[Rollout, ...] = ()
+    rates: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.algorithm, GRPO) and self.rollout.num_envs % self.algorithm.group_size:
+            raise ValueError("rollout.num_envs must be a multiple of algorithm.group_size")
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "quickstart.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def error(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Toy, path, overrides)
+    return str(caught.value).splitlines()
+
+
+def test_values_defaults_and_nested_sections(write):
+    path = write("""
+        seed: 3
+        algorithm: {clip_ratio: 1, hidden: [8, 4]}
+        rollout:
+          store: demos/a
+          entropy: 1e-2
+        tasks: [{num_envs: 2}, {}]
+        rates: {vision: 1e-4}
+    """)
+    assert load_config(Toy, path) == Toy(
+        seed=3,
+        algorithm=PPO(clip_ratio=1.0, hidden=(8, 4)),
+        rollout=Rollout(store=Path("demos/a"), entropy=0.01),
+        tasks=(Rollout(num_envs=2), Rollout()),
+        rates={"vision": 1e-4},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithm: {clip_ration: 1}", "unknown key 'algorithm.clip_ration'; did you mean 'clip_ratio'? (line 2)"),
+        ("num_envs: 3", "unknown key 'num_envs'; did you mean 'rollout.num_envs'? (line 2)"),
+        (
+            "zzz: 3",
+            "unknown key 'zzz'; allowed here: algorithm, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
+        ),
+        ("rollout: {num_envs: many}", "'rollout.num_envs' must be an integer, got 'many' (line 2)"),
+        ("rollout: {num_envs: '3'}", "'rollout.num_envs' must be an integer, got '3' (line 2)"),
+        ("rollout: {num_envs: 3.0}", "'rollout.num_envs' must be an integer, got 3.0 (line 2)"),
+        ("rollout: {num_envs: true}", "'rollout.num_envs' must be an integer, got true (line 2)"),
+        ("rollout: {num_envs:}", "'rollout.num_envs' must be an integer, got nothing (line 2)"),
+        ("rollout: 3", "'rollout' must be a section, got 3 (line 2)"),
+        ("rollout: {entropy: yes}", "'rollout.entropy' must be a number or auto, got 'yes' (line 2)"),
+        (
+            "rollout: {renderer: osmessa}",
+            "'rollout.renderer' must be one of egl, osmesa, got 'osmessa'; did you mean 'osmesa'? (line 2)",
+        ),
+        ("shuffle: on", "'shuffle' must be true or false, got 'on' (line 2)"),
+        ("gamma: 1.5", "'gamma' must be less than or equal to 1, got 1.5 (line 2)"),
+        ("algorithm: {hidden: 3}", "'algorithm.hidden' must be a list, got 3 (line 2)"),
+        ("algorithm: {hidden: [3, x]}", "'algorithm.hidden.1' must be an integer, got 'x' (line 2)"),
+        (
+            "algorithm: {name: grop}",
+            "'algorithm.name' must be one of ppo, grpo, got 'grop'; did you mean 'grpo'? (line 2)",
+        ),
+        ("algorithm: {clip_ratio: -1}", "'algorithm': clip_ratio must be positive, got -1.0 (line 2)"),
+        ("tasks: [{}, {num_env: 1}]", "unknown key 'tasks.1.num_env'; did you mean 'num_envs'? (line 2)"),
+        ("algorithm: {name: grpo, group_size: 3}", "rollout.num_envs must be a multiple of algorithm.group_size"),
+        ("seed: 4", "key 'seed' is given twice (line 2)"),
+        ("rollout: [1", "not valid YAML: expected ',' or ']', but got '<stream end>' (line 3)"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_change(write, text: str, message: str):
+    assert error(write(f"seed: 1\n{text}\n")) == [f"quickstart.yaml: {message}"]
+
+
+def test_every_mistake_is_listed(write):
+    lines = error(write("gama: 1\nshuffle: 3\nalgorithm: {clip: 1}\n"), "--rollout.num_envs", "x")
+    assert lines == [
+        "quickstart.yaml: 'seed' is required",
+        "quickstart.yaml: 'shuffle' must be true or false, got 3 (line 2)",
+        "quickstart.yaml: unknown key 'algorithm.clip'; did you mean 'clip_ratio'? (line 3)",
+        "quickstart.yaml: 'rollout.num_envs' must be an integer, got 'x' (command line)",
+        "quickstart.yaml: unknown key 'gama'; did you mean 'gamma'? (line 1)",
+    ]
+
+
+def test_a_wrong_path_names_the_nearest_file(write, tmp_path: Path):
+    write("seed: 1")
+    assert error(tmp_path / "quikstart.yaml") == [
+        f"{tmp_path}/quikstart.yaml: no such file; did you mean '{tmp_path}/quickstart.yaml'?"
+    ]
+
+
+def test_overrides_change_values_and_switch_kinds(write):
+    path = write("seed: 1\nalgorithm: {name: ppo, clip_ratio: 3}\nrollout: {num_envs: 16}\n")
+    changed = load_config(Toy, path, ["--algorithm.clip-ratio=1e-1", "--algorithm.hidden", "[3]", "--gamma", "0.5"])
+    assert changed.algorithm == PPO(clip_ratio=0.1, hidden=(3,))
+    assert changed.gamma == 0.5
+    switched = load_config(Toy, path, ["--algorithm.group_size", "4", "--algorithm.name", "grpo"])
+    assert switched.algorithm == GRPO(group_size=4)
+    assert switched.rollout.num_envs == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--gamma"], "command line: --gamma needs a value"),
+        (["--gamma", "--seed", "1"], "command line: --gamma needs a value"),
+        (["gamma"], "command line: expected '--section.key value', got 'gamma'"),
+        (["--seed.x", "1"], "command line: --seed.x: 'seed' is 1, not a section"),
+        (
+            ["--gamma", "[1"],
+            "command line: --gamma: not valid YAML: expected ',' or ']', but got '<stream end>' (line 1)",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(write, overrides: list[str], message: str):
+    assert error(write("seed: 1"), *overrides) == [message]
+
+
+def test_extends_merges_sections_and_replaces_another_kind(write):
+    write("seed: 1\nrollout: {num_envs: 8, renderer: osmesa}\nalgorithm: {name: ppo, clip_ratio: 3}\n", "base.yaml")
+    middle = write("extends: base.yaml\nrollout: {num_envs: 16}\n", "middle.yaml")
+    assert load_config(Toy, middle).algorithm == PPO(clip_ratio=3.0)
+    top = load_config(Toy, write("extends: middle.yaml\nalgorithm: {name: grpo}\n"))
+    assert top == Toy(seed=1, rollout=Rollout(num_envs=16, renderer="osmesa"), algorithm=GRPO())
+
+
+def test_a_mistake_in_an_extended_file_names_that_file(write):
+    write("seed: x\ngamma: 3\n", "base.yaml")
+    assert error(write("extends: base.yaml\ngamma: 0.5\n")) == [
+        "base.yaml: 'seed' must be an integer, got 'x' (line 1)"
+    ]
+
+
+def test_extends_must_not_go_in_a_circle(write):
+    write("extends: quickstart.yaml\n", "b.yaml")
+    assert error(write("extends: b.yaml\n")) == [
+        "quickstart.yaml: 'extends' goes in a circle: quickstart.yaml -> b.yaml -> quickstart.yaml"
+    ]
+
+
+numbers = st.floats(min_value=1e-30, max_value=1e30)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
+toys = st.builds(
+    Toy,
+    seed=st.integers(-(2**62), 2**62),
+    gamma=st.floats(min_value=1e-9, max_value=1),
+    algorithm=st.builds(PPO, clip_ratio=numbers, hidden=st.lists(st.integers(), max_size=3).map(tuple)),
+    rollout=st.builds(
+        Rollout,
+        num_envs=st.integers(0, 99),
+        store=st.none() | texts.map(Path),
+        entropy=numbers | st.just("auto"),
+        renderer=st.sampled_from(["egl", "osmesa"]),
+    ),
+    rates=st.dictionaries(texts, numbers, max_size=3),
+)
+
+
+@given(toys)
+@settings(max_examples=60, deadline=None)
+def test_a_saved_configuration_loads_back_equal(tmp_path_factory, toy: Toy):
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    save_config(toy, path)
+    assert load_config(Toy, path) == toy
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+trees = st.recursive(leaves, lambda node: st.lists(node, max_size=3) | st.dictionaries(texts, node, max_size=3))
+
+
+@given(st.dictionaries(texts, trees, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_any_tree_survives_yaml(tmp_path_factory, tree: dict):
+    path = tmp_path_factory.mktemp("tree") / "tree.yaml"
+    path.write_text(dump_tree(tree), encoding="utf-8")
+    assert read_tree(path)[0] == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1E3", 1e3),
+        (".5", 0.5),
+        ("010", 10),
+        ("1:30", "1:30"),
+        ("no", "no"),
+        ("2026-01-02", "2026-01-02"),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text: str, value: object):
+    parsed = parse_scalar(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_a_section_of_several_kinds_must_say_how_to_tell_them_apart(write):
+    with pytest.raises(TypeError, match="discriminator"):
+        load_config(Untagged, write("{}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untagged:
+    algorithm: PPO | GRPO = PPO()
+
+
+def test_fields_are_walked_through_every_kind():
+    assert [field.path for field in config_fields(Toy)] == [
+        *("seed", "gamma", "shuffle"),
+        *("algorithm.name", "algorithm.clip_ratio", "algorithm.hidden", "algorithm.name", "algorithm.group_size"),
+        *("rollout.num_envs", "rollout.store", "rollout.entropy", "rollout.renderer", "tasks", "rates"),
+    ]
+
+
+def test_unread_fields_are_found(tmp_path: Path):
+    (tmp_path / "code.py").write_text(
+        textwrap.dedent("""
+            class PPO:
+                def __post_init__(self): self.clip_ratio
+            def run(config):
+                config.gamma = config.seed + config.rollout.num_envs
+                match config.algorithm:
+                    case PPO(hidden=h): return h, config.tasks, config.rates
+        """)
+    )
+    unread = ["algorithm.clip_ratio", "algorithm.group_size", "gamma", "rollout.entropy", "rollout.renderer"]
+    assert unread_fields(Toy, [tmp_path]) == sorted([*unread, "rollout.store", "shuffle"])
+
+
+def test_reads_know_the_classes_around_them():
+    tree = ast.parse("class A:\n  class B:\n    x = y.z\nw = y.v")
+    assert list(_reads(tree, inside=())) == [("z", ("A", "B")), ("v", ())]
+
+
+def test_every_setting_of_an_experiment_is_read():
+    from vla_rl.config import experiment
+
+    root = Path(__file__).parents[2]
+    folders = [root / name for name in ("vla_rl", "world_models", "real_robot", "policies", "episodes", "sims")]
+    assert unread_fields(experiment.Experiment, folders) == []
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_configuration_loads(path: Path):
+    from vla_rl.config.experiment import Experiment
+
+    assert load_config(Experiment, path).sim.num_envs > 1

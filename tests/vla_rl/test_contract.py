@@ -1,0 +1,205 @@
+"""What scripts outside the project rely on: commands, exit codes, JSON keys; and one clear line for bad input."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect
+
+from real_robot.serving.protocol import Hello, unpack
+from vla_rl.bench import bench_latency, bench_world_model
+
+TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
+RATE = {"success", "interval", "episodes"}
+
+
+def vla_rl(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vla_rl.cli", *map(str, words)], capture_output=True, text=True)
+
+
+def answer(*words: object) -> dict:
+    done = vla_rl(*words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("contract") / "run"
+    done = vla_rl("train", TINY, "--run-dir", place, "--algorithm.iterations", 2)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_eval(run_dir: Path) -> None:
+    for path in (run_dir, run_dir / "bundle", run_dir / "imitation" / "bundle"):
+        result = answer("eval", path, "--episodes", 4, "--seed", 1, "--split", "ood_phrasing", "--json")
+        assert {*RATE, "seed", "split", "per_task", "stochastic", "fingerprint"} <= set(result)
+        assert (result["episodes"], result["seed"], result["split"]) == (4, 1, "ood_phrasing")
+        assert set(result["per_task"]) == {"reach", "push"}
+        assert all(set(row) >= RATE for row in result["per_task"].values())
+        assert {"success", "interval"} <= set(result["stochastic"])
+        assert result["fingerprint"]["mujoco"]
+
+
+def test_result_of_a_run(run_dir: Path) -> None:
+    result = json.loads((run_dir / "result.json").read_text())
+    assert {"bc", "rl", "stochastic", "seed", "episodes", "wall_s", "command"} <= set(result)
+    assert {"install", "collect", "bc", "rl", "eval"} <= set(result["wall_s"])
+    for kind in ("bc", "rl", "stochastic"):
+        assert set(result[kind]) >= RATE
+        assert set(result[kind]["per_task"]) == {"reach", "push"}
+    assert result["command"].startswith("vla-rl train ")
+
+
+def test_data(run_dir: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(run_dir / "demonstrations", store)
+    info = answer("data", "info", store, "--json")
+    assert {"episodes", "steps", "bytes", "corrupt"} <= set(info)
+    assert info["episodes"] == 4
+    assert info["corrupt"] == []
+    episode = next(store.glob("*.zarr.zip"))
+    content = bytearray(episode.read_bytes())
+    content[len(content) // 2] ^= 1
+    episode.write_bytes(content)
+    found = vla_rl("data", "verify", store, "--json")
+    assert found.returncode == 1
+    assert episode.name in str(json.loads(found.stdout)["corrupt"])
+
+
+def test_doctor_audits_a_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))  # what else is installed here is another matter
+    checks = answer("doctor", "--run", run_dir, "--json")["checks"]
+    assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
+    assert {check["status"] for check in checks} <= {"ok", "missing", "failed"}
+    assert [check["status"] for check in checks if check["name"] == "log-prob"] == ["ok"]
+
+
+def test_bench() -> None:
+    result = answer("bench", "policy", "--json")
+    assert {"bench", "machine", "rows"} <= set(result)
+    assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
+
+
+def test_the_world_model_is_timed_beside_the_suite() -> None:
+    rows = bench_world_model(batches=(1, 2), steps=(2,), seconds=0.05)
+    assert [row["name"] for row in rows if "bfloat16" not in row["name"]] == [
+        "simulated",
+        *(f"imagined, float32, batch {batch}, steps {steps}" for batch, steps in ((1, 1), (2, 1), (2, 2))),
+    ]
+    assert all(row["value"] > 0 for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["value"] / rows[0]["value"]) for row in rows[1:])
+
+
+def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(run_dir / "bundle", bundle)
+    refused = vla_rl("serve", bundle, "--runtime", "onnx", "--port", 0)
+    assert refused.returncode == 2
+    assert f"vla-rl export {bundle} --to onnx" in refused.stderr
+    done = vla_rl("export", bundle, "--to", "onnx")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).stat().st_size > 100_000
+    # Not through the command line: torch.compile runs the C++ compiler for minutes on two cores.
+    rows = {row["name"]: row for row in bench_latency(bundle, ("eager", "onnx"))}
+    assert set(rows) == {"eager p50", "eager p99", "onnx p50", "onnx p99"}
+    assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in rows.values())
+    assert all(row["value"] > 0 and row["unit"] == "ms" for row in rows.values())
+
+
+def test_serve_answers_until_it_is_interrupted(run_dir: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "vla_rl.cli", "serve", str(run_dir / "bundle"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        said = server.stderr.readline() + server.stderr.readline()
+        url = re.search(r"ws://127\.0\.0\.1:\d+", said)
+        token = tmp_path / "vla-rl" / "token"
+        assert url, said + server.stderr.read()
+        assert str(token) in said
+        assert token.stat().st_mode & 0o077 == 0
+        with connect(url[0], additional_headers={"Authorization": f"Bearer {token.read_text().strip()}"}) as connection:
+            hello = unpack(connection.recv(timeout=60))
+        assert isinstance(hello, Hello)
+        assert hello.action_dim == 7
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 130
+
+
+@pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has ROS; the wire tests drive these commands")
+def test_without_ros_the_robot_commands_say_what_to_install(run_dir: Path) -> None:
+    for words in (("deploy", run_dir / "bundle", "--robot", "configs/robots/fake_arm.yaml"), ("fake-arm",)):
+        done = vla_rl(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("vla-rl: this Python has no rclpy. On a ROS 2 machine: source ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_sims_list() -> None:
+    found = {row["name"]: row["status"] for row in answer("sims", "list", "--json")["simulators"]}
+    assert {"robosuite", "metaworld", "maniskill", "libero"} <= set(found)
+    assert set(found.values()) <= {"ok", "missing", "outdated"}
+
+
+def test_collect_adds_to_a_store(tmp_path: Path) -> None:
+    for total in (2, 4):
+        assert vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store").returncode == 0
+        assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
+
+
+def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tmp_path / "bundle"
+    shutil.copytree(run_dir / "bundle", broken)
+    weights = next(broken.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    torn = tmp_path / "torn"
+    shutil.copytree(run_dir / "demonstrations", torn)
+    episode = next(torn.glob("*.zarr.zip"))
+    episode.write_bytes(episode.read_bytes()[:-1000])
+    new = tmp_path / "new"
+    cases = {
+        "did you mean 'chunks'": ("train", TINY, "--algorithm.chunk", 3, "--run-dir", new),
+        "no such file": ("train", tmp_path / "missing.yaml", "--run-dir", new),
+        "must be": ("train", TINY, "--algorithm.chunks", "many", "--run-dir", new),
+        "multiple of micro_batch": ("train", TINY, "--algorithm.update.micro_batch", 3, "--run-dir", new),
+        "neither a run folder nor a bundle": ("eval", empty),
+        "no such episode store": ("data", "info", tmp_path / "nothing"),
+        "there are: ": ("bench", "speed"),
+        "bench robot needs a bundle": ("bench", "robot"),
+        "bench sim takes no bundle": ("bench", "sim", run_dir / "bundle"),
+        "is not a bundle": ("serve", empty),
+        "cannot serve": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
+        "without TLS": ("serve", run_dir / "bundle", "--host", "0.0.0.0", "--token-file", TINY),
+        "it has no bundle.json": ("export", empty, "--to", "onnx"),
+        "cameras": (
+            *("train", TINY, "--run-dir", tmp_path / "cameras", "--start.name", "bundle"),
+            *("--start.path", run_dir / "bundle", "--sim.cameras", "[agent]"),
+        ),
+        weights.name: (
+            *("train", TINY, "--run-dir", tmp_path / "truncated"),
+            *("--start.name", "bundle", "--start.path", broken),
+        ),
+        episode.name: ("train", TINY, "--run-dir", tmp_path / "corrupt", "--start.store", torn),
+        "no group with success": (
+            *("train", TINY, "--run-dir", tmp_path / "grpo", "--start.name", "bundle"),
+            *("--start.path", run_dir / "bundle", "--algorithm.name", "grpo", "--algorithm.group_size", 2),
+            *("--algorithm.groups", 2, "--algorithm.max_rounds", 1),
+        ),
+    }
+    for expected, words in cases.items():
+        done = vla_rl(*words)
+        message = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 2, (words, done.stderr)
+        assert expected in message, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+    assert not new.exists()

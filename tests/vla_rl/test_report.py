@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
+
+from sims.errors import UserError
+from vla_rl.report import write_comparison, write_report
+from vla_rl.report.pieces import duration
+from vla_rl.report.run_data import Rate, difference
+from vla_rl.report.svg import Line, line_chart, smooth, ticks
+from vla_rl.report.table import print_bench, print_comparison, print_evaluation
+
+VOID = {"meta", "br"}
+
+
+class Checker(HTMLParser):
+    """Counts tags, gathers text, and insists that every element is closed in order and nothing is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.labels: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "poster", "action"):
+                assert (value or "").startswith("data:"), (tag, name, value)
+            if name == "aria-label":
+                self.labels.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check(page: Path) -> Checker:
+    html = page.read_text(encoding="utf-8")
+    assert not re.search(r"https?:|url\(|@import|<script|nan", html.replace("NaN", "nan"))
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    return checker
+
+
+def test_a_finished_run_shows_everything(tmp_path: Path):
+    page = check(write_report(make_run(tmp_path / "quickstart")))
+    for said in ("41 %", "78 %", "+37", "20 min", "interval of the gain excludes zero", *TASKS):
+        assert said in page.text, said
+    for said in ("vla-rl train configs/quickstart.yaml --seed 0", "clip_ratio: 0.2", "2.13.0", "policy_loss"):
+        assert said in page.text, said
+    assert page.tags.count("video") == 4
+    titles = [label.partition(".")[0] for label in page.labels]
+    for title in ("Success", "KL to the rollout's policy", "Value: explained variance", "Seconds per iteration"):
+        assert title in titles, title
+
+
+def test_imagination_says_round_by_round_how_far_it_can_be_believed(tmp_path: Path):
+    html = write_report(make_imagined_run(tmp_path / "run"))
+    page, text = check(html), html.read_text()
+    for shown in (
+        '<span class="bad">39 %</span> <span class="soft">[0, 60]</span>',
+        '<span class="good">0 %</span>',
+        '<span class="bad">0.71</span> <span class="soft">[0.66, 0.76]</span>',
+        '<span class="good">&minus;5</span> <span class="soft">[&minus;12, 2]</span>',
+    ):
+        assert shown in text, shown
+    for said in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagination", "24,000", "swapped 0"):
+        assert said in page.text, said
+    assert page.tags.count("video") == 1
+    assert "Success of imagined branches" in {label.partition(".")[0] for label in page.labels}
+
+
+def test_a_round_that_has_just_begun(tmp_path: Path):
+    run = make_imagined_run(tmp_path / "run")
+    stages = json.loads((run / "stages.json").read_text())
+    (run / "stages.json").write_text(
+        json.dumps({"validate_start": stages["validate_start"], "real_0": stages["real_0"]})
+    )
+    shutil.rmtree(run / "imagination")
+    page = check(write_report(run))
+    assert "How far it can be believed" not in page.text
+    assert "78 %" in page.text
+
+
+def test_no_gain_is_called_noise(tmp_path: Path):
+    page = check(write_report(make_run(tmp_path / "run", gain=0.02, videos=False)))
+    assert "within the noise of this evaluation" in page.text
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["result.json", "metrics.jsonl", "config.yaml", "command.txt", "videos", "imitation", "videos/bc_lift_cube.mp4"],
+)
+def test_whatever_is_missing_the_rest_is_shown(tmp_path: Path, missing: str):
+    run = make_run(tmp_path / "run")
+    path = run / missing
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    page = check(write_report(run))
+    if missing == "result.json":
+        assert "No final evaluation yet: 80 iterations recorded so far." in page.text
+    else:
+        assert "78 %" in page.text
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2])
+def test_a_run_that_has_just_begun(tmp_path: Path, iterations: int):
+    run = make_run(tmp_path / "run", videos=False)
+    (run / "result.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:iterations]) + '{"iteration": 2, "wa')
+    check(write_report(run))
+
+
+def test_text_from_the_run_is_never_markup(tmp_path: Path):
+    run = make_run(tmp_path / "<b>run", videos=False)
+    (run / "command.txt").write_text("vla-rl train '<script>alert(1)</script>'")
+    result = json.loads((run / "result.json").read_text())
+    result["rl"]["per_task"]["<i>task"] = rate(0.5, 50)
+    (run / "result.json").write_text(json.dumps(result))
+    page = check(write_report(run))
+    assert "<script>alert(1)</script>" in page.text
+    assert not {"b", "i", "script"} & set(page.tags)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="not the folder of a run"):
+        write_report(tmp_path)
+    run = make_run(tmp_path / "run", videos=False)
+    (run / "result.json").write_text("{")
+    with pytest.raises(UserError):
+        write_report(run)
+
+
+def test_runs_side_by_side(tmp_path: Path):
+    runs = [
+        make_run(tmp_path / "a" / "run", videos=False),
+        make_run(tmp_path / "b" / "run", seed=1, algorithm="grpo", gain=0.2, videos=False),
+        make_run(tmp_path / "third", seed=2, videos=False),
+    ]
+    (runs[2] / "result.json").unlink()
+    page = check(write_comparison(runs, tmp_path / "out" / "compare.html"))
+    for said in ("a/run", "b/run", "third", "Settings that differ", "algorithm.name", "grpo", "+37", "+20"):
+        assert said in page.text, said
+    assert "clip_ratio" not in page.text
+    console = Console(record=True, width=160)
+    print_comparison(runs, console)
+    lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
+    assert lines == ["", "/a", "/b", ""]
+
+
+def test_tables_on_the_terminal():
+    console = Console(record=True, width=120)
+    result = rate(0.625, 80) | {"per_task": {"lift [cube]": rate(0.625, 80)}, "stochastic": rate(0.5, 80)}
+    print_evaluation(result, console)
+    row = {"name": "sim", "value": 1234.5, "unit": "steps/s", "ratio": 2.5, "against": "one process"}
+    print_bench({"bench": "sim", "rows": [row, {"name": "b", "value": 1, "unit": "s"}]}, console)
+    text = console.export_text()
+    assert re.search(r"lift \[cube\] +62\.5 % +52 to 72 % +80", text)
+    assert re.search(r"sim +1234 +steps/s +2\.5 +one process", text)
+
+
+def test_difference_is_newcombes():
+    """Newcombe 1998, Table II, example (a): 56/70 - 48/80, method 10, is 0.0524 to 0.3339."""
+    before, after = (Rate.of(rate(k / n, n)) for k, n in ((48, 80), (56, 70)))
+    assert difference(before, after) == pytest.approx((0.2, 0.0524, 0.3339), abs=2e-4)
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-2, 1e6), st.integers(2, 8))
+def test_ticks_are_round_inside_and_evenly_apart(low: float, span: float, count: int):
+    high = low + span
+    values = ticks(low, high, count)
+    assert all(low - 1e-6 * span <= value <= high + 1e-6 * span for value in values)
+    assert len(values) <= count + 1
+    steps = {round((b - a) / span, 4) for a, b in pairwise(values)}
+    assert len(steps) <= 1
+
+
+def test_ticks_by_hand():
+    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert ticks(3, 97) == [20, 40, 60, 80]
+    assert ticks(2, 2) == [2]
+
+
+def test_smoothing_keeps_a_straight_line_and_averages_noise():
+    line = [(float(i), 2.0 * i) for i in range(9)]
+    assert smooth(line, 3)[1:-1] == line[1:-1]
+    assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], 3)[1] == (1, 1.0)
+
+
+def test_points_land_where_the_axes_say():
+    chart = line_chart([Line(label="a", points=[(0, 0.0), (10, 1.0)], color=0)], title="t", y=(0.0, 1.0))
+    start, end = re.search(r'd="M([\d. ]+)L([\d. ]+)"', chart).groups()
+    assert start == "52.0 212.0"  # left edge, bottom
+    assert end == "466.0 12.0"  # right edge, top
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.7, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (1195, "20 min"),
+        (7500, "2 h 05 min"),
+        (3599, "1 h 00 min"),
+    ],
+)
+def test_durations(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_real_browser_lays_the_page_out_without_overflow(tmp_path: Path):
+    page = write_report(make_run(tmp_path / "run"))
+    figures = "document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('svg').length"
+    probe = f"<script>document.title = [{figures}]</script></body>"
+    page.write_text(page.read_text().replace("</body>", probe))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}/profile"]
+    done = subprocess.run(
+        ["chromium", *options, "--window-size=500,900", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", done.stdout)
+    assert found is not None, done.stderr[-500:]
+    wide, window, charts = map(int, found.groups())
+    assert wide <= window
+    assert charts >= 8

@@ -1,0 +1,85 @@
+"""Whole runs through the command line: killed and resumed, they end exactly as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from vla_rl.runs.metrics import read_metrics
+
+TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
+GRPO = ["--algorithm.name", "grpo", "--algorithm.iterations", "6", "--algorithm.groups", "2",
+        "--algorithm.group_size", "2", "--algorithm.min_success", "0", "--algorithm.max_success", "1"]  # fmt: skip
+
+
+def command(run_dir: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "vla_rl.cli", "train", str(TINY), "--run-dir", str(run_dir), *more]
+
+
+def numbers(run_dir: Path) -> list[dict[str, float]]:
+    """Metrics without what depends on the clock."""
+    return [
+        {name: value for name, value in record.items() if name != "wall_s" and not name.startswith("time/")}
+        for record in read_metrics(run_dir)
+    ]
+
+
+def kill_when(process: subprocess.Popen, run_dir: Path, lines: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run_dir / "metrics.jsonl").exists() and len(read_metrics(run_dir)) >= lines:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.005)
+    assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("extra", [[], GRPO], ids=["ppo", "grpo"])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, extra: list[str]) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(whole, *extra), check=True)
+    with subprocess.Popen(command(killed, *extra)) as process:
+        kill_when(process, killed, lines=3)
+    subprocess.run(command(killed, *extra, "--resume"), check=True)
+
+    assert numbers(killed) == numbers(whole)
+    assert len(numbers(whole)) == 6
+    weights, expected = (load_file(next((run / "bundle").glob("*.safetensors"))) for run in (killed, whole))
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (weights[name] == tensor).all(), name
+    results = [json.loads((run / "result.json").read_text()) for run in (killed, whole)]
+    for name in ("bc", "rl", "stochastic"):
+        assert results[0][name] == results[1][name]
+    assert (killed / "report.html").stat().st_size > 1000
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with subprocess.Popen(command(run_dir), stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (run_dir / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        message = process.stderr.read()
+    assert process.returncode == 130
+    assert "--resume" in message
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(TINY.read_text())
+    refused = subprocess.run(command(run_dir), capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    other = subprocess.run(command(run_dir, "--resume", "--seed", "9"), capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "other settings" in other.stderr
+    assert other.stderr.count("\n") == 1

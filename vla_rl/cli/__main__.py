@@ -1,0 +1,5 @@
+"""``python -m vla_rl.cli``"""
+
+from vla_rl.cli.main import main
+
+main()

@@ -1,1 +1,0 @@
-"""Commands of ``vla-rl`` that have a room of their own."""
