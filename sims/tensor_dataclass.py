@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -29,6 +29,10 @@ class TensorDataclass:
 
     def __getitem__(self, index: Any) -> Self:
         return self.map(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        """Size of the first leading dimension."""
+        return len(next(_tensors(self)))
 
     def to(self, device: torch.device | str) -> Self:
         return self.map(lambda tensor: tensor.to(device))
@@ -59,3 +63,12 @@ class TensorDataclass:
     def cat(cls, rows: Sequence[Self]) -> Self:
         """Along the first dimension, as ``torch.cat``."""
         return cls._combine(rows, torch.cat)
+
+
+def _tensors(record: TensorDataclass) -> Iterator[Tensor]:
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, TensorDataclass):
+            yield from _tensors(value)
+        elif value is not None:
+            yield value
