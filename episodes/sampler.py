@@ -34,17 +34,26 @@ _MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(TensorDataclass):
-    """``action[b, i]`` is what was done ``i`` steps after ``obs`` was seen; ``mask`` is 0 where it is padding.
+class Targets(TensorDataclass):
+    """What a policy learns to predict from an observation.
 
-    Padding repeats the last action of the window. ``future``: the state at each of the sampler's ``future_steps``
-    (or the last look before it), and where this actor's work ended.
+    ``action[b, i]`` was executed ``i`` control steps after the observation, in [-1, 1]. ``mask`` is 1 for recorded
+    actions and 0 for padding, which repeats the last recorded action. ``future``: the state at each of the sampler's
+    ``future_steps`` (or at the last observation before it), then the state where this actor stopped acting; None if
+    unknown.
     """
 
-    obs: Observation
     action: Float[Tensor, "*B H A"]
     mask: Float[Tensor, "*B H"]
     future: Float[Tensor, "*B F state_dim"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowBatch(TensorDataclass):
+    """Observations of recorded episodes and what followed each of them."""
+
+    obs: Observation
+    targets: Targets
 
 
 class WindowSampler:
@@ -137,10 +146,10 @@ class WindowSampler:
         """Every state and every action of the selected episodes, to fit a normalizer."""
         return self._state, self._action
 
-    def next_batch(self) -> Batch:
+    def next_batch(self) -> WindowBatch:
         return self.windows(self._next_windows(self.batch_size))
 
-    def windows(self, picked: np.ndarray) -> Batch:
+    def windows(self, picked: np.ndarray) -> WindowBatch:
         """The windows with these numbers in 0 .. len - 1, in this order."""
         episode, look, state_row, step = self._windows[picked].T
         ahead = torch.from_numpy(step)[:, None] + torch.arange(self.action_horizon)
@@ -150,12 +159,12 @@ class WindowSampler:
             state=self._state[torch.from_numpy(state_row)],
             text=self._text[torch.from_numpy(episode)],
         )
-        return Batch(
-            obs=obs,
+        targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],
             mask=(ahead < end).float(),
             future=self._state[self._future[torch.from_numpy(picked)]],
         )
+        return WindowBatch(obs=obs, targets=targets)
 
     def _images(self, episode: np.ndarray, look: np.ndarray) -> Tensor:
         out = torch.empty((len(look), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)

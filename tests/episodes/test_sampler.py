@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.episodes.episode_examples import make_episode
 
 from episodes.sampler import WindowSampler
 from episodes.schema import EXPERT, HUMAN, POLICY, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore, Selection
 from sims.vector_env import decode_instructions
+from tests.episodes.episode_examples import make_episode
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_a_window_holds_what_was_recorded(store):
     for row, (seed, step) in enumerate(keys(batch)):
         steps = 3 + seed
         at = np.minimum(step + np.arange(4), steps - 1)
-        assert torch.allclose(batch.action[row, :, 0], torch.from_numpy(at) / 1000)
-        assert torch.allclose(batch.action[row, :, 1], torch.tensor(seed / 1000))
-        assert batch.mask[row].tolist() == [float(step + i < steps) for i in range(4)]
+        assert torch.allclose(batch.targets.action[row, :, 0], torch.from_numpy(at) / 1000)
+        assert torch.allclose(batch.targets.action[row, :, 1], torch.tensor(seed / 1000))
+        assert batch.targets.mask[row].tolist() == [float(step + i < steps) for i in range(4)]
         assert batch.obs.images[row, 0].unique().tolist() == [step]
         assert batch.obs.images[row, 1].unique().tolist() == [step + 100]
         assert decode_instructions(batch.obs.text[row : row + 1]) == [f"do number {seed}"]
@@ -46,7 +46,7 @@ def test_a_window_holds_what_was_recorded(store):
 def test_the_future_is_the_last_look_within_its_time_and_the_end(store):
     whole = sampler(store, future_steps=(1, 5))
     batch = whole.windows(np.arange(len(whole)))
-    for (seed, step), future in zip(keys(batch), batch.future[:, :, :2].tolist(), strict=True):
+    for (seed, step), future in zip(keys(batch), batch.targets.future[:, :, :2].tolist(), strict=True):
         steps, every = 3 + seed, 1 + seed % 2
         looks = [*range(0, steps, every), steps]
         expected = [max(look for look in looks if look <= min(step + ahead, steps)) for ahead in (1, 5, steps)]
@@ -89,7 +89,7 @@ def test_resume_is_exact(store, at):
     for _ in range(20):
         a, b = through.next_batch(), resumed.next_batch()
         assert torch.equal(a.obs.images, b.obs.images)
-        assert torch.equal(a.action, b.action)
+        assert torch.equal(a.targets.action, b.targets.action)
         assert keys(a) == keys(b)
 
 
@@ -107,9 +107,9 @@ def test_chunks_end_where_another_actor_takes_over(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         store.add_all([make_episode(source="policy", actor=actor), make_episode(seed=1)])
         first = sampler(store, future_steps=(1,)).windows(np.arange(6))
-        assert first.future[:, :, 1].tolist() == [[1, 3], [2, 3], [3, 3], [4, 5], [5, 5], [6, 6]]
-        assert first.mask.sum(-1).tolist() == [3, 2, 1, 2, 1, 1]
-        assert torch.allclose(first.action[2, :, 0], torch.tensor(0.002))
+        assert first.targets.future[:, :, 1].tolist() == [[1, 3], [2, 3], [3, 3], [4, 5], [5, 5], [6, 6]]
+        assert first.targets.mask.sum(-1).tolist() == [3, 2, 1, 2, 1, 1]
+        assert torch.allclose(first.targets.action[2, :, 0], torch.tensor(0.002))
         human = sampler(store, actors=("human",))
         assert keys(human.windows(np.arange(len(human)))) == [(0, 3), (0, 4)]
         assert EXPERT not in actor

@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from tests.episodes.episode_examples import make_episode
 
 from episodes.schema import InvalidEpisode, new_ulid, validate
+from tests.episodes.episode_examples import make_episode
 
 
 def changed(name: str, index, value) -> dict[str, np.ndarray]:

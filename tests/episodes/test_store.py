@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from tests.episodes.episode_examples import assert_same, make_episode, write_episodes
 
 from episodes.catalog import CATALOG_NAME
 from episodes.maintenance import info, rebuild, verify
 from episodes.overlays import LABELS_NAME, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
+from tests.episodes.episode_examples import assert_same, make_episode, write_episodes
 
 # Real processes that die and race, without importing everything anew in each
 PROCESSES = multiprocessing.get_context("forkserver")

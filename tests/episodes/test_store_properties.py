@@ -106,6 +106,6 @@ def test_an_epoch_is_each_window_once_and_masks_are_prefixes(recorded, batch_siz
             expected = np.concatenate([e.state[e.look_steps < e.num_steps] for e in recorded])
             np.testing.assert_array_equal(*(np.sort(rows.view("f4,f4,f4"), axis=0) for rows in (drawn, expected)))
         for batch in batches:
-            assert (batch.mask[:, 0] == 1).all()
-            assert (batch.mask[:, :-1] >= batch.mask[:, 1:]).all()
-            assert (batch.action.abs() <= 1).all()
+            assert (batch.targets.mask[:, 0] == 1).all()
+            assert (batch.targets.mask[:, :-1] >= batch.targets.mask[:, 1:]).all()
+            assert (batch.targets.action.abs() <= 1).all()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
-from episodes.sampler import Batch, WindowSampler
+from episodes.sampler import WindowBatch, WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleInfo, read_bundle_info
@@ -139,7 +139,7 @@ def test_a_shard_is_its_part_of_the_batch(tmp_path: Path) -> None:
     assert gradients[0].abs().max() > 1e-4
 
 
-def forecast_loss(policy: DenoisingPolicy, batch: Batch, generator: torch.Generator) -> Tensor:
+def forecast_loss(policy: DenoisingPolicy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
     return policy.vla.forecast(policy.encode(batch.obs).pooled).square().mean()
 
 

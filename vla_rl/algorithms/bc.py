@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from episodes.sampler import Batch
+from episodes.sampler import WindowBatch
 from policies.denoising.policy import DenoisingPolicy
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
@@ -42,9 +42,10 @@ class BCConfig:
 SMALLEST_MATRIX = 8  # below, orthogonalizing the update means little
 
 
-def imitation_loss(policy: DenoisingPolicy, batch: Batch, generator: torch.Generator) -> Tensor:
+def imitation_loss(policy: DenoisingPolicy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
     """Look, then score what was done and where it led."""
-    return policy.bc_loss(policy.encode(batch.obs), batch.action, batch.mask, generator, batch.future)
+    targets = batch.targets
+    return policy.bc_loss(policy.encode(batch.obs), targets.action, targets.mask, generator, targets.future)
 
 
 class BC:
@@ -89,7 +90,7 @@ class BC:
         for generator, saved in zip(self.generators, state["generators"], strict=True):
             generator.set_state(saved)
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: WindowBatch) -> dict[str, float]:
         factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from episodes.sampler import Batch, WindowSampler
+from episodes.sampler import WindowBatch, WindowSampler
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, save_bundle
 from policies.denoising.policy import DenoisingPolicy
@@ -64,7 +64,7 @@ def clone(
         progress("imitate", config.steps, done=learner.step) as advance,
     ):
         while learner.step < config.steps:
-            metrics = learner.update(Batch.cat([sampler.next_batch() for sampler in samplers]))
+            metrics = learner.update(WindowBatch.cat([sampler.next_batch() for sampler in samplers]))
             advance(note=f"loss {metrics['bc_loss']:.3f}")
             if learner.step % 20 == 0:
                 record.write(learner.step, metrics)
