@@ -299,5 +299,3 @@ def _coordinates(height: int, width: int, like: Tensor) -> Tensor:
     x = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) * 2 / width - 1
     cells = torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1)
     return COORDINATE_GAIN * cells.flatten(0, 1)
-
-

@@ -1,21 +1,32 @@
-"""Every policy: configuration class to constructor."""
+"""Every policy: configuration class to constructor, and the configuration's type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-import torch
+from pydantic import Field
 
+from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import Policy, RobotSpec
 
 POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     DenoisingPolicyConfig: DenoisingPolicy,
+    CategoricalPolicyConfig: CategoricalPolicy,
+    GaussianPolicyConfig: GaussianPolicy,
 }
 
+if TYPE_CHECKING:
+    PolicyConfig = Any
+else:
+    PolicyConfig = Annotated[Union[tuple(POLICIES)], Field(discriminator="name")]  # noqa: UP007
 
-def make_policy(config: Any, robot: RobotSpec, *, seed: int) -> Policy[Any, Any]:
-    """A freshly initialized policy. ValueError where the configuration contradicts itself or the robot."""
-    torch.manual_seed(seed)
+
+def build_policy(config: PolicyConfig, robot: RobotSpec) -> Policy[Any, Any]:
+    """A freshly initialized policy, from torch's global random state.
+
+    ValueError where the configuration contradicts itself or the robot.
+    """
     return POLICIES[type(config)](config, robot)
