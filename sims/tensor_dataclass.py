@@ -30,9 +30,18 @@ class TensorDataclass:
     def __getitem__(self, index: Any) -> Self:
         return self.map(lambda tensor: tensor[index])
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the record, in the order of ``map``."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, TensorDataclass):
+                yield from value.tensors()
+            elif value is not None:
+                yield value
+
     def __len__(self) -> int:
         """Size of the first leading dimension."""
-        return len(next(_tensors(self)))
+        return len(next(self.tensors()))
 
     def to(self, device: torch.device | str) -> Self:
         return self.map(lambda tensor: tensor.to(device))
@@ -63,12 +72,3 @@ class TensorDataclass:
     def cat(cls, rows: Sequence[Self]) -> Self:
         """Along the first dimension, as ``torch.cat``."""
         return cls._combine(rows, torch.cat)
-
-
-def _tensors(record: TensorDataclass) -> Iterator[Tensor]:
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]
-        value = getattr(record, field.name)
-        if isinstance(value, TensorDataclass):
-            yield from _tensors(value)
-        elif value is not None:
-            yield value
