@@ -25,6 +25,7 @@ class ValueCritic(nn.Module):
 
     def __init__(self, config: CriticConfig, feature_dim: int) -> None:
         super().__init__()
+        self.config = config
         layers: list[nn.Module] = [nn.LayerNorm(feature_dim)]
         width = feature_dim
         for hidden in config.hidden:
