@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from policies.compact_vla import VLAConfig
 
 from policies.bundle import BundleError, Provenance, load_bundle, read_bundle_info, save_bundle
-from policies.compact_vla import VLAConfig
 from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowNoiseConfig
 from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-
 from policies.compact_vla import VLA, TextEncoder, VLAConfig
+
 from sims.vector_env import Observation, encode_instructions
 
 LARGE = VLAConfig(

@@ -134,9 +134,7 @@ class GRPO:
                 f"{drawn} groups (mean success {mean_success:.2f}). Start from a policy that sometimes succeeds "
                 "(more demonstrations or BC steps), or take harder tasks if it always does."
             )
-        return Groups(
-            rollouts=kept, drawn=drawn, informative=informative, success=mean_success, control_steps=steps
-        )
+        return Groups(rollouts=kept, drawn=drawn, informative=informative, success=mean_success, control_steps=steps)
 
 
 def with_group_advantages(rollout: Experience, config: GRPOConfig) -> Experience:

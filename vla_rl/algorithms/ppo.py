@@ -152,9 +152,7 @@ def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> 
 class ClippedUpdate:
     """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator."""
 
-    def __init__(
-        self, config: UpdateConfig, policy: Policy, *, critic: ValueCritic | None = None, seed: int
-    ) -> None:
+    def __init__(self, config: UpdateConfig, policy: Policy, *, critic: ValueCritic | None = None, seed: int) -> None:
         self.config, self.policy, self.critic = config, policy, critic
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """``hidden``: layer widths. ``value_clip``: largest trusted move of a value per update; null turns it off."""
+    """``hidden``: layer widths. ``value_clip``: of PPO2's value clipping; null turns it off."""
 
     hidden: tuple[int, ...] = (256, 256)
     learning_rate: float = 1e-3

@@ -19,8 +19,8 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.starts import TrainingStarts
+from vla_rl.rollouts.timer import Timer
 from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
-from vla_rl.runs.metrics import Timer
 
 R = TypeVar("R", bound=TensorDataclass)
 
