@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from episodes.store import EpisodeStore
-from policies.denoising.policy import DenoisingPolicy, RobotSpec
+from policies.policy import Policy, RobotSpec
 from sims.tabletop import TabletopConfig
 from sims.tabletop.locator import locate, named_color
 from sims.vector_env import VectorEnv
@@ -126,7 +126,7 @@ def fit_world(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None = None,
+    policy: Policy | None = None,
     start: Path | None = None,
 ) -> dict[str, Any]:
     """Dynamics, then outcomes, into ``directory``; what is done is not repeated, dynamics resume where they stopped.
@@ -216,7 +216,7 @@ def fit_outcome(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None,
+    policy: Policy | None,
 ) -> tuple[OutcomeModel, dict[str, float]]:
     """The calibrated outcome model, and what it reaches on imagined looks of ``calibration``."""
     settings = config.outcome
