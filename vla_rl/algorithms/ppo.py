@@ -178,9 +178,9 @@ class ClippedUpdate:
                 break
             self._zero_grad()
             metrics: dict[str, float] = defaultdict(float)
-            for micro in minibatch.split(self.config.micro_batch):
-                share = len(micro) / len(minibatch)
-                loss, parts = self._losses(micro, moving)
+            for index in torch.arange(len(minibatch)).split(self.config.micro_batch):
+                share = len(index) / len(minibatch)
+                loss, parts = self._losses(minibatch[index], moving)
                 (loss * share).backward()
                 for name, value in parts.items():
                     metrics[name] += value * share
