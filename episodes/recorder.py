@@ -84,7 +84,7 @@ class RecordedEnv:
         ids = range(self.spec.num_envs) if env_ids is None else env_ids
         images, state = obs.images.cpu().numpy(), obs.state.cpu().numpy()
         for i, env_id in enumerate(ids):
-            self._unfinished[env_id].observe(int(self._steps.count[env_id]), images[i], state[i], obs.text[i])
+            self._unfinished[env_id].observe(int(self._steps.count[env_id]), images[i], state[i], obs.instruction[i])
         self.commit(ids)
         return obs
 
@@ -144,12 +144,12 @@ class _Unfinished:
         step: int,
         images: UInt8[np.ndarray, "cameras height width 3"],
         state: Float[np.ndarray, " state_dim"],
-        text: UInt8[Tensor, " text_bytes"],
+        instruction: UInt8[Tensor, " instruction_bytes"],
     ) -> None:
         if self.start is None or step in self.observed_at[-1:]:  # no current episode, or observed again at this step
             return
         if not self.observed_at:
-            self.instruction = decode_instructions(text[None])[0]
+            self.instruction = decode_instructions(instruction[None])[0]
         self.observed_at.append(step)
         self.images.append(images.copy())  # the environment may reuse its buffers
         self.states.append(state.astype(np.float32))

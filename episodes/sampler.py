@@ -90,7 +90,7 @@ class WindowSampler:
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
-        self._text = encode_instructions([entry.instruction for entry in entries])
+        self._instructions = encode_instructions([entry.instruction for entry in entries])
         self._digest = hashlib.sha256("".join(entry.id for entry in entries).encode()).hexdigest()
         self._index(store, entries, [ACTORS.index(actor) for actor in actors])
         if not len(self):
@@ -160,7 +160,7 @@ class WindowSampler:
         obs = Observation(
             images=self._images(episode, frame_index),
             state=self._state[torch.from_numpy(observation)],
-            text=self._text[torch.from_numpy(episode)],
+            instruction=self._instructions[torch.from_numpy(episode)],
         )
         targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],

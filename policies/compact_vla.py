@@ -300,7 +300,7 @@ class VLA(nn.Module):
 
     def encode(self, obs: Observation, state: Float[Tensor, "B state_dim"]) -> Context:
         """``state`` is normalized; ``obs`` gives the images and the words."""
-        words = self._read(obs.text)
+        words = self._read(obs.instruction)
         text = self._summary(words)
         images = obs.images.permute(1, 0, 4, 2, 3)  # [cameras, B, 3, height, width], channels last in memory
         looks = [

@@ -61,7 +61,7 @@ class CountingEnv:
         return Observation(
             images=self._images[: len(ids)],
             state=state,
-            text=encode_instructions([f"wait {s}" for s in seed.tolist()]),
+            instruction=encode_instructions([f"wait {s}" for s in seed.tolist()]),
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:

@@ -39,7 +39,7 @@ def test_a_window_contains_the_recorded_data(store):
         assert batch.targets.mask[row].tolist() == [float(step + i < steps) for i in range(4)]
         assert batch.obs.images[row, 0].unique().tolist() == [step]
         assert batch.obs.images[row, 1].unique().tolist() == [step + 100]
-        assert decode_instructions(batch.obs.text[row : row + 1]) == [f"do number {seed}"]
+        assert decode_instructions(batch.obs.instruction[row : row + 1]) == [f"do number {seed}"]
     assert batch.obs.images.shape == (len(every_window), 2, 8, 8, 3)
 
 
@@ -168,3 +168,12 @@ def test_other_robots_and_damaged_files_are_reported(store):
     store.file(entry.id).write_bytes(store.file(entry.id).read_bytes()[:-1000])
     with pytest.raises(CorruptEpisode, match=rf"{entry.id}.*vla-rl data verify"):
         sampler(store)
+
+
+def test_instructions_have_any_length(store):
+    long = "push the red block " * 20
+    store.add(make_episode(seed=30, instruction=long))
+    every_window = sampler(store)
+    batch = every_window.windows(np.arange(len(every_window)))
+    for instruction, (seed, _) in zip(decode_instructions(batch.obs.instruction), keys(batch), strict=True):
+        assert instruction == (long if seed == 30 else f"do number {seed}")
