@@ -41,7 +41,7 @@ def test_every_third_step_is_looked_at_and_the_last(tmp_path: Path) -> None:
     entries = store.select()
     assert len(entries) == 6
     for entry in entries:
-        looks = store.map(entry)["look_steps"].tolist()
+        looks = store.map(entry)["observation_steps"].tolist()
         assert looks == sorted({*range(0, entry.steps, 3), entry.steps})
 
 
