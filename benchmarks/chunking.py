@@ -39,7 +39,7 @@ from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.bench import Row, row, write_record
+from vla_rl.bench.record import Row, row, write_record
 from vla_rl.intervals import wilson_interval
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sims.registry import make_env
-from vla_rl.bench import row, write_record
+from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.runners.imagination import compare_success

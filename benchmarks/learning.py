@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from vla_rl.bench import row, write_record
+from vla_rl.bench.record import row, write_record
 from vla_rl.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]

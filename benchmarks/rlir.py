@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
-from vla_rl.bench import row, write_record
+from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.runners.world_model import WORLD_FILE, locator, open_clips

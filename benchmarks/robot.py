@@ -36,7 +36,7 @@ from sims.tabletop.scene import CONTROL_HZ
 from sims.tabletop.tasks import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
-from vla_rl.bench import Row, row, write_record
+from vla_rl.bench.record import Row, row, write_record
 from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import actor, run_episodes
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from real_robot.safety.filter import Command, Measurement, SafetyFilter
 from real_robot.safety.limits import load_limits
-from vla_rl.bench import Row, row, write_record
+from vla_rl.bench.record import Row, row, write_record
 
 ROOT = Path(__file__).parents[1]
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]

@@ -22,7 +22,8 @@ from sims.examples import worker_example
 from sims.subproc.single_env import SimulatorClass
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_placeholder_assets import placeholder_assets
-from vla_rl.bench import Row, compared, write_record
+from vla_rl.bench.record import Row, write_record
+from vla_rl.bench.simulators import comparison_rows
 
 PEERS = ("gymnasium", "stable-baselines3")
 NOTHING = "nothing"
@@ -41,8 +42,8 @@ def main() -> None:
         for size in asked.sizes:
             label, config, simulator = world(name, num_envs=asked.num_envs, size=size)
             measured = compare(config, simulator, against=peers, seconds=asked.seconds)
-            rows += [{**row, "name": f"{label}: {row['name']}"} for row in compared(measured)]
-            for row in compared(measured):
+            rows += [{**row, "name": f"{label}: {row['name']}"} for row in comparison_rows(measured)]
+            for row in comparison_rows(measured):
                 ratio = f"   x {row['ratio']:.3f}" if row["ratio"] else ""
                 print(f"{label}: {row['name']} {row['value']:.4g} {row['unit']}{ratio}", flush=True)
         command = shlex.join(["python", "-m", "benchmarks.simulators", *sys.argv[1:]])

@@ -38,7 +38,7 @@ from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import CONTROL_HZ
 from sims.tabletop.tasks import TASKS
 from sims.vector_env import StartState
-from vla_rl.bench import Row, write_record
+from vla_rl.bench.record import Row, write_record
 
 CAMERAS = ("agent", "wrist")
 PICTURE = (128, 128)  # [pixels]: scaled down it looks as the wire's 480 x 640 does

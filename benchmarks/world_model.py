@@ -26,7 +26,7 @@ from typing import Any
 from policies.bundle import load_bundle, read_bundle_info
 from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.bench import write_record
+from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config
 from vla_rl.intervals import wilson_interval

@@ -14,7 +14,8 @@ import pytest
 from websockets.sync.client import connect
 
 from real_robot.serving.protocol import Hello, unpack
-from vla_rl.bench import bench_latency, bench_world_model
+from vla_rl.bench.serving import latency_rows
+from vla_rl.bench.world_model import world_model_rows
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -90,7 +91,7 @@ def test_bench() -> None:
 
 
 def test_the_world_model_is_timed_beside_the_suite() -> None:
-    rows = bench_world_model(batches=(1, 2), steps=(2,), seconds=0.05)
+    rows = world_model_rows(batches=(1, 2), steps=(2,), seconds=0.05)
     assert [row["name"] for row in rows if "bfloat16" not in row["name"]] == [
         "simulated",
         *(f"imagined, float32, batch {batch}, steps {steps}" for batch, steps in ((1, 1), (2, 1), (2, 2))),
@@ -99,7 +100,7 @@ def test_the_world_model_is_timed_beside_the_suite() -> None:
     assert all(row["ratio"] == pytest.approx(row["value"] / rows[0]["value"]) for row in rows[1:])
 
 
-def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:
+def test_export_and_latency_rows(run_dir: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(run_dir / "bundle", bundle)
     refused = vla_rl("serve", bundle, "--runtime", "onnx", "--port", 0)
@@ -109,7 +110,7 @@ def test_export_and_bench_latency(run_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).stat().st_size > 100_000
     # Not through the command line: torch.compile runs the C++ compiler for minutes on two cores.
-    rows = {row["name"]: row for row in bench_latency(bundle, ("eager", "onnx"))}
+    rows = {row["name"]: row for row in latency_rows(bundle, ("eager", "onnx"))}
     assert set(rows) == {"eager p50", "eager p99", "onnx p50", "onnx p99"}
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in rows.values())
     assert all(row["value"] > 0 and row["unit"] == "ms" for row in rows.values())

@@ -54,9 +54,8 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
 
 def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:
     """``result`` as ``vla-rl bench --json`` prints it."""
-    table = Table(
-        "figure", "value", "unit", "ratio", "against", title=escape(str(result["bench"])), box=None, pad_edge=False
-    )
+    title = " ".join([result["bench"], *(f"{name}={value}" for name, value in result.get("options", {}).items())])
+    table = Table("figure", "value", "unit", "ratio", "against", title=escape(title), box=None, pad_edge=False)
     for row in result["rows"]:
         ratio = "" if row.get("ratio") is None else f"{row['ratio']:.3g}"
         against = "" if row.get("against") is None else str(row["against"])

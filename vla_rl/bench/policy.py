@@ -1,0 +1,101 @@
+"""``vla-rl bench policy``: inference and gradient throughput of a registered policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from episodes.sampler import Targets
+from policies.policy import Policy, set_frozen
+from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
+from sims.errors import UserError
+from sims.vector_env import Observation, encode_instructions
+from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.record import Row, median_seconds, row
+
+BATCH = 256
+Work = Callable[[], object]
+
+
+def bench_policy(options: BenchOptions) -> list[Row]:
+    """Observations per second of each step of acting and learning, in batches of 256.
+
+    The reference for arithmetic speed is a float32 matrix product of 1024 on the same threads. UserError for a policy
+    that is not registered.
+    """
+    policy = build_policy(DEFAULT_POLICY() if options.policy is None else policy_config(options.policy), EXAMPLE_ROBOT)
+    work = acting(policy) | learning(policy)
+    rows = [
+        row("parameters", sum(parameter.numel() for parameter in policy.parameters()), "1"),
+        row("matrix product", matmul_rate() / 1e9, "GFLOP/s"),
+    ]
+    return rows + [row(name, BATCH / median_seconds(one), "observations/s") for name, one in work.items()]
+
+
+def policy_config(name: str) -> object:
+    """The default configuration of the policy that is registered under ``name``."""
+    configs = {config().name: config for config in POLICIES}
+    if name not in configs:
+        raise UserError(f"no policy {name!r}; there are: {', '.join(configs)}")
+    return configs[name]()
+
+
+def acting(policy: Policy) -> dict[str, Work]:
+    obs, state, generator = observations(), policy.initial_state(BATCH), torch.Generator()
+    with torch.no_grad():
+        context, _ = policy.encode(obs, state)
+
+    def encode() -> None:
+        with torch.no_grad():
+            policy.encode(obs, state)
+
+    return {
+        "encode": encode,
+        "sample": lambda: policy.sample(context, generator),
+        "act": lambda: policy.act(context, generator),
+    }
+
+
+def learning(policy: Policy) -> dict[str, Work]:
+    """Forward and backward of behavior cloning, and of the log-prob that PPO and GRPO differentiate."""
+    obs, state, generator = observations(), policy.initial_state(BATCH), torch.Generator()
+    with torch.no_grad():
+        context, _ = policy.encode(obs, state)
+        sample = policy.sample(context, generator)
+    future = torch.zeros(BATCH, len(policy.spec.future_steps) + 1, policy.spec.robot.state_dim)
+    targets = Targets(action=sample.action, mask=torch.ones(BATCH, policy.spec.action_horizon), future=future)
+
+    def clone() -> None:
+        policy.bc_loss(policy.encode(obs, state)[0], targets, generator).backward()
+
+    def score(*, frozen: tuple[str, ...]) -> None:
+        set_frozen(policy, frozen)
+        with torch.no_grad():
+            record = policy.store(context)
+        policy.log_prob(policy.restore(record), sample.trace).sum().backward()
+        set_frozen(policy, ())
+
+    work: dict[str, Work] = {
+        "BC forward + backward": clone,
+        "PPO forward + backward": lambda: score(frozen=()),
+    }
+    if "encoder" in policy.parameter_groups():
+        work["PPO, frozen encoder"] = lambda: score(frozen=("encoder",))
+    return work
+
+
+def observations() -> Observation:
+    """A batch of random observations of the example robot."""
+    robot = EXAMPLE_ROBOT
+    return Observation(
+        images=torch.randint(0, 255, (BATCH, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8),
+        state=torch.randn(BATCH, robot.state_dim),
+        instruction=encode_instructions(["pick up the red block"] * BATCH),
+    )
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a float32 matrix product."""
+    a = torch.randn(1024, 1024)
+    return 2 * 1024**3 / median_seconds(lambda: a @ a)

@@ -1,0 +1,66 @@
+"""Rows of a benchmark, the machine they were measured on, and the files in benchmarks/results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl.runs.run_dir import git_revision, write_json
+
+Row = dict[str, Any]
+VERSIONS = ("torch", "mujoco", "numpy")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def row(
+    name: str, value: float, unit: str, *, ratio: float | None = None, against: str | None = None, **more: Any
+) -> Row:
+    """One figure; ``ratio``: of ``value`` to the row or quotient that ``against`` names."""
+    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "against": against, **more}
+
+
+def machine() -> dict[str, Any]:
+    """The hardware and settings that a measured speed depends on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def write_record(name: str, rows: Sequence[Row], *, command: str, **more: Any) -> Path:
+    """Write benchmarks/results/NAME.json: the rows, the command, date, revision, machine and versions."""
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    record = {
+        "command": command,
+        "date": datetime.date.today().isoformat(),
+        "revision": git_revision(),
+        "machine": machine() | {"load": os.getloadavg()},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
+        **more,
+        "rows": [{"interval": None, "seeds": None, **one} for one in rows],
+    }
+    write_json(path, record)
+    return path
+
+
+def median_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
+    """Median duration of ``repeats`` calls, after one call to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return sorted(times)[repeats // 2]

@@ -1,0 +1,107 @@
+"""``vla-rl bench latency`` and ``bench robot``: how quickly a bundle answers, alone and over the ROS wire."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from policies.bundle import read_bundle_info, save_bundle
+from policies.registry import DEFAULT_POLICY, build_policy
+from real_robot.commands import load_backend
+from real_robot.serving.backends import ChunkBackend
+from real_robot.serving.export import export_onnx
+from real_robot.serving.protocol import Act
+from real_robot.serving.runtimes import Runtime
+from sims.errors import UserError
+from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
+from vla_rl.bench.record import Row, row
+
+
+def bench_latency(options: BenchOptions) -> list[Row]:
+    return latency_rows(options.bundle)
+
+
+def latency_rows(bundle: Path | None, runtimes: Sequence[Runtime] = get_args(Runtime)) -> list[Row]:
+    """Milliseconds from one robot's request to its chunk, in each runtime; the reference is torch without compiling.
+
+    Without ``bundle`` it is the default policy, untrained. A runtime that does not work on this machine is reported on
+    standard error and has no row.
+    """
+    from torch._inductor.exc import InductorError
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_bundle(bundle, Path(folder) / "bundle")
+        rows: list[Row] = []
+        for runtime in runtimes:
+            try:
+                if runtime == "onnx":
+                    export_onnx(copy)
+                times = request_seconds(load_backend(copy, runtime))
+            except (UserError, InductorError) as error:
+                print(f"{runtime} does not work here: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            quantiles = [1000.0 * float(np.percentile(times, share)) for share in (50, 99)]
+            eager = quantiles if runtime == "eager" else [figure["value"] for figure in rows[:2]]
+            for share, value, reference in zip((50, 99), quantiles, eager, strict=True):
+                rows.append(row(f"{runtime} p{share}", value, "ms", ratio=reference / value, against="eager"))
+    return rows
+
+
+def copy_bundle(bundle: Path | None, copy: Path) -> Path:
+    """A copy to export from, since the bundle's own graph may be out of date; None: the default policy, untrained."""
+    if bundle is None:
+        save_bundle(build_policy(DEFAULT_POLICY(), EXAMPLE_ROBOT), copy)
+    else:
+        read_bundle_info(bundle)
+        shutil.copytree(bundle, copy)
+    return copy
+
+
+def request_seconds(backend: ChunkBackend, *, repeats: int = 200) -> list[float]:
+    """Seconds of each of ``repeats`` answers, after ten to warm up."""
+    hello = backend.hello
+    height, width = hello.image_size
+    request = Act(
+        id=0,
+        images={camera: np.full((height, width, 3), 128, dtype=np.uint8) for camera in hello.cameras},
+        state=np.zeros(hello.state_dim, dtype=np.float32),
+        instruction="pick up the red block",
+        method="replace",
+        leftover=np.zeros((0, hello.action_dim), dtype=np.float32),
+        delay=0,
+        execute_steps=hello.action_horizon,
+    )
+    times = []
+    for _ in range(repeats + 10):
+        started = time.perf_counter()
+        backend.act(request)
+        times.append(time.perf_counter() - started)
+    return times[10:]
+
+
+def bench_robot(options: BenchOptions) -> list[Row]:
+    """What ``benchmarks/robot.py`` measures of a bundle: timing, latency and success over the ROS wire."""
+    root = Path(__file__).parents[2]
+    program = root / "benchmarks" / "robot.py"
+    if options.bundle is None:
+        raise UserError("bench robot needs a bundle: vla-rl bench robot BUNDLE")
+    read_bundle_info(options.bundle)
+    if not program.exists():
+        raise UserError("bench robot needs a checkout of the repository: it runs benchmarks/robot.py")
+    python = Path(sys.executable) if find_spec("rclpy") else root / ".venv-ros" / "bin" / "python"
+    if not python.exists():
+        raise UserError("bench robot needs ROS. Run: make ros")
+    command = [str(python), "-m", "benchmarks.robot", str(options.bundle.resolve())]
+    subprocess.run(command, cwd=root, check=True, stdout=sys.stderr)
+    rows: list[Row] = json.loads((program.parent / "results" / "robot.json").read_text())["rows"]
+    return rows

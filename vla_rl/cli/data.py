@@ -1,0 +1,77 @@
+"""``vla-rl data info | verify | rebuild | import STORE``"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from sims.errors import UserError
+from vla_rl.cli.arguments import Json
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inspect an episode store, check its integrity, rebuild its catalog, or import demonstrations into it."""
+
+    verb: Positional[Literal["info", "verify", "rebuild", "import"]]
+    path: Annotated[Positional[Path], arg(metavar="STORE")]
+    """an episode store"""
+    source: Path | None = None
+    """import: a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set"""
+    camera: tuple[str, ...] = ()
+    """import: NAME=KEY, the simulator's camera and the recording's key of its images"""
+    state: tuple[str, ...] = ()
+    """import: the recording's keys that are concatenated to the state, in order"""
+    task: str | None = None
+    """import: the task's name (default: the instruction)"""
+    instruction: str | None = None
+    """import: instead of the recording's"""
+    control_hz: float | None = None
+    """import: instead of the recording's"""
+    action_low: tuple[float, ...] = (-1.0,)
+    """import: action of the recording that becomes -1, one number or one per dimension"""
+    action_high: tuple[float, ...] = (1.0,)
+    """import: action of the recording that becomes 1"""
+    orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
+    """import: how the recording's images are oriented, relative to the simulator's"""
+    json: Json = False
+
+    def run(self) -> None:
+        if self.verb == "import":
+            self._import()
+            return
+        from episodes import maintenance
+
+        do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
+        result = do[self.verb](self.path)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print("\n".join(f"{key}: {value}" for key, value in result.items()))
+        if self.verb == "verify" and result["corrupt"]:
+            raise SystemExit(1)
+
+    def _import(self) -> None:
+        from episodes.formats.importer import import_episodes
+        from episodes.formats.recording import ImportMapping
+        from episodes.store import EpisodeStore
+
+        pairs = [pair.partition("=") for pair in self.camera]
+        if self.source is None or any(not key for _, _, key in pairs):
+            raise UserError("data import STORE needs --source FILE_OR_FOLDER, and every --camera as NAME=KEY")
+        mapping = ImportMapping(
+            cameras={name: key for name, _, key in pairs},
+            state=self.state,
+            task=self.task,
+            instruction=self.instruction,
+            control_hz=self.control_hz,
+            action_low=self.action_low,
+            action_high=self.action_high,
+            orientation=self.orientation,
+        )
+        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
+        print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")

@@ -1,0 +1,75 @@
+"""``vla-rl doctor`` and ``bench``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from vla_rl.cli.arguments import Json
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check what this machine can do: physics, rendering, learning, video, optional simulators, disk."""
+
+    run_path: Annotated[Path | None, arg(name="run", metavar="RUN")] = None
+    """also recompute the log-probabilities of this run's policy and compare them with the rollout's"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.doctor import print_checks, run_checks
+
+        checks = run_checks(self.run_path)
+        if self.json:
+            print(json.dumps({"checks": checks}))
+        else:
+            print_checks(checks)
+        if any(check["status"] == "failed" for check in checks):
+            raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure speed, as ratios to a reference of the same run: sim, policy, world-model, latency, robot."""
+
+    name: Positional[str]
+    """which benchmark; an unknown name lists them"""
+    bundle: Annotated[Positional[Path | None], arg(metavar="BUNDLE")] = None
+    """latency, robot: the bundle to measure (latency's default: the default policy, untrained)"""
+    policy: str | None = None
+    """policy: the name of the policy to measure (default: the default policy)"""
+    sim: str | None = None
+    """sim: measure this simulator's worker processes beside other libraries' (default: the built-in suite)"""
+    against: tuple[str, ...] = ("gymnasium",)
+    """sim, with --sim: gymnasium, stable-baselines3, libero"""
+    num_envs: int = 4
+    """sim, with --sim: environments, one process each"""
+    image_size: int = 128
+    """sim, with --sim: height and width of the images in pixels; 0: no images"""
+    seconds: float = 5.0
+    """sim, with --sim: measuring time of each library, in slices that alternate"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.bench.registry import BenchOptions, run
+
+        options = BenchOptions(
+            bundle=self.bundle,
+            policy=self.policy,
+            sim=self.sim,
+            against=self.against,
+            num_envs=self.num_envs,
+            image_size=self.image_size,
+            seconds=self.seconds,
+        )
+        result = run(self.name, options)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            from vla_rl.report.table import print_bench
+
+            print_bench(result)
