@@ -1,7 +1,7 @@
 """The root of all errors that tell the user what to change.
 
     UserError                 the input is wrong or the machine lacks something; the message alone is shown, exit code 2
-    ├── ConfigError           a YAML file or a command-line override (vla_rl/config/loader.py)
+    ├── ConfigError           a YAML file or a command-line override (vla_rl/config/errors.py)
     ├── CheckpointError       a training state that cannot be written or read (vla_rl/runs/checkpoint.py)
     └── ...                   each package derives its own
 

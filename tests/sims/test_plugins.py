@@ -103,7 +103,8 @@ def test_an_experiment_selects_a_registered_simulator(site: Path) -> None:
         sys.path[:0] = [{str(site)!r}, {str(Path(__file__).parents[2])!r}]
         from sims.registry import make_env
         from vla_rl.config.experiment import Experiment
-        from vla_rl.config.loader import ConfigError, load_config
+        from vla_rl.config.errors import ConfigError
+        from vla_rl.config.loader import load_config
         env = make_env(load_config(Experiment, {str(site / "corridor.yaml")!r}).sim)
         print(env.spec.num_envs, env.length)
         try:

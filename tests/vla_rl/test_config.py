@@ -4,7 +4,7 @@ import ast
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Union
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from tests.vla_rl.unread_fields import _reads, unread_fields
-from vla_rl.config.loader import ConfigError, config_fields, load_config, save_config
+from vla_rl.config.errors import ConfigError
+from vla_rl.config.loader import load_config, save_config
+from vla_rl.config.renamed import find_hint
+from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
 
 
@@ -141,14 +144,14 @@ def test_every_mistake_is_listed(write):
     ]
 
 
-def test_a_wrong_path_names_the_nearest_file(write, tmp_path: Path):
+def test_a_wrong_path_suggests_the_nearest_file(write, tmp_path: Path):
     write("seed: 1")
     assert error(tmp_path / "quikstart.yaml") == [
         f"{tmp_path}/quikstart.yaml: no such file; did you mean '{tmp_path}/quickstart.yaml'?"
     ]
 
 
-def test_overrides_change_values_and_switch_kinds(write):
+def test_overrides_change_values_and_select_variants(write):
     path = write("seed: 1\nalgorithm: {name: ppo, clip_ratio: 3}\nrollout: {num_envs: 16}\n")
     changed = load_config(Toy, path, ["--algorithm.clip-ratio=1e-1", "--algorithm.hidden", "[3]", "--gamma", "0.5"])
     assert changed.algorithm == PPO(clip_ratio=0.1, hidden=(3,))
@@ -175,7 +178,96 @@ def test_mistakes_on_the_command_line(write, overrides: list[str], message: str)
     assert error(write("seed: 1"), *overrides) == [message]
 
 
-def test_extends_merges_sections_and_replaces_another_kind(write):
+VARIANTS = (PPO, GRPO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRegistry:
+    """A union that is built at run time, as those of the registries are."""
+
+    seed: int = 0
+    algorithm: Annotated[Union[VARIANTS], Field(discriminator="name")] = field(default_factory=PPO)  # noqa: UP007
+
+
+def registry_error(text: str, write: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(FromRegistry, write(text))
+    return str(caught.value).splitlines()
+
+
+def test_a_union_from_a_registry_is_a_section_with_variants(write):
+    assert load_config(FromRegistry, write("algorithm: {name: grpo, group_size: 3}")).algorithm == GRPO(group_size=3)
+    assert load_config(FromRegistry, write("algorithm: {clip_ratio: 3}")).algorithm == PPO(clip_ratio=3.0)
+    assert registry_error("algorithm: {name: pppo}", write) == [
+        "quickstart.yaml: 'algorithm.name' must be one of ppo, grpo, got 'pppo'; did you mean 'ppo'? (line 1)"
+    ]
+    assert registry_error("algorithm: {name: grpo, group: 3}", write) == [
+        "quickstart.yaml: unknown key 'algorithm.group'; did you mean 'group_size'? (line 1)"
+    ]
+    assert registry_error("algorithm: {name: grpo, zzz: 3}", write) == [
+        "quickstart.yaml: unknown key 'algorithm.zzz'; allowed here: group_size, name (line 1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "registered"),
+    [("algorithm", {"ppo", "grpo"}), ("start.policy", {"denoising", "categorical", "gaussian"}), ("sim", {"tabletop"})],
+)
+def test_an_unknown_name_lists_what_is_registered(write, section: str, registered: set[str]):
+    from vla_rl.config.experiment import Experiment
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(Experiment, write("seed: 1"), [f"--{section}.name", "zzz"])
+    expected, found = f"'{section}.name' must be one of ", str(caught.value).partition(": ")[2]
+    assert found.startswith(expected)
+    assert registered <= set(found.removeprefix(expected).partition(", got 'zzz'")[0].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("--start.look_every", "4"), "unknown key 'start.look_every': renamed to 'observe_every' (command line)"),
+        (
+            ("--start.policy.vla.width", "64"),
+            "unknown key 'start.policy.vla.width': renamed to 'policy.encoder.width' (command line)",
+        ),
+        (
+            ("--start.policy.vla.heads", "4", "--start.policy.vla.action_horizon", "8"),
+            "unknown key 'start.policy.vla.heads': renamed to 'policy.expert.heads' (command line)\n"
+            "quickstart.yaml: unknown key 'start.policy.vla.action_horizon': renamed to 'policy.action_horizon' "
+            "(command line)",
+        ),
+        (
+            ("--algorithm.update.train_encoder", "false"),
+            "unknown key 'algorithm.update.train_encoder': replaced by 'frozen'; train_encoder: false is now "
+            "frozen: [encoder] (command line)",
+        ),
+        (
+            ("--sim.variation.mass", "0.1"),
+            "unknown key 'sim.variation': renamed to 'randomization' (command line)",
+        ),
+        (
+            ("--start.policy.vla.zzz", "4"),
+            "unknown key 'start.policy.vla'; allowed here: act, action_horizon, anchor_weight, compile, encoder, "
+            "expert, explore, forecast_weight, loss_draws, max_prefix, name, objective, precision (command line)",
+        ),
+    ],
+)
+def test_a_renamed_setting_gives_the_new_name(write, overrides: tuple[str, ...], message: str):
+    from vla_rl.config.experiment import Experiment
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(Experiment, write("seed: 1"), overrides)
+    assert str(caught.value) == f"quickstart.yaml: {message}"
+
+
+def test_no_setting_of_today_is_listed_as_renamed():
+    from vla_rl.config.experiment import Experiment
+
+    assert [field.path for field in config_fields(Experiment) if find_hint(field.path.split("."))] == []
+
+
+def test_extends_merges_sections_and_replaces_another_variant(write):
     write("seed: 1\nrollout: {num_envs: 8, renderer: osmesa}\nalgorithm: {name: ppo, clip_ratio: 3}\n", "base.yaml")
     middle = write("extends: base.yaml\nrollout: {num_envs: 16}\n", "middle.yaml")
     assert load_config(Toy, middle).algorithm == PPO(clip_ratio=3.0)
@@ -190,10 +282,10 @@ def test_a_mistake_in_an_extended_file_names_that_file(write):
     ]
 
 
-def test_extends_must_not_go_in_a_circle(write):
+def test_circular_extends_is_refused(write):
     write("extends: quickstart.yaml\n", "b.yaml")
     assert error(write("extends: b.yaml\n")) == [
-        "quickstart.yaml: 'extends' goes in a circle: quickstart.yaml -> b.yaml -> quickstart.yaml"
+        "quickstart.yaml: 'extends' is circular: quickstart.yaml -> b.yaml -> quickstart.yaml"
     ]
 
 
@@ -229,7 +321,7 @@ trees = st.recursive(leaves, lambda node: st.lists(node, max_size=3) | st.dictio
 
 @given(st.dictionaries(texts, trees, max_size=4))
 @settings(max_examples=100, deadline=None)
-def test_any_tree_survives_yaml(tmp_path_factory, tree: dict):
+def test_any_tree_is_read_back_from_yaml(tmp_path_factory, tree: dict):
     path = tmp_path_factory.mktemp("tree") / "tree.yaml"
     path.write_text(dump_tree(tree), encoding="utf-8")
     assert read_tree(path)[0] == tree
@@ -253,7 +345,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object):
     assert type(parsed) is type(value)
 
 
-def test_a_section_of_several_kinds_must_say_how_to_tell_them_apart(write):
+def test_a_section_with_several_variants_needs_a_discriminator(write):
     with pytest.raises(TypeError, match="discriminator"):
         load_config(Untagged, write("{}"))
 
@@ -263,7 +355,7 @@ class Untagged:
     algorithm: PPO | GRPO = PPO()
 
 
-def test_fields_are_walked_through_every_kind():
+def test_fields_of_every_variant_are_listed():
     assert [field.path for field in config_fields(Toy)] == [
         *("seed", "gamma", "shuffle"),
         *("algorithm.name", "algorithm.clip_ratio", "algorithm.hidden", "algorithm.name", "algorithm.group_size"),
@@ -286,7 +378,7 @@ def test_unread_fields_are_found(tmp_path: Path):
     assert unread_fields(Toy, [tmp_path]) == sorted([*unread, "rollout.store", "shuffle"])
 
 
-def test_reads_know_the_classes_around_them():
+def test_reads_are_listed_with_the_classes_around_them():
     tree = ast.parse("class A:\n  class B:\n    x = y.z\nw = y.v")
     assert list(_reads(tree, inside=())) == [("z", ("A", "B")), ("v", ())]
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vla_rl.config.loader import config_fields
+from vla_rl.config.schema import config_fields
 
 
 def unread_fields(config: type, folders: Iterable[Path]) -> list[str]:

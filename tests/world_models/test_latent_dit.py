@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests import dot_world
+from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.loader import ConfigError, load_config
+from vla_rl.config.loader import load_config
 from vla_rl.runners.world_model import WORLD_FILE, WorldModelConfig, fit_world
 from world_models.bundle import load_world, save_world
 from world_models.data.clips import Clip, ClipSampler

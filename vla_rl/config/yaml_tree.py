@@ -16,7 +16,7 @@ Tree = dict[str, Any]
 
 
 class YamlError(ValueError):
-    """Text that is no YAML, or YAML that is no mapping of distinct keys."""
+    """Text that is not YAML, or YAML that is not a mapping with distinct keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,11 @@ def read_tree(path: Path) -> tuple[Tree, dict[tuple[str, ...], Origin]]:
     """The mapping in ``path`` and where each of its keys was written. Raises YamlError, one line."""
     origins: dict[tuple[str, ...], Origin] = {}
 
-    def note(keys: tuple[str, ...], line: int) -> None:
+    def record(keys: tuple[str, ...], line: int) -> None:
         origins[keys] = Origin(file=path.name, line=line)
 
     try:
-        tree = _parse(path.read_text(encoding="utf-8"), note)
+        tree = _parse(path.read_text(encoding="utf-8"), record)
     except (YamlError, UnicodeDecodeError) as error:
         raise YamlError(f"{path.name}: {error}") from None
     if tree is None:
@@ -96,11 +96,11 @@ def dump_tree(tree: Tree) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _parse(text: str, note: Any) -> Any:
+def _parse(text: str, record: Any) -> Any:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
-        return None if root is None else _convert(loader, root, (), note)
+        return None if root is None else _convert(loader, root, (), record)
     except yaml.MarkedYAMLError as error:
         line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
         raise YamlError(f"not valid YAML: {error.problem}{line}") from None
@@ -110,16 +110,16 @@ def _parse(text: str, note: Any) -> Any:
         loader.dispose()
 
 
-def _convert(loader: _Loader, node: yaml.Node, keys: tuple[str, ...], note: Any) -> Any:
+def _convert(loader: _Loader, node: yaml.Node, keys: tuple[str, ...], record: Any) -> Any:
     if isinstance(node, yaml.MappingNode):
         out: Tree = {}
         for key_node, value_node in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in out:
                 raise YamlError(f"key '{'.'.join((*keys, key))}' is given twice (line {line})")
-            note((*keys, key), line)
-            out[key] = _convert(loader, value_node, (*keys, key), note)
+            record((*keys, key), line)
+            out[key] = _convert(loader, value_node, (*keys, key), record)
         return out
     if isinstance(node, yaml.SequenceNode):
-        return [_convert(loader, item, (*keys, str(index)), note) for index, item in enumerate(node.value)]
+        return [_convert(loader, item, (*keys, str(index)), record) for index, item in enumerate(node.value)]
     return loader.construct_object(node)

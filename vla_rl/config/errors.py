@@ -1,0 +1,173 @@
+"""Validation errors as messages: one line per mistake, with file, path, allowed values and the nearest match."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sims.errors import UserError
+from vla_rl.config.renamed import find_hint
+from vla_rl.config.schema import config_fields, hints, plain, union, variants
+from vla_rl.config.yaml_tree import Origin
+
+Keys = tuple[str, ...]
+EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dict_type": "a section",
+    "dataclass_type": "a section",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "path_type": "a path",
+}
+
+
+class ConfigError(UserError):
+    """One line per mistake."""
+
+
+def describe(cls: type, error: ValidationError, origins: Mapping[Keys, Origin], file: str) -> list[str]:
+    """The messages of ``error``; ``origins``: where each key was written; ``file``: for keys that were not written."""
+    lines = _messages(cls, error).items()
+    return [f"{_origin(origins, keys, file).file}: {line}{_where(origins, keys, file)}" for keys, line in lines]
+
+
+def show(value: Any) -> str:
+    """A wrong value as a message names it."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a section"
+        case list():
+            return "a list"
+    return repr(value)
+
+
+def _messages(cls: type, error: ValidationError) -> dict[Keys, str]:
+    """One per path; the alternatives of a plain union (``int | None``) are joined by "or"."""
+    expected: dict[Keys, list[str]] = {}
+    lines: dict[Keys, str] = {}
+    for detail in error.errors(include_url=False):
+        keys, owner = _locate(cls, detail["loc"][1:])
+        message = _message(detail, keys)
+        if detail["type"] == "unexpected_keyword_argument":
+            lines |= _unknown_key(detail["input"], keys, owner, cls)
+        elif message.startswith("must be "):
+            expected.setdefault(keys, []).append(message.removeprefix("must be "))
+            allowed, got = " or ".join(expected[keys]), detail["input"]
+            near = _nearest(got, re.findall(r"\w+", allowed)) if isinstance(got, str) else ""
+            lines[keys] = f"'{'.'.join(keys)}' must be {allowed}, got {show(got)}{near}"
+        else:
+            lines[keys] = message
+    return lines
+
+
+def _locate(cls: type, loc: Sequence[int | str]) -> tuple[Keys, type | None]:
+    """The keys of a pydantic location, in which names of variants are no keys, and the dataclass around the last."""
+    keys: list[str] = []
+    owner: type | None = None
+    annotation: Any = cls
+    for part in loc:
+        members = variants(annotation)
+        if len(members) > 1 and part in members:
+            annotation = members[part]
+            continue
+        if not members and len(union(plain(annotation))) > 1:
+            break  # the member of a plain union
+        keys.append(str(part))
+        owner = next(iter(members.values())) if len(members) == 1 else None
+        if owner is not None:
+            annotation = hints(owner).get(str(part), Any)
+        else:
+            inner = [arg for arg in typing.get_args(plain(annotation)) if arg is not Ellipsis]
+            annotation = inner[min(int(part), len(inner) - 1)] if inner and isinstance(part, int) else Any
+    return tuple(keys), owner
+
+
+def _message(detail: ErrorDetails, keys: Keys) -> str:
+    dotted = ".".join(keys)
+    match detail["type"]:
+        case "missing":
+            return f"'{dotted}' is required"
+        case "value_error" | "assertion_error":
+            return f"'{dotted}': {detail['ctx']['error']}" if keys else str(detail["ctx"]["error"])
+        case "literal_error" | "enum":
+            allowed = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            return f"must be one of {allowed}" if "," in allowed else f"must be {allowed}"
+        case "union_tag_invalid":
+            name, expected = detail["ctx"]["tag"], detail["ctx"]["expected_tags"].replace("'", "")
+            return f"'{dotted}.name' must be one of {expected}, got '{name}'{_nearest(name, expected.split(', '))}"
+        case "union_tag_not_found":
+            return f"'{dotted}.name' is required: it selects the variant of the section"
+        case kind if kind in EXPECTED:
+            return f"must be {EXPECTED[kind]}"
+    return detail["msg"].replace("Input should be", "must be").replace("Input should have", "must be something with")
+
+
+# -- unknown keys ---------------------------------------------------------------------------------------------------
+
+
+def _unknown_key(value: Any, keys: Keys, owner: type | None, cls: type) -> dict[Keys, str]:
+    """One message, or where settings inside the unknown section have new names, one for each of those."""
+    if (hint := find_hint(keys)) is not None:
+        return {keys: f"unknown key '{'.'.join(keys)}': {hint}"}
+    inside = {leaf: find_hint(leaf) for leaf in _leaves(value, keys)}
+    renamed = {leaf: f"unknown key '{'.'.join(leaf)}': {hint}" for leaf, hint in inside.items() if hint is not None}
+    return renamed or {keys: f"unknown key '{'.'.join(keys)}'{_nearest_key(keys, owner, cls)}"}
+
+
+def _leaves(value: Any, keys: Keys) -> Iterator[Keys]:
+    if not isinstance(value, dict):
+        yield keys
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, (*keys, str(key)))
+
+
+def _nearest_key(keys: Keys, owner: type | None, cls: type) -> str:
+    names = [field.name for field in dataclasses.fields(owner)] if owner is not None else []
+    if near := _nearest(keys[-1], names):
+        return near
+    elsewhere = [field.path for field in config_fields(cls) if field.name == keys[-1]]
+    if elsewhere:
+        return f"; did you mean '{elsewhere[0]}'?"
+    return f"; allowed here: {', '.join(sorted(names))}"
+
+
+def _nearest(got: str, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(got, allowed, n=1, cutoff=0.7) or [
+        name for name in allowed if name.startswith(got)
+    ]
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+# -- where a key was written ----------------------------------------------------------------------------------------
+
+
+def _origin(origins: Mapping[Keys, Origin], keys: Keys, file: str) -> Origin:
+    """Of the key, or else of a key inside it (an override names only those), or of the nearest section around it."""
+    inside = [written for written in origins if written[: len(keys)] == keys]
+    if keys and inside:
+        return origins[min(inside, key=len)]
+    for depth in range(len(keys) - 1, 0, -1):
+        if keys[:depth] in origins:
+            return origins[keys[:depth]]
+    return Origin(file=file, line=0)
+
+
+def _where(origins: Mapping[Keys, Origin], keys: Keys, file: str) -> str:
+    line = _origin(origins, keys, file).line
+    return " (command line)" if line is None else f" (line {line})" if line else ""

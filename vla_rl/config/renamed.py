@@ -1,0 +1,40 @@
+"""Settings of earlier versions, for the error message of an unknown key.
+
+``RENAMED`` maps the end of an old setting's dotted path to what the message says. Where several entries match, the
+longest one applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+ENCODER_SETTINGS = (
+    *("image_patch", "image_widths", "image_depths", "queries", "query_heads", "text_width", "text_depth", "width"),
+    *("forecast_steps", "forecast_dims"),
+)
+EXPERT_SETTINGS = ("depth", "heads", "mlp_ratio", "time_width", "action_patch")
+
+
+def renamed_to(name: str) -> str:
+    return f"renamed to '{name}'"
+
+
+RENAMED: Mapping[str, str] = {
+    "look_every": renamed_to("observe_every"),
+    "normalise_advantage": renamed_to("normalize_advantage"),
+    "train_encoder": "replaced by 'frozen'; train_encoder: false is now frozen: [encoder]",
+    "policy.vla.action_horizon": renamed_to("policy.action_horizon"),
+    **{f"policy.vla.{name}": renamed_to(f"policy.encoder.{name}") for name in ENCODER_SETTINGS},
+    **{f"policy.vla.{name}": renamed_to(f"policy.expert.{name}") for name in EXPERT_SETTINGS},
+    "sim.start_each_row": renamed_to("reset_each_env"),
+    "sim.variation": renamed_to("randomization"),
+    "sim.randomization.colour": renamed_to("color"),
+}
+
+
+def find_hint(keys: Sequence[str]) -> str | None:
+    """What ``RENAMED`` says about the setting at this path, or None."""
+    for first in range(len(keys)):
+        if (hint := RENAMED.get(".".join(keys[first:]))) is not None:
+            return hint
+    return None
