@@ -18,7 +18,7 @@ from typing import Any
 
 from sims.adapters.libero import LiberoConfig
 from sims.bench.throughput import compare
-from sims.registry import pooled
+from sims.examples import worker_example
 from sims.subproc.single_env import SingleEnv
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
@@ -55,7 +55,7 @@ def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, type[Single
         side = size or 8
         config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
         return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting
-    pooled_config, simulator = pooled(name, num_envs=num_envs, image_size=size)
+    pooled_config, simulator = worker_example(name, num_envs=num_envs, image_size=size)
     if isinstance(pooled_config, LiberoConfig):
         pooled_config = dataclasses.replace(pooled_config, assets=str(stand_ins()))
         name = "libero with stand-in assets"

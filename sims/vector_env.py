@@ -132,6 +132,7 @@ class EnvSpec:
     can_capture: bool = True
 
 
+@runtime_checkable
 class VectorEnv(Protocol):
     """N independent episodes stepped together: simulated, imagined or physical. Tensors live on ``spec.device``."""
 
@@ -160,6 +161,7 @@ class VectorEnv(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class Expert(Protocol):
     """A demonstrator that looks at the simulator's own state."""
 

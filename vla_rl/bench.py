@@ -62,9 +62,9 @@ def run_simulator(
     ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
     """
     from sims.bench.throughput import compare
-    from sims.registry import pooled
+    from sims.examples import worker_example
 
-    config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
+    config, simulator = worker_example(name, num_envs=num_envs, image_size=image_size)
     rows = compared(compare(config, simulator, against=against, seconds=seconds))
     seen = f"{image_size} x {image_size} RGB" if image_size else "state"
     return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}

@@ -24,7 +24,7 @@ from sims.subproc.worker_config import WorkerConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 PUBLISHED: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # the papers' table
-HORIZON = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 FIXED_STARTS = 50  # per task; StartState.seed below it names one of them
 SETTLE_STEPS = 10
 NO_MOTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # gripper open
@@ -61,19 +61,39 @@ class LiberoConfig:
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
+    def evaluation_starts(self, num_tasks: int, episodes: int) -> list[tuple[int, int]] | None:
+        """The benchmark's fixed starts, tasks in turn; None with ``split`` "train". UserError if there are too few."""
+        if self.split != "benchmark":
+            return None
+        published = sorted(fixed_starts(num_tasks), key=lambda start: start[1])
+        if episodes > len(published):
+            raise UserError(f"the benchmark has {len(published)} starts of these tasks; {episodes} were asked for")
+        return published[:episodes]
+
+    def evaluation_suites(self, names: Sequence[str]) -> tuple[LiberoConfig, ...]:
+        """All tasks of each named suite; ("all",) is the four suites of the published tables."""
+        chosen: Sequence[Any] = PUBLISHED if tuple(names) == ("all",) else names
+        unknown = [name for name in chosen if name not in MAX_STEPS]
+        if unknown:
+            raise UserError(f"LIBERO has no suite {unknown[0]!r}; it has {', '.join(MAX_STEPS)}; 'all' is {PUBLISHED}")
+        return tuple(dataclasses.replace(self, suite=suite, tasks=(), max_steps=None) for suite in chosen)
+
+    def score_table(self, success: Mapping[str, float]) -> str:
+        return score_table(success)
+
 
 def fixed_starts(num_tasks: int) -> list[tuple[int, int]]:
     """(task, seed) of the benchmark's episodes in its order: fifty of the first task, then of the next.
 
-    Pairs, not StartStates, since those need torch: [StartState(task=t, seed=s) for t, s in fixed_starts(n)].
+    Pairs and not StartStates, because those need torch and workers import this module without it.
     """
     return [(task, seed) for task in range(num_tasks) for seed in range(FIXED_STARTS)]
 
 
 def score_table(success: Mapping[str, float]) -> str:
-    """Success per suite in percent, in the layout of the benchmark's papers; ``success``: spec.name -> 0..1.
+    """Success per suite in percent, in the layout of the published tables; ``success``: EnvSpec.name -> 0..1.
 
-    Names keep their words, so a result with stand-in assets never looks like a score.
+    A name that is not a suite's stays as it is, so a result with placeholder assets never looks like a score.
     """
     columns = {"libero_spatial": "Spatial", "libero_object": "Object", "libero_goal": "Goal", "libero_10": "Long"}
     names = [columns.get(name, name) for name in success]
@@ -109,7 +129,7 @@ class Libero:
             cameras=config.cameras,
             image_size=config.image_size,
             control_hz=20.0,
-            max_steps=config.max_steps or HORIZON[config.suite],
+            max_steps=config.max_steps or MAX_STEPS[config.suite],
             tasks=tuple(self._suite.get_task(number).language for number in self._tasks),
             fingerprint={
                 **{name: importlib.metadata.version(name) for name in ("hf-libero", "robosuite", "mujoco")},

@@ -9,16 +9,30 @@ import torch
 from torch import Tensor
 
 from sims.adapters.finished_envs import FinishedEnvs
-from sims.adapters.maniskill import ManiSkillConfig, action_bounds, flat_state, make_env, render, single_spec
+from sims.adapters.maniskill import (
+    ManiSkill,
+    ManiSkillConfig,
+    action_bounds,
+    flat_state,
+    make_env,
+    render,
+    single_spec,
+)
 from sims.subproc.single_env import seed32
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, encode_instructions
+
+
+def make_maniskill(config: ManiSkillConfig) -> VectorEnv:
+    """``backend`` decides: one process per environment, or all environments on one GPU."""
+    return ManiSkillGPU(config) if config.backend == "physx_cuda" else SubprocVectorEnv(config, ManiSkill)
 
 
 class ManiSkillGPU:
-    """TensorDataclass reset on their own; a row that ended goes on in the scene unseen until then.
+    """Each environment is reset on its own; one that has finished is still simulated, but its results are ignored.
 
-    A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit, so a restored row is
-    where it was but may go on slightly differently.
+    A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit: a restored environment
+    has the same positions and velocities but may continue slightly differently.
     """
 
     def __init__(self, config: ManiSkillConfig) -> None:

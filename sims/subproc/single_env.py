@@ -44,6 +44,7 @@ class Outcome:
     success: bool
 
 
+@runtime_checkable
 class SingleEnv(Protocol):
     """One episode at a time. The constructor takes the adapter's configuration dataclass."""
 

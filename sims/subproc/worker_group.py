@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sims.errors import UserError
 from sims.subproc.latency import Latency
@@ -19,6 +19,7 @@ from sims.subproc.worker_process import ForkServer, WorkerLost, WorkerProcess, r
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class PoolConfig(Protocol):
     """What every adapter's configuration has."""
 

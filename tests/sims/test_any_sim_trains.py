@@ -13,7 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from sims.registry import SimulatorConfig, is_installed, make_env
+from sims.examples import is_installed
+from sims.registry import SimulatorConfig, make_env
 from sims.vector_env import VectorEnv
 from tests.sims.libero_stand_in import stand_ins
 from tests.sims.recordings import write_lerobot, write_robomimic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,17 @@ from torch import Tensor
 
 from policies.bundle import load_bundle
 from policies.policy import Policy
-from sims.adapters.libero import HORIZON, PUBLISHED, LiberoConfig
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.registry import SimulatorConfig, evaluation_starts, make_env, split_of, with_split
+from sims.registry import (
+    SimulatorConfig,
+    evaluation_starts,
+    evaluation_suites,
+    make_env,
+    score_table,
+    split_of,
+    with_split,
+)
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.intervals import wilson_interval
 from vla_rl.runs.progress import progress
@@ -145,25 +151,19 @@ def evaluate_path(
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
 
-    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of LIBERO are evaluated one
-    after the other, ``episodes`` of each.
+    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of the simulator's benchmark are
+    evaluated one after the other, ``episodes`` of each.
     """
     run_dir, bundle = locate(path)
     sim = load_experiment(run_dir).sim
     sim = sim if split is None else with_split(sim, split)
     policy = load_bundle(bundle)
-    if not suites:
-        return evaluate_in(sim, policy, episodes=episodes, seed=seed, words=words)
-    if not isinstance(sim, LiberoConfig):
-        raise UserError(f"--suites: {run_dir} was trained in {sim.name}; only LIBERO comes in suites")
-    results = []
-    chosen: Sequence[Any] = PUBLISHED if tuple(suites) == ("all",) else suites
-    for suite in chosen:
-        if suite not in HORIZON:
-            raise UserError(f"--suites: LIBERO has no {suite!r}; it has {', '.join(HORIZON)}; 'all' is {PUBLISHED}")
-        one = dataclasses.replace(sim, suite=suite, tasks=(), max_steps=None)
-        results.append(evaluate_in(one, policy, episodes=episodes, seed=seed, words=words))
-    return join_suites(results)
+    configs = evaluation_suites(sim, suites) if suites else (sim,)
+    results = [evaluate_in(one, policy, episodes=episodes, seed=seed, words=words) for one in configs]
+    joined = join_suites(results) if suites else results[0]
+    success = {result["simulator"]: result["success"] for result in results}
+    table = score_table(sim, success)
+    return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
 def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, words: Words) -> dict[str, Any]:
@@ -182,7 +182,6 @@ def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: in
         "split": split_of(sim),
         "words": words,
         "fingerprint": dict(env.spec.fingerprint),
-        **({"suites": {env.spec.name: deployed["success"]}} if isinstance(sim, LiberoConfig) else {}),
     }
 
 
@@ -203,7 +202,6 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean_steps": sum(result["mean_steps"] * result["episodes"] for result in results) / episodes,
         "stochastic": pooled(lambda result: result["stochastic"]),
         "simulator": ", ".join(result["simulator"] for result in results),
-        "suites": {name: success for result in results for name, success in result["suites"].items()},
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from policies.policy import Policy
-from sims.registry import evaluation_starts, larger, make_env
+from sims.registry import evaluation_starts, make_env, video_config
 from sims.vector_env import StartState, VectorEnv
 from sims.video import write_video
 from vla_rl.config.experiment import Experiment
@@ -29,7 +29,7 @@ def film_tasks(policy: Policy, experiment: Experiment, env: VectorEnv, directory
         return []
     starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=settings.seed, episodes=count)
     rows = min(count, env.spec.num_envs)
-    config = larger(experiment.sim, FILM_SIZE, num_envs=rows)
+    config = video_config(experiment.sim, image_size=FILM_SIZE, num_envs=rows)
     camera = make_env(config) if config is not None else env
     try:
         films = [
