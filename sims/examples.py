@@ -19,7 +19,7 @@ from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
 from sims.install import interpreter
 from sims.registry import SimulatorConfig, make_env
-from sims.subproc.single_env import SingleEnv
+from sims.subproc.single_env import SimulatorClass
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.tabletop import TabletopConfig
@@ -35,7 +35,7 @@ class Example:
 
     module: str
     make: Callable[[int, int], SimulatorConfig]
-    simulator: type[SingleEnv] | None = None
+    simulator: SimulatorClass | None = None
     num_envs: int = 1
     image_size: int = 64
 
@@ -93,7 +93,7 @@ EXAMPLES: Mapping[str, Example] = {
 }
 
 
-def worker_example(name: str, *, num_envs: int, image_size: int) -> tuple[Any, type[SingleEnv]]:
+def worker_example(name: str, *, num_envs: int, image_size: int) -> tuple[Any, SimulatorClass]:
     """A configuration of a simulator that runs in worker processes, and its class; ``image_size`` 0: no cameras.
 
     Raises UserError if there is none of that name or it is not installed.

@@ -27,7 +27,7 @@ from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.export import export_onnx
 from real_robot.serving.protocol import Act
 from real_robot.serving.runtimes import Runtime
-from sims.bench.throughput import Measured
+from sims.bench.throughput import Measurement
 from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.starts import StartSequence
@@ -70,7 +70,7 @@ def run_simulator(
     return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}
 
 
-def compared(measured: Sequence[Measured]) -> list[Row]:
+def compared(measured: Sequence[Measurement]) -> list[Row]:
     """Speed, processor time and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
     ours, rows = measured[0], []
     for one in measured:

@@ -13,7 +13,7 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.gymnasium import EXPERTS, GymnasiumExpert
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 RENDER = "render"
@@ -67,7 +67,7 @@ class Gymnasium:
             image_size=images[0].shape[:2] if images else (0, 0),
             control_hz=config.control_hz or float(metadata.get("render_fps") or 10.0),
             max_steps=_max_steps(self._env, config),
-            tasks=(config.instruction or words(config.id),),
+            tasks=(config.instruction or instruction_from(config.id),),
             fingerprint={"gymnasium": importlib.metadata.version("gymnasium"), "id": config.id},
         )
 
@@ -91,11 +91,11 @@ class Gymnasium:
         if self._expert is not None:
             self._expert.reset()
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         action = scaled.reshape(self._env.action_space.shape).astype(self._env.action_space.dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(action)
-        return Outcome(
+        return StepResult(
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),

@@ -44,10 +44,12 @@ def test_four_suites_in_the_papers_layout() -> None:
 
 
 def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
-    table = score_table(LiberoConfig(), {f"{suite} with stand-in assets": wins / 10 for suite, wins in SCORES.items()})
+    table = score_table(
+        LiberoConfig(), {f"{suite} with placeholder assets": wins / 10 for suite, wins in SCORES.items()}
+    )
     assert table is not None
     header = table.splitlines()[0]
-    assert header.count("stand-in assets") == 4
+    assert header.count("placeholder assets") == 4
     assert "Average" not in header
 
 

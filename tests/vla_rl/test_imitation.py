@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from policies.compact_vla import VLAConfig
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
@@ -14,7 +15,6 @@ from episodes.sampler import WindowBatch, WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleInfo, read_bundle_info
-from policies.compact_vla import VLAConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
@@ -41,7 +41,7 @@ def test_every_third_step_is_looked_at_and_the_last(tmp_path: Path) -> None:
     entries = store.select()
     assert len(entries) == 6
     for entry in entries:
-        looks = store.map(entry)["look_steps"].tolist()
+        looks = store.map(entry)["observation_steps"].tolist()
         assert looks == sorted({*range(0, entry.steps, 3), entry.steps})
 
 

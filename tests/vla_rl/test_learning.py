@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from policies.compact_vla import VLAConfig
+from vla_rl.algorithms.update import UpdateConfig
+from vla_rl.runners.on_policy import Learner
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
-from policies.compact_vla import VLAConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.update import UpdateConfig
 from vla_rl.runners.demonstrations import run_expert
 from vla_rl.runners.evaluate import Words, evaluate_policy
-from vla_rl.runners.on_policy import Learner
 
 SMALL = VLAConfig(width=96, depth=2, text_width=32)
 

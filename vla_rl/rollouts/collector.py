@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.starts import TrainingStarts
-from vla_rl.rollouts.weights import WeightStore, load_weights
-from vla_rl.runs.metrics import Timer
+from vla_rl.rollouts.timer import Timer
+from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
 
 R = TypeVar("R", bound=TensorDataclass)
 
@@ -34,7 +35,10 @@ class Decision(TensorDataclass):
 
 
 class Collector:
-    """Acts with ``policy`` in ``env``; takes newer weights from ``weights`` before each rollout."""
+    """Acts with ``policy`` in ``env``: rollouts, the starts that they take, and all random state of acting.
+
+    Before each rollout it takes newer weights from ``weights``.
+    """
 
     def __init__(
         self,
@@ -43,28 +47,71 @@ class Collector:
         *,
         critic: ValueCritic | None,
         gamma: float,
-        weights: WeightStore,
-        generator: torch.Generator,
-        timer: Timer,
+        failure_weight: float,
+        seed: int,
+        weights: WeightStore | None = None,
     ) -> None:
-        self.env, self.policy, self.critic = env, policy, critic
-        self.gamma, self.weights, self.generator, self.timer = gamma, weights, generator, timer
+        self.env, self.policy, self.critic, self.gamma = env, policy, critic, gamma
+        self.weights: WeightStore = LocalWeights() if weights is None else weights
+        self.timer, self.policy_version = Timer(), 0
+        self.starts = TrainingStarts(seed=seed, num_tasks=len(env.spec.tasks), failure_weight=failure_weight)
+        self.generator = torch.Generator().manual_seed(seed)
         num_envs = env.spec.num_envs
         self.task = torch.zeros(num_envs, dtype=torch.int64)
-        self.policy_version = 0
         self._all = torch.arange(num_envs)
         self._initial_state = policy.initial_state(num_envs)
         self._state = self._initial_state
         self._observation: Observation | None = None  # of all environments, where it is already known
+        self.start(self.starts.take(num_envs))
+
+    # -- exact state ----------------------------------------------------------------------------------------------
+
+    def start(self, starts: Sequence[StartState]) -> None:
+        """Begin an episode in every environment."""
+        self._reset(self._all, starts)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Lends the environment to somebody else; afterwards the episodes go on, or new ones begin."""
+        held = self._capture()
+        yield
+        self._resume(held)
+
+    def state_dict(self) -> dict[str, Any]:
+        held = self._capture()
+        return {
+            "policy_version": self.policy_version,
+            "generator": self.generator.get_state(),
+            "starts": self.starts.state_dict(),
+            "episodes": None if held is None else [asdict(start) for start in held[0]],
+            "policy_state": [tensor.clone() for tensor in self._state.tensors()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy_version = state["policy_version"]
+        self.generator.set_state(state["generator"])
+        self.starts.load_state_dict(state["starts"])
+        if state["episodes"] is None:
+            self._resume(None)
+            return
+        saved = iter(state["policy_state"])
+        self._resume(([StartState(**start) for start in state["episodes"]], self._state.map(lambda _: next(saved))))
+
+    def _capture(self) -> tuple[Sequence[StartState], TensorDataclass] | None:
+        """The episodes under way and the policy's memory of them; None where the environment cannot capture."""
+        return (self.env.capture(), self._state) if self.env.spec.can_capture else None
+
+    def _resume(self, held: tuple[Sequence[StartState], TensorDataclass] | None) -> None:
+        if held is None:
+            self.start(self.starts.take(self.env.spec.num_envs))
+            return
+        self.start(held[0])
+        self._state = held[1]
 
     # -- continuing rollouts (PPO) --------------------------------------------------------------------------------
 
-    def start(self, starts: Sequence[StartState]) -> None:
-        """Begin an episode in every environment; call before the first ``collect``."""
-        self._reset(self._all, starts)
-
-    def collect(self, num_chunks: int, starts: TrainingStarts) -> Experience:
-        """``num_chunks`` chunks of every environment [T, N]; where an episode ends the next of ``starts`` begins."""
+    def collect(self, num_chunks: int) -> Experience:
+        """``num_chunks`` chunks of every environment [T, N]; where an episode ends the next one begins."""
         self._take_weights()
         chunks, final_values = [], []
         for _ in range(num_chunks):
@@ -74,15 +121,16 @@ class Collector:
             final_values.append(self._truncated_values(chunk))
             ended = chunk.done.nonzero().flatten()
             if len(ended):
-                self._reset(ended, starts.take(len(ended)))
+                self._reset(ended, self.starts.take(len(ended)))
         self._observation = self._observe(self._all)
         rollout = Experience.stack(chunks)
         rollout = _clear_invalid(rollout, rollout.valid)
         following = torch.cat([rollout.value[1:], self._value_of(self._observation, self._all)[None]])
         next_value = torch.where(rollout.truncated, torch.stack(final_values), following)
         # Where the simulator failed: delta = 0, and the accumulation stops.
-        next_value = torch.where(rollout.valid, next_value, rollout.value)
-        return dataclasses.replace(rollout, next_value=next_value)
+        rollout = dataclasses.replace(rollout, next_value=torch.where(rollout.valid, next_value, rollout.value))
+        self.starts.learn(rollout)
+        return rollout
 
     # -- whole episodes (GRPO) ------------------------------------------------------------------------------------
 
@@ -106,7 +154,9 @@ class Collector:
                 again = failed.nonzero().flatten()
                 valid = [flags & ~failed for flags in valid]
                 self._reset(again, [starts[i] for i in again.tolist()])
-        return _clear_invalid(Experience.stack(chunks), torch.stack(valid))
+        rollout = _clear_invalid(Experience.stack(chunks), torch.stack(valid))
+        self.starts.learn(rollout)
+        return rollout
 
     # -- steps ----------------------------------------------------------------------------------------------------
 

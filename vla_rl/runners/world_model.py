@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from episodes.store import EpisodeStore
-from policies.denoising.policy import DenoisingPolicy, RobotSpec
+from policies.policy import Policy, RobotSpec
 from sims.registry import SimulatorConfig, object_locator
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BCConfig
@@ -124,7 +124,7 @@ def fit_world(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None = None,
+    policy: Policy | None = None,
     start: Path | None = None,
 ) -> dict[str, Any]:
     """Dynamics, then outcomes, into ``directory``; what is done is not repeated, dynamics resume where they stopped.
@@ -214,7 +214,7 @@ def fit_outcome(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None,
+    policy: Policy | None,
 ) -> tuple[OutcomeModel, dict[str, float]]:
     """The calibrated outcome model, and what it reaches on imagined looks of ``calibration``."""
     settings = config.outcome

@@ -56,7 +56,7 @@ class ClipSampler:
         for (store, entry), arrays in zip(chosen, self._arrays, strict=True):
             _check(f"{store.file(entry.id)}", arrays, self._arrays[0], self.cameras)
         self.image_size = sizes[self.cameras[0]]
-        self._steps = [np.asarray(arrays["look_steps"], dtype=np.int64) for arrays in self._arrays]
+        self._steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         gaps = max(int(np.diff(steps).max(initial=0)) for steps in self._steps)
         if gaps > action_horizon:
             raise WorldModelError(
@@ -242,7 +242,7 @@ class ClipSampler:
 
 def _status(arrays: Arrays) -> Int[np.ndarray, " L"]:
     """Status of the episode at every observation, from the flags of the step before it."""
-    steps = np.asarray(arrays["look_steps"], dtype=np.int64)
+    steps = np.asarray(arrays["observation_steps"], dtype=np.int64)
     before = np.maximum(steps - 1, 0)
     success = np.asarray(arrays["success"])[before]
     ended = np.asarray(arrays["terminated"])[before]
