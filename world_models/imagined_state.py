@@ -38,7 +38,9 @@ class ImaginedState(TensorDataclass):
     success: Bool[Tensor, "*N"]
 
     @classmethod
-    def finished(cls, model: FlowWorldModel, num_envs: int, *, feature_dim: int, instruction_bytes: int) -> ImaginedState:
+    def finished(
+        cls, model: FlowWorldModel, num_envs: int, *, feature_dim: int, instruction_bytes: int
+    ) -> ImaginedState:
         """The state before the first reset: all episodes count as finished."""
         n, robot, count = num_envs, model.robot, torch.zeros(num_envs, dtype=torch.int64)
         latent, state = torch.zeros(n, *model.latent_shape), torch.zeros(n, robot.state_dim)

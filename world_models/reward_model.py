@@ -35,8 +35,8 @@ Features = Float[Tensor, "B feature_dim"]
 class RewardModelConfig:
     """``encoder``: equal to the policy's, where its weights are to be the start.
 
-    ``imagined_share``: of each batch that is predicted. ``imagined_clips``, ``imagined_chunks``: predicted clips to draw
-    from, and their length. ``near_end_steps``: running observations this close to an end are mined as negatives (0:
+    ``imagined_share``: of each batch that is predicted. ``imagined_clips``, ``imagined_chunks``: number and length of
+    the predicted clips. ``near_end_steps``: running observations this close to an end are mined as negatives (0:
     none). ``shift``: training images are shifted by up to this many pixels (Kostrikov et al. 2021, Sec. 3.1).
     ``goal_weight``: of the error in predicting the state in which a successful episode ends. ``false_success``: share
     of failed episodes that may be rewarded. ``min_successes``: recorded successes needed.

@@ -58,7 +58,9 @@ class Autoencoder(nn.Module):
     def __init__(self, config: AutoencoderConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.untrained = config.folder is None
-        self.network: Any = load_network(config.folder, KINDS) if config.folder else build_network(config.kind, config.settings)
+        self.network: Any = (
+            load_network(config.folder, KINDS) if config.folder else build_network(config.kind, config.settings)
+        )
         kind: Any = type(self.network).__name__
         settings = settings_of(self.network)
         self.config = replace(config, kind=kind, settings=settings, folder=None)
@@ -106,7 +108,9 @@ class Autoencoder(nn.Module):
         if self.knows_scale:
             return
         latent = (
-            torch.cat([self._encode(self._pixels(part)) for part in images.split(SCALE_BATCH)]).transpose(0, 1).flatten(1)
+            torch.cat([self._encode(self._pixels(part)) for part in images.split(SCALE_BATCH)])
+            .transpose(0, 1)
+            .flatten(1)
         )
         self.shift.copy_(latent.mean(1).view_as(self.shift))
         self.scale.copy_(latent.std(1).clamp(min=1e-3).view_as(self.scale))

@@ -77,7 +77,7 @@ class _Layer(nn.Module):
 
 
 def block_causal(blocks: int, num_past: int, size: int, device: torch.device) -> Bool[Tensor, "queries keys"]:
-    """True where tokens of ``blocks`` new blocks (of ``size`` tokens) attend: to past blocks, earlier ones, their own."""
+    """True where a token attends: new blocks (of ``size`` tokens) to all past ones, earlier new ones and themselves."""
     query = torch.arange(num_past, num_past + blocks, device=device).repeat_interleave(size)
     key = torch.arange(num_past + blocks, device=device).repeat_interleave(size)
     return query[:, None] >= key

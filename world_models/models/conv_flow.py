@@ -26,7 +26,7 @@ from world_models.models.flow_model import (
     Pixels,
     read_out_heads,
 )
-from world_models.models.warp import pixel_coordinates, mean_trace, to_cells, warp
+from world_models.models.warp import mean_trace, pixel_coordinates, to_cells, warp
 from world_models.world_model import History, WorldModelError
 
 PATCH = 4  # pixels per side of a cell of the network's feature map
@@ -35,9 +35,9 @@ KEEP_LOGIT = 3.0  # an untrained model repeats the current frame
 
 @dataclass(frozen=True, kw_only=True)
 class ConvFlowConfig(FlowWorldModelConfig):
-    """``width``, ``deep_width``: channels at 1/4 and 1/8 of the resolution; ``blocks``, ``deep_blocks``: residual blocks
-    there. ``condition``: width of the conditioning. ``layers``: projective transformations per camera. ``heads``: of
-    the attention across cameras.
+    """``width``, ``deep_width``: channels at 1/4 and 1/8 of the resolution; ``blocks``, ``deep_blocks``: half of the
+    residual blocks there. ``condition``: width of the conditioning. ``layers``: projective transformations per camera.
+    ``heads``: of the attention across cameras.
     """
 
     name: Literal["conv_flow"] = "conv_flow"
@@ -78,7 +78,9 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
             nn.Linear(config.condition, config.condition),
             nn.SiLU(),
             nn.Linear(config.condition, config.condition),
-            nn.LayerNorm(config.condition),  # FiLM and heads need unit scale; the layers' initialization leaves 1/20 of it
+            nn.LayerNorm(
+                config.condition
+            ),  # FiLM and heads need unit scale; the layers' initialization leaves 1/20 of it
         )
         self.position = nn.Parameter(0.02 * torch.randn(self.cameras, config.width, height // PATCH, width // PATCH))
         self.enter = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])

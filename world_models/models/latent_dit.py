@@ -21,12 +21,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from policies.policy import RobotSpec
 from world_models.models.autoencoder import Autoencoder, AutoencoderConfig
-from world_models.models.causal_transformer import Cache, CausalTransformer
+from world_models.models.causal_transformer import CausalTransformer
 from world_models.models.flow_model import (
     CleanEstimate,
     FlowWorldModel,
@@ -41,8 +41,8 @@ CONTEXT = 3  # blocks before the predicted one: first, previous, current
 
 @dataclass(frozen=True, kw_only=True)
 class LatentDiTConfig(FlowWorldModelConfig):
-    """``patch``: latent cells per side of a token. ``context_noise``: in a fit, noise up to this level of [0, 1] is added
-    to the last two frames (never to the first), and the network is given the level; sampling uses level 0.
+    """``patch``: latent cells per side of a token. ``context_noise``: in a fit, noise up to this level of [0, 1] is
+    added to the last two frames (never to the first), and the network is given the level; sampling uses level 0.
     ``compile``: mode of ``torch.compile``; "reduce-overhead" uses CUDA graphs.
 
     About 12 depth width^2 parameters: 128 x 6 is 1.3 M, 768 x 12 is 89 M, 1024 x 24 is 309 M.
@@ -60,7 +60,9 @@ class LatentDiTConfig(FlowWorldModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width % (4 * self.heads):
-            raise ValueError(f"dynamics.width must be a multiple of 4 heads, got width {self.width}, heads {self.heads}")
+            raise ValueError(
+                f"dynamics.width must be a multiple of 4 heads, got width {self.width}, heads {self.heads}"
+            )
         if not 0 <= self.context_noise < 1:
             raise ValueError(f"dynamics.context_noise must be within [0, 1), got {self.context_noise}")
 
@@ -84,7 +86,9 @@ class LatentDiT(FlowWorldModel[DiTPrefill]):
         super().__init__(replace(config, autoencoder=codec.config), robot, codec)
         channels, height, width = codec.latent_shape
         if height % config.patch or width % config.patch:
-            raise WorldModelError(f"dynamics.patch {config.patch} does not divide the latents' {height} x {width} cells")
+            raise WorldModelError(
+                f"dynamics.patch {config.patch} does not divide the latents' {height} x {width} cells"
+            )
         self.latent_shape = (self.cameras, channels, height, width)
         rows, columns = height // config.patch, width // config.patch
         cell = channels * config.patch**2
