@@ -1,7 +1,7 @@
-"""``vla-rl doctor``: what this machine can do, found out by doing it.
+"""``vla-rl doctor``: checks of this machine.
 
-Every check really steps, renders or writes. Renderers run in processes of their own, since MuJoCo picks its OpenGL
-platform once per process and a broken driver takes the process down.
+Every check steps, renders or writes something. Renderers run in processes of their own, because MuJoCo selects its
+OpenGL platform once per process and a broken driver crashes the process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ for _ in range(10):
     mujoco_warp.step(m, d)
 height = d.qpos.numpy()[1, 2]
 assert height < 0.5, height
-print("stepped 2 worlds on", warp.get_device())
+print("stepped 2 environments on", warp.get_device())
 """
 RENDER = f"""
 import time, mujoco
@@ -60,11 +60,11 @@ with mujoco.Renderer(model, 64, 64) as renderer:
     for _ in range(10):
         renderer.render()
     milliseconds = (time.perf_counter() - started) * 100
-assert image.std() > 1, "the picture is blank"
+assert image.std() > 1, "the image is blank"
 print(f"64 x 64 pixels in {{milliseconds:.1f}} ms")
 """
 PACKAGES = {"egl": "libegl1 libegl-mesa0 libgl1-mesa-dri", "osmesa": "libosmesa6"}
-SIMULATOR_FIXES = {  # where the next step is another than installing it anew
+SIMULATOR_FIXES = {  # where the next step is not to install it
     "maniskill": "without an NVIDIA GPU it needs Mesa 25 or newer for Vulkan: see docs/simulators/maniskill.md",
     "libero": "its objects and scenes are a separate download: see docs/simulators/libero.md",
     "isaaclab": "follow the Isaac Lab installation guide; it needs an NVIDIA RTX GPU",
@@ -96,7 +96,7 @@ def print_checks(checks: Sequence[Check], console: Console | None = None) -> Non
 
 
 def _attempt(name: str, do: Callable[[], str], *, fix: str) -> Check:
-    """``do`` returns the detail. Whatever goes wrong in it is the finding, so every exception is caught."""
+    """``do`` returns the detail. Any exception in it is the result of the check, so all are caught."""
     try:
         return {"name": name, "status": "ok", "detail": do(), "fix": ""}
     except Exception as error:
@@ -132,7 +132,7 @@ def _torch() -> Check:
 
         a = torch.full((64, 64), 0.5)
         if not torch.equal(a @ a, torch.full((64, 64), 16.0)):
-            raise ArithmeticError("a 64 x 64 matrix product came out wrong")
+            raise ArithmeticError("a 64 x 64 matrix product was wrong")
         return f"{torch.__version__}, {torch.get_num_threads()} threads"
 
     return _attempt("torch", multiply, fix="pip install -c constraints.txt torch")
@@ -144,7 +144,7 @@ def _cuda() -> Check:
 
         a = torch.full((64, 64), 0.5, device="cuda")
         if (a @ a).sum().item() != 64 * 64 * 16:
-            raise ArithmeticError("a matrix product on the GPU came out wrong")
+            raise ArithmeticError("a matrix product on the GPU was wrong")
         properties = torch.cuda.get_device_properties(0)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {torch.cuda.device_count()} device(s)"
 
@@ -153,7 +153,7 @@ def _cuda() -> Check:
 
         if not torch.cuda.is_available():
             fix = "not needed; for a GPU, install its driver and a CUDA build of torch"
-            return {"name": "cuda", "status": "missing", "detail": "torch sees no CUDA device", "fix": fix}
+            return {"name": "cuda", "status": "missing", "detail": "torch finds no CUDA device", "fix": fix}
     except ImportError:
         return {"name": "cuda", "status": "missing", "detail": "torch is not installed", "fix": "install torch first"}
     return _attempt("cuda", multiply, fix="check that the driver fits the CUDA version of torch: nvidia-smi")
@@ -171,13 +171,13 @@ def _physics() -> Check:
         expected = 0.5 * 9.81 * data.time**2
         if abs(fallen - expected) > 0.01:
             raise ArithmeticError(f"a ball fell {fallen:.3f} m in {data.time:.1f} s instead of {expected:.3f} m")
-        return f"{mujoco.__version__}, a ball falls as it should"
+        return f"{mujoco.__version__}, a ball falls as expected"
 
     return _attempt("mujoco", drop, fix="pip install -c constraints.txt mujoco")
 
 
 def check_renderers() -> list[Check]:
-    """One working renderer is enough, so the other one is then only missing."""
+    """One working renderer is enough; the other one then counts as missing."""
     checks = [
         _attempt(
             f"render-{name}",
@@ -214,7 +214,7 @@ def _video() -> Check:
 
 
 def _simulators() -> list[Check]:
-    """Each installed one is started, stepped and looked at."""
+    """Each installed one is started, stepped and observed."""
     from sims.examples import EXAMPLES
 
     return [*(_simulator(name) for name in EXAMPLES), *_physx_gpu()]
@@ -231,7 +231,7 @@ def _simulator(name: str) -> Check:
 
 
 def _physx_gpu() -> list[Check]:
-    """Of interest where ManiSkill could use a GPU: SAPIEN fetches this library at its first use, if it can."""
+    """Where ManiSkill could use a GPU: SAPIEN downloads this library at its first use."""
     import torch
 
     if not torch.cuda.is_available() or importlib.util.find_spec("sapien") is None:
@@ -256,5 +256,5 @@ def _audit(run: Path) -> Check:
 
         return str(audit_run(run))
 
-    fix = "sampling and learning disagree about the policy's density: do not train on, report it with this output"
+    fix = "sampling and training compute different log-probs: do not continue training; report it with this output"
     return _attempt("log-prob", audit, fix=fix)

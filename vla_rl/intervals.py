@@ -1,4 +1,4 @@
-"""How sure a rate is."""
+"""Confidence intervals of rates."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_n_plus_m_steps_equal_n_then_a_new_process_then_m(tmp_path: Path):
     assert identical(state(resumed)["optimizer"], state(whole)["optimizer"])
 
 
-def test_only_the_last_ones_are_kept(tmp_path: Path):
+def test_only_the_last_checkpoints_are_kept(tmp_path: Path):
     assert latest_checkpoint(tmp_path) is None
     for iteration in range(5):
         save_checkpoint(tmp_path, iteration, {"iteration": iteration}, keep=2)
@@ -127,7 +127,7 @@ def test_only_the_last_ones_are_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["half", "header", "empty", "bit", "tree"])
-def test_a_damaged_file_is_refused_and_the_earlier_one_named(tmp_path: Path, damage: str):
+def test_a_damaged_file_is_refused_and_the_earlier_one_suggested(tmp_path: Path, damage: str):
     save_checkpoint(tmp_path, 1, {"weights": torch.ones(100)})
     path = save_checkpoint(tmp_path, 2, {"weights": torch.ones(100), "note": "careful"})
     data = path.read_bytes()
@@ -157,7 +157,7 @@ def test_other_safetensors_files_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("value", [object(), {1.5: 0}, {"a": [{3}]}, np.array(["text"]), lambda: 0])
-def test_what_it_cannot_hold_is_refused_with_its_place(tmp_path: Path, value: Any):
+def test_an_unsupported_type_is_refused_with_its_path(tmp_path: Path, value: Any):
     with pytest.raises(TypeError, match="at 'here"):
         save_tree(tmp_path / "a.safetensors", {"here": value})
     assert list(tmp_path.iterdir()) == []
@@ -175,7 +175,7 @@ print(sorted(p.name for p in folder.iterdir()), load_tree(latest_checkpoint(fold
 """
 
 
-def test_a_full_disk_is_one_line_and_the_earlier_checkpoint_stays(tmp_path: Path):
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_earlier_checkpoint(tmp_path: Path):
     """On a real file system of one megabyte, mounted where only the test process sees it."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && "
     enter = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c"]
@@ -203,7 +203,7 @@ for i in range(10**9):
 """
 
 
-def test_kill_9_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path):
+def test_kill_9_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path):
     for attempt in range(3):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True

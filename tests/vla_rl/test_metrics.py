@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from vla_rl.runs.metrics import Metrics, Timer, read_metrics
+from vla_rl.rollouts.timer import Timer
+from vla_rl.runs.metrics import MetricsWriter, read_metrics
 
 
 def write(run_dir: Path, iterations: range, *, tensorboard: bool = False) -> None:
-    with Metrics(run_dir, next_iteration=iterations.start, tensorboard=tensorboard) as metrics:
+    with MetricsWriter(run_dir, next_iteration=iterations.start, tensorboard=tensorboard) as metrics:
         for i in iterations:
             metrics.write(i, {"loss": 1 / (i + 1), "kl": torch.tensor(0.5 * i)})
 
@@ -24,7 +25,7 @@ def without_time(run_dir: Path) -> list[dict]:
     return [{key: value for key, value in row.items() if key != "wall_s"} for row in read_metrics(run_dir)]
 
 
-def test_a_resumed_record_reads_like_an_uninterrupted_one(tmp_path: Path):
+def test_a_resumed_file_equals_an_uninterrupted_one(tmp_path: Path):
     write(tmp_path / "whole", range(8))
     write(tmp_path / "resumed", range(6))
     with (tmp_path / "resumed" / "metrics.jsonl").open("a") as file:
@@ -35,7 +36,7 @@ def test_a_resumed_record_reads_like_an_uninterrupted_one(tmp_path: Path):
     assert times == sorted(times)
 
 
-def test_a_fresh_run_starts_from_nothing(tmp_path: Path):
+def test_a_new_run_starts_with_no_records(tmp_path: Path):
     assert read_metrics(tmp_path) == []
     write(tmp_path, range(3))
     write(tmp_path, range(2))
@@ -43,7 +44,7 @@ def test_a_fresh_run_starts_from_nothing(tmp_path: Path):
 
 
 def test_values_that_are_not_finite_are_null(tmp_path: Path):
-    with Metrics(tmp_path, tensorboard=False) as metrics:
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
         metrics.write(0, {"a": float("nan"), "b": float("inf"), "c": 0.1})
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line, parse_constant=pytest.fail)
@@ -52,7 +53,7 @@ def test_values_that_are_not_finite_are_null(tmp_path: Path):
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "wall_s": 0}\n{"iter\n{"iteration": 2, "wall_s": 0}\n')
-    with pytest.raises(ValueError, match="line 2 is no JSON record"):
+    with pytest.raises(ValueError, match="line 2 is not a JSON record"):
         read_metrics(tmp_path)
 
 
@@ -66,15 +67,15 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path):
 
 
 WRITER = """
-import sys; from pathlib import Path; from vla_rl.runs.metrics import Metrics
-metrics = Metrics(Path(sys.argv[1]), tensorboard=False)
+import sys; from pathlib import Path; from vla_rl.runs.metrics import MetricsWriter
+metrics = MetricsWriter(Path(sys.argv[1]), tensorboard=False)
 for i in range(10**9):
     metrics.write(i, {"loss": 0.5})
     print(i, flush=True)
 """
 
 
-def test_kill_9_loses_nothing_that_was_written(tmp_path: Path):
+def test_kill_9_loses_no_written_record(tmp_path: Path):
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -85,18 +86,18 @@ def test_kill_9_loses_nothing_that_was_written(tmp_path: Path):
     assert [row["iteration"] for row in rows[: last + 1]] == list(range(last + 1))
 
 
-def test_nested_sections_add_up_to_the_time_covered():
+def test_nested_sections_sum_to_the_elapsed_time():
     timer = Timer()
     started = time.perf_counter()
     with timer.section("simulate"):
         time.sleep(0.02)
         with timer.section("render"):
             time.sleep(0.04)
-    covered = time.perf_counter() - started
+    elapsed = time.perf_counter() - started
     taken = timer.take()
     assert taken["time/simulate_s"] >= 0.02
     assert taken["time/render_s"] >= 0.04
-    assert sum(taken.values()) == pytest.approx(covered, abs=2e-3)
+    assert sum(taken.values()) == pytest.approx(elapsed, abs=2e-3)
     assert timer.take() == {}
 
 

@@ -15,9 +15,10 @@ from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import VectorEnv
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.record import Row, row
-from world_models.fidelity import frames_per_second
-from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
-from world_models.world_model import Moment
+from world_models.evaluation.open_loop import frames_per_second
+from world_models.models.conv_flow import ConvFlowConfig
+from world_models.registry import build_world_model
+from world_models.world_model import History
 
 
 def bench_world_model(options: BenchOptions) -> list[Row]:
@@ -48,17 +49,17 @@ def world_model_rows(
 
 def imagined_images_per_second(config: ConvFlowConfig, *, batch: int, seconds: float) -> float:
     robot = EXAMPLE_ROBOT
-    model = ConvFlow(config, robot).eval()
+    model = build_world_model(config, robot).eval()
     images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8)
     action = torch.randn(batch, model.action_horizon, robot.action_dim)
-    moment = Moment.beginning(
+    history = History.start(
         model.encode(images),
         torch.randn(batch, robot.state_dim),
         action_horizon=model.action_horizon,
         action_dim=robot.action_dim,
     )
     length = torch.full((batch,), model.action_horizon)
-    return frames_per_second(model, moment, action, length, seconds=seconds)
+    return frames_per_second(model, history, action, length, seconds=seconds)
 
 
 def simulated_images_per_second(env: VectorEnv, *, horizon: int, at_least_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Record demonstrations: the scripted expert of a world, into the episode store."""
+"""Record demonstrations: the scripted expert of an environment, into the episode store."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runs.progress import progress
 
+ATTEMPTS_PER_SUCCESS = 100  # a task that needs more is not attempted any longer
+
 
 def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, Any]:
     """``vla-rl collect``: add ``episodes`` successful demonstrations to the store at ``out``."""
@@ -32,7 +34,7 @@ def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, An
 
 
 def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) -> dict[str, Any]:
-    """A run's own demonstrations; what an interrupted try left is made anew, so the same run has the same ones."""
+    """A run's own demonstrations. Those of an interrupted attempt are recorded again, so equal runs have equal ones."""
     assert isinstance(experiment.start, Imitation)
     if path.exists():
         shutil.rmtree(path)
@@ -45,9 +47,9 @@ def demonstrate(
 ) -> dict[str, Any]:
     """Exactly ``episodes`` successful episodes; returns {episodes, attempts, given_up: tasks}.
 
-    Failed tries are not kept, and a task at which the expert hardly ever succeeds is given up (``Tries``). Never more
-    rows run than episodes are wanted, so the store does not favour short episodes. UserError if the world has no
-    expert or the expert succeeds at nothing.
+    Failed episodes are not kept, and a task at which the expert almost never succeeds is given up (``Attempts``). No
+    more environments run than episodes are still needed, so that the store does not favor short episodes. UserError if
+    the environment has no expert or the expert succeeds at no task.
     """
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
@@ -57,37 +59,35 @@ def demonstrate(
     starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
     with progress("demonstrate", episodes) as advance:
-        tries = run_expert(
+        attempts = run_expert(
             recorder, expert, starts, episodes=episodes, observe_every=observe_every, on_recorded=advance
         )
-    given_up = [name for name, hopeless in zip(env.spec.tasks, tries.hopeless.tolist(), strict=True) if hopeless]
+    given_up = [name for name, failed in zip(env.spec.tasks, attempts.given_up.tolist(), strict=True) if failed]
     return {"episodes": recorder.recorded, "attempts": recorder.ended, "given_up": given_up}
 
 
-class Tries:
-    """What became of the expert's episodes, task by task: one that needs ``ENOUGH`` tries a success is given up."""
-
-    ENOUGH = 100
+class Attempts:
+    """The expert's finished episodes per task. A task with too few successes (ATTEMPTS_PER_SUCCESS) is given up."""
 
     def __init__(self, num_tasks: int) -> None:
-        self.ended, self.won = torch.zeros(num_tasks), torch.zeros(num_tasks)
+        self.finished, self.succeeded = torch.zeros(num_tasks), torch.zeros(num_tasks)
 
     @property
-    def hopeless(self) -> Bool[Tensor, " tasks"]:
-        return self.ended >= self.ENOUGH * (self.won + 1)
+    def given_up(self) -> Bool[Tensor, " tasks"]:
+        return self.finished >= ATTEMPTS_PER_SUCCESS * (self.succeeded + 1)
 
-    def note(self, task: Int[Tensor, " n"], success: Bool[Tensor, " n"]) -> None:
-        self.ended += torch.bincount(task, minlength=len(self.ended))
-        self.won += torch.bincount(task, weights=success.float(), minlength=len(self.won))
+    def add(self, task: Int[Tensor, " n"], success: Bool[Tensor, " n"]) -> None:
+        self.finished += torch.bincount(task, minlength=len(self.finished))
+        self.succeeded += torch.bincount(task, weights=success.float(), minlength=len(self.succeeded))
 
     def choose(self, starts: StartSequence, count: int) -> list[StartState]:
-        """The next ``count`` starts that are worth a try. UserError if there are none."""
-        if self.hopeless.all():
-            won, ended = int(self.won.sum()), int(self.ended.sum())
-            raise UserError(f"the expert succeeded in {won} of {ended} tries; lower start.noise")
+        """The next ``count`` starts of tasks that are not given up. UserError if all are."""
+        if self.given_up.all():
+            succeeded, finished = int(self.succeeded.sum()), int(self.finished.sum())
+            raise UserError(f"the expert succeeded in {succeeded} of {finished} episodes; lower start.noise")
         chosen: list[StartState] = []
         while len(chosen) < count:
-            chosen += [start for start in starts.take(1) if not self.hopeless[start.task]]
+            chosen += [start for start in starts.take(1) if not self.given_up[start.task]]
         return chosen
 
 
@@ -99,31 +99,31 @@ def run_expert(
     episodes: int,
     observe_every: int,
     on_recorded: Callable[[int], None],
-) -> Tries:
-    """Step the expert, looking at every ``observe_every``-th step, until ``episodes`` are recorded."""
-    num_envs, tries = recorder.spec.num_envs, Tries(len(recorder.spec.tasks))
+) -> Attempts:
+    """Step the expert, observing every ``observe_every`` steps and at the end, until ``episodes`` are recorded."""
+    num_envs, attempts = recorder.spec.num_envs, Attempts(len(recorder.spec.tasks))
     task = torch.zeros(num_envs, dtype=torch.int64)
-    live = torch.zeros(num_envs, dtype=torch.bool)
+    running = torch.zeros(num_envs, dtype=torch.bool)
     steps = torch.zeros(num_envs, dtype=torch.int64)
     reported = 0
     while recorder.recorded < episodes:
-        idle = (~live).nonzero().flatten().tolist()
-        wanted = idle[: max(0, episodes - recorder.recorded - int(live.sum()))]
-        if wanted:
-            chosen = tries.choose(starts, len(wanted))
-            recorder.reset(wanted, start=chosen)
-            task[wanted] = torch.tensor([start.task for start in chosen])
-            live[wanted], steps[wanted] = True, 0
-        looking = (live & (steps % observe_every == 0)).nonzero().flatten().tolist()
-        if looking:
-            recorder.observe(looking)
+        idle = (~running).nonzero().flatten().tolist()
+        needed = idle[: max(0, episodes - recorder.recorded - int(running.sum()))]
+        if needed:
+            chosen = attempts.choose(starts, len(needed))
+            recorder.reset(needed, start=chosen)
+            task[needed] = torch.tensor([start.task for start in chosen])
+            running[needed], steps[needed] = True, 0
+        due = (running & (steps % observe_every == 0)).nonzero().flatten().tolist()
+        if due:
+            recorder.observe(due)
         step = recorder.step(expert.act())
         steps += 1
-        ended = (step.terminated | step.truncated) & live
+        ended = (step.terminated | step.truncated) & running
         if ended.any():
-            recorder.observe(ended.nonzero().flatten().tolist())  # the final look, which commits
-            live &= ~ended
-            tries.note(task[ended], step.success[ended])
+            recorder.observe(ended.nonzero().flatten().tolist())  # the final observation completes the episode
+            running &= ~ended
+            attempts.add(task[ended], step.success[ended])
         on_recorded(recorder.recorded - reported)
         reported = recorder.recorded
-    return tries
+    return attempts

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint
-from vla_rl.runs.metrics import Metrics
+from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
 
 
@@ -44,7 +44,7 @@ def run_fit(
     if (latest := latest_checkpoint(checkpoints)) is not None:
         fit.load_state_dict(load_tree(latest))
     with (
-        Metrics(directory, next_iteration=fit.step, tensorboard=False) as record,
+        MetricsWriter(directory, next_iteration=fit.step, tensorboard=False) as record,
         progress(title, fit.steps, done=fit.step) as advance,
     ):
         while fit.step < fit.steps:

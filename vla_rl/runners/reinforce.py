@@ -18,7 +18,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.runners.evaluate import evaluate_policy, locate
 from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.runs.failures import FailureLog
-from vla_rl.runs.metrics import Metrics
+from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import console, progress
 from vla_rl.runs.run_dir import Run, git_revision, load_experiment
 
@@ -39,7 +39,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
     total = experiment.algorithm.iterations
     every = experiment.evaluation.validate_every if folder == run.dir else 0
     with (
-        Metrics(folder, next_iteration=algorithm.iteration) as record,
+        MetricsWriter(folder, next_iteration=algorithm.iteration) as record,
         progress("reinforce", total, done=algorithm.iteration) as advance,
     ):
         while algorithm.iteration < total:

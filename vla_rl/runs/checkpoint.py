@@ -1,4 +1,4 @@
-"""The exact state of a training run, so that N + M iterations equal N, kill, M.
+"""The exact state of a training run: N + M iterations equal N, an interruption, and M.
 
 A state is a tree: dicts (text or integer keys), lists and tuples of tensors, NumPy arrays and scalars, int, float,
 bool, str, bytes and None. It becomes one safetensors file: arrays as its tensors, the tree around them as JSON in its
@@ -41,7 +41,7 @@ class CheckpointError(UserError):
 def save_checkpoint(directory: Path, iteration: int, state: Any, *, keep: int = 2) -> Path:
     """Write ``state`` as ``directory/iteration_<iteration>.safetensors`` and delete all but the last ``keep``.
 
-    Whole or not at all: after a crash at any moment, every ``iteration_*.safetensors`` there is complete.
+    Atomically: after a crash at any moment, every ``iteration_*.safetensors`` is complete.
     Raises CheckpointError when the disk is full; earlier checkpoints are untouched.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 def save_tree(path: Path, tree: Any) -> None:
     """Write ``tree`` to ``path``: a temporary file, fsync, rename. Raises CheckpointError when the disk is full and
-    TypeError where the tree holds something else than the module's docstring lists."""
+    TypeError where the tree contains a type that the module's docstring does not list."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(tree, "", tensors))
     metadata = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
@@ -84,7 +84,7 @@ def save_tree(path: Path, tree: Any) -> None:
 
 
 def load_tree(path: Path) -> Any:
-    """The tree that ``save_tree`` wrote, bit for bit, tensors on the CPU. Raises CheckpointError if it is not whole."""
+    """The tree that ``save_tree`` wrote, bit for bit, tensors on the CPU. Raises CheckpointError if the file is damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
@@ -120,20 +120,20 @@ def _sync(path: Path) -> None:
 
 
 def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for ``node``; its arrays go to ``tensors`` under their place in the tree. Containers are one-key objects."""
+    """JSON for ``node``; its arrays are added to ``tensors``, named after their path. Containers are one-key objects."""
     match node:
         case None | bool() | str():
             return node
         case np.generic():
-            return {"scalar": _put(torch.from_numpy(np.array(node)), where, tensors)}
+            return {"scalar": _add(torch.from_numpy(np.array(node)), where, tensors)}
         case int() | float():
             return node
         case bytes():
             return {"bytes": base64.b64encode(node).decode()}
         case Tensor():
-            return {"tensor": _put(node, where, tensors)}
+            return {"tensor": _add(node, where, tensors)}
         case np.ndarray():
-            return {"array": _put(_from_numpy(node, where), where, tensors)}
+            return {"array": _add(_from_numpy(node, where), where, tensors)}
         case Mapping():
             return {"dict": [[_key(key, where), _encode(node[key], f"{where}.{key}", tensors)] for key in node]}
         case list() | tuple():
@@ -155,11 +155,11 @@ def _from_numpy(array: np.ndarray, where: str) -> Tensor:
         raise TypeError(f"a training state cannot hold an array of {array.dtype} (at '{where[1:]}')") from None
 
 
-def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
+def _add(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
     name = where[1:] or "state"
     while name in tensors:  # keys 1 and "1", or a dot inside a key
         name += "'"
-    # A copy of its own: two entries may share storage (tied weights, views), which the file format refuses.
+    # Copied, because entries that share storage (tied weights, views) are refused by the file format.
     tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return name
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run's worlds and was mended: failures.jsonl in the run's folder."""
+"""Simulator workers that failed in a run and were replaced: failures.jsonl in the run's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILURES_FILE = "failures.jsonl"
 
 @runtime_checkable
 class RestartingEnv(Protocol):
-    """A world that replaces what fails in it."""
+    """An environment that replaces workers that fail."""
 
     @property
     def failures(self) -> Sequence[WorkerFailure]: ...
@@ -30,7 +30,7 @@ class FailureLog:
         self._path, self._env, self._written = run_dir / FAILURES_FILE, env, 0
 
     def write(self, stage: str) -> int:
-        """How many there were; ``stage``: when in the run it was."""
+        """Returns how many there were; ``stage``: the part of the run in which they happened."""
         fresh = self._env.failures[self._written :] if isinstance(self._env, RestartingEnv) else ()
         if fresh:
             with self._path.open("a", encoding="utf-8") as file:
@@ -40,9 +40,9 @@ class FailureLog:
 
 
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every record of ``failures.jsonl``: {stage, row, pid, request, cause, stderr}; a torn last line is left out."""
+    """Every record of ``failures.jsonl``: {stage, env_id, pid, request, cause, stderr}; an incomplete last line is left out."""
     path = run_dir / FAILURES_FILE
     if not path.exists():
         return []
-    *lines, _torn = path.read_text(encoding="utf-8").split("\n")
+    *lines, _incomplete = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines]

@@ -1,7 +1,7 @@
-"""Numbers of a run: ``metrics.jsonl``, the record, and TensorBoard event files, a view of it.
+"""Metrics of a run: ``metrics.jsonl``, and the same values as TensorBoard event files.
 
 A line of ``metrics.jsonl`` is one iteration: ``{"iteration": 3, "wall_s": 41.2, "<name>": value, ...}``. A value that
-is not finite is written as null, since JSON has no NaN.
+is not finite is written as null, because JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 METRICS_FILE = "metrics.jsonl"
 
 
-class Metrics:
+class MetricsWriter:
     """Appends one line per iteration; each line is on disk when ``write`` returns.
 
-    next_iteration: the first iteration that will be written. Records at or beyond it, left by a run that went on after
-    its last checkpoint, and a torn last line are dropped, so a resumed file reads like an uninterrupted one.
+    next_iteration: the first iteration that will be written. Records from it on, left by a run that was interrupted after
+    its last checkpoint, and an incomplete last line are dropped, so a resumed file equals an uninterrupted one.
     """
 
     def __init__(self, run_dir: Path, *, next_iteration: int = 0, tensorboard: bool = True) -> None:
@@ -54,7 +54,7 @@ class Metrics:
         if self._board is not None:
             self._board.close()
 
-    def __enter__(self) -> Metrics:
+    def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -62,20 +62,20 @@ class Metrics:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Every whole record, in order; a last line that a crash cut short is left out. No file: no records.
+    """Every complete record, in order; an incomplete last line is left out. No file: no records.
 
-    Raises ValueError where a line before the last is no record.
+    Raises ValueError where a line before the last is not a record.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
-    *lines, _torn = path.read_bytes().split(b"\n")
+    *lines, _incomplete = path.read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError:
-            raise ValueError(f"{path}: line {number} is no JSON record: {line[:60]!r}") from None
+            raise ValueError(f"{path}: line {number} is not a JSON record: {line[:60]!r}") from None
     return records
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal: done, rate, time left, and the latest figures."""
+"""Progress of long work on a terminal: units done, rate, time left, and the latest metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
-    """A bar on standard error; where that is no terminal, one line when the work ends."""
+    """A progress bar on standard error; where that is not a terminal, one line when the work ends."""
     columns = (
         TextColumn("[bold]{task.description:<16}"),
         BarColumn(bar_width=30),

@@ -1,4 +1,4 @@
-"""A run's folder: what is where, which stages are done, and who may write."""
+"""The folder of a run: its files, the stages that are complete, and a lock against a second writer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
         return self.dir / "videos"
 
     def stages(self) -> dict[str, dict[str, Any]]:
-        """What has been completed, with its result and wall-clock seconds."""
+        """The completed stages, each with its result and wall-clock seconds."""
         path = self.dir / "stages.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -75,7 +75,7 @@ class Stage:
 
 
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
-    """Create the folder, or come back to it. ``command`` is how a person would start the same run again.
+    """Create the folder, or open it again. ``command``: how to start the same run again in a shell.
 
     Raises UserError if it holds a run and ``resume`` is not set, if it was started with another configuration, or if
     another process is writing it.
@@ -83,7 +83,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     config = directory / "config.yaml"
     if config.exists():
         if not resume:
-            raise UserError(f"{directory} holds a run already; add --resume to go on, or choose another --run-dir")
+            raise UserError(f"{directory} holds a run already; add --resume to continue it, or choose another --run-dir")
         if load_config(Experiment, config) != experiment:
             raise UserError(f"{directory} was started with other settings (see {config}); choose another --run-dir")
     elif resume:
@@ -109,7 +109,7 @@ def load_experiment(directory: Path) -> Experiment:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Atomically: after a crash the file is the old one or the new one."""
     partial = path.with_name(path.name + ".tmp")
     with partial.open("w") as file:
         json.dump(value, file, indent=1)
@@ -119,7 +119,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def git_revision() -> str | None:
-    """Of the checkout this program runs from; None if it was installed from a package."""
+    """Commit of the checkout that this program runs from; None if it was installed from a package."""
     here = Path(__file__).resolve().parent
     answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None
