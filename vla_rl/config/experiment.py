@@ -13,7 +13,7 @@ from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
-from vla_rl.runners.world_model import ImaginationConfig
+from vla_rl.config.imagination import ImaginationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,5 +71,5 @@ class Experiment:
     def __post_init__(self) -> None:
         self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
         if self.imagination is not None:
-            setting = "imagination.model.imagined.num_envs"
-            self.algorithm.check_num_envs(self.imagination.model.imagined.num_envs, setting)
+            setting = "imagination.model.imagined_env.num_envs"
+            self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)

@@ -262,9 +262,7 @@ def compare_success(
     num_envs = min(count, len(clips.entries))
     whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False, num_envs=num_envs)
     starts = RecordedStarts(clips, tasks=env.spec.tasks)
-    imagined = make_imagined_env(
-        replace(config, imagined_env=whole), fitted, starts, max_steps=env.spec.max_steps
-    )
+    imagined = make_imagined_env(replace(config, imagined_env=whole), fitted, starts, max_steps=env.spec.max_steps)
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle)

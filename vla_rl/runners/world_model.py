@@ -81,9 +81,7 @@ def fit_world_model(
     robot = robot_of(stores, clips)
     earlier = load_world_model(start) if start is not None else None
     if not (directory / WORLD_MODEL_FILE).exists():
-        dynamics = fit_dynamics(
-            config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier
-        )
+        dynamics = fit_dynamics(config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier)
         reward_model, metrics = fit_reward_model(
             config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
         )
