@@ -1,4 +1,4 @@
-"""Run folders with plausible contents, for the tests of the report and for looking at it."""
+"""Run folders with plausible contents, for the tests of the report and for viewing it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def make_imagined_run(path: Path) -> Path:
 
 
 def ball(reaches: bool) -> np.ndarray:
-    """uint8 [40, 128, 128, 3]: a square that moves to a plate, or stops half way."""
+    """uint8 [40, 128, 128, 3]: a square that moves to a plate, or stops halfway."""
     frames = np.full((40, 128, 128, 3), (214, 206, 190), dtype=np.uint8)
     frames[:, 84:112, 84:112] = (70, 140, 90)
     for t, frame in enumerate(frames):

@@ -38,7 +38,8 @@ def record(failing: tuple[int, ...], path: Path) -> tuple[Attempts, EpisodeStore
 def test_a_task_at_which_the_expert_never_succeeds_is_given_up(tmp_path: Path) -> None:
     attempts, store = record((2,), tmp_path)
     assert attempts.given_up.tolist() == [False, False, True]
-    assert ATTEMPTS_PER_SUCCESS <= attempts.finished[2] < ATTEMPTS_PER_SUCCESS + 50  # 50 environments may still be running
+    running = 50  # at most, when the task was given up
+    assert ATTEMPTS_PER_SUCCESS <= attempts.finished[2] < ATTEMPTS_PER_SUCCESS + running
     assert len(store.select()) == 400 == attempts.succeeded.sum()
 
 

@@ -63,12 +63,12 @@ def check(page: Path) -> Checker:
     return checker
 
 
-def test_a_finished_run_shows_everything(tmp_path: Path):
+def test_a_complete_run_shows_every_section(tmp_path: Path):
     page = check(write_report(make_run(tmp_path / "quickstart")))
-    for said in ("41 %", "78 %", "+37", "20 min", "interval of the gain excludes zero", *TASKS):
-        assert said in page.text, said
-    for said in ("vla-rl train configs/quickstart.yaml --seed 0", "clip_ratio: 0.2", "2.13.0", "policy_loss"):
-        assert said in page.text, said
+    for text in ("41 %", "78 %", "+37", "20 min", "interval excludes zero", *TASKS):
+        assert text in page.text, text
+    for text in ("vla-rl train configs/quickstart.yaml --seed 0", "clip_ratio: 0.2", "2.13.0", "policy_loss"):
+        assert text in page.text, text
     assert page.tags.count("video") == 4
     titles = [label.partition(".")[0] for label in page.labels]
     for title in ("Success", "KL to the rollout's policy", "Value: explained variance", "Seconds per iteration"):
@@ -85,17 +85,17 @@ def test_the_world_models_evaluation_is_shown_round_by_round(tmp_path: Path):
         '<span class="good">&minus;5</span> <span class="soft">[&minus;12, 2]</span>',
     ):
         assert shown in text, shown
-    for said in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagined training", "24,000", "swapped 0"):
-        assert said in page.text, said
+    for text in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagined training", "24,000", "swapped 0"):
+        assert text in page.text, text
     assert page.tags.count("video") == 1
     assert "Success of imagined episodes" in {label.partition(".")[0] for label in page.labels}
 
 
-def test_a_round_that_has_just_begun(tmp_path: Path):
+def test_a_round_that_has_just_started(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     stages = json.loads((run / "stages.json").read_text())
     (run / "stages.json").write_text(
-        json.dumps({"validate_start": stages["validate_start"], "real_0": stages["real_0"]})
+        json.dumps({"validate_start": stages["validate_start"], "record_0": stages["record_0"]})
     )
     shutil.rmtree(run / "imagination")
     page = check(write_report(run))
@@ -103,7 +103,7 @@ def test_a_round_that_has_just_begun(tmp_path: Path):
     assert "78 %" in page.text
 
 
-def test_no_gain_is_called_noise(tmp_path: Path):
+def test_a_gain_within_the_interval_is_called_noise(tmp_path: Path):
     page = check(write_report(make_run(tmp_path / "run", gain=0.02, videos=False)))
     assert "within the noise of this evaluation" in page.text
 
@@ -112,7 +112,7 @@ def test_no_gain_is_called_noise(tmp_path: Path):
     "missing",
     ["result.json", "metrics.jsonl", "config.yaml", "command.txt", "videos", "imitation", "videos/bc_lift_cube.mp4"],
 )
-def test_whatever_is_missing_the_rest_is_shown(tmp_path: Path, missing: str):
+def test_missing_files_leave_the_other_sections(tmp_path: Path, missing: str):
     run = make_run(tmp_path / "run")
     path = run / missing
     if path.is_dir():
@@ -127,7 +127,7 @@ def test_whatever_is_missing_the_rest_is_shown(tmp_path: Path, missing: str):
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 2])
-def test_a_run_that_has_just_begun(tmp_path: Path, iterations: int):
+def test_a_run_that_has_just_started(tmp_path: Path, iterations: int):
     run = make_run(tmp_path / "run", videos=False)
     (run / "result.json").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -135,7 +135,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path, iterations: int):
     check(write_report(run))
 
 
-def test_text_from_the_run_is_never_markup(tmp_path: Path):
+def test_text_from_the_run_is_escaped(tmp_path: Path):
     run = make_run(tmp_path / "<b>run", videos=False)
     (run / "command.txt").write_text("vla-rl train '<script>alert(1)</script>'")
     result = json.loads((run / "result.json").read_text())
@@ -146,7 +146,7 @@ def test_text_from_the_run_is_never_markup(tmp_path: Path):
     assert not {"b", "i", "script"} & set(page.tags)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path):
+def test_other_folders_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="not the folder of a run"):
         write_report(tmp_path)
     run = make_run(tmp_path / "run", videos=False)
@@ -163,8 +163,8 @@ def test_runs_side_by_side(tmp_path: Path):
     ]
     (runs[2] / "result.json").unlink()
     page = check(write_comparison(runs, tmp_path / "out" / "compare.html"))
-    for said in ("a/run", "b/run", "third", "Settings that differ", "algorithm.name", "grpo", "+37", "+20"):
-        assert said in page.text, said
+    for text in ("a/run", "b/run", "third", "Settings that differ", "algorithm.name", "grpo", "+37", "+20"):
+        assert text in page.text, text
     assert "clip_ratio" not in page.text
     console = Console(record=True, width=160)
     print_comparison(runs, console)
@@ -190,7 +190,7 @@ def test_difference_is_newcombes():
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-2, 1e6), st.integers(2, 8))
-def test_ticks_are_round_inside_and_evenly_apart(low: float, span: float, count: int):
+def test_ticks_are_inside_the_range_and_evenly_spaced(low: float, span: float, count: int):
     high = low + span
     values = ticks(low, high, count)
     assert all(low - 1e-6 * span <= value <= high + 1e-6 * span for value in values)
@@ -211,7 +211,7 @@ def test_smoothing_keeps_a_straight_line_and_averages_noise():
     assert smooth([(0, 0.0), (1, 3.0), (2, 0.0)], 3)[1] == (1, 1.0)
 
 
-def test_points_land_where_the_axes_say():
+def test_points_are_drawn_at_their_coordinates():
     chart = line_chart([Line(label="a", points=[(0, 0.0), (10, 1.0)], color=0)], title="t", y=(0.0, 1.0))
     start, end = re.search(r'd="M([\d. ]+)L([\d. ]+)"', chart).groups()
     assert start == "52.0 212.0"  # left edge, bottom

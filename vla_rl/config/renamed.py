@@ -29,6 +29,22 @@ RENAMED: Mapping[str, str] = {
     "sim.start_each_row": renamed_to("reset_each_env"),
     "sim.variation": renamed_to("randomization"),
     "sim.randomization.colour": renamed_to("color"),
+    "imagination.self_imitation": renamed_to("clone_successes"),
+    "imagination.trust": renamed_to("thresholds"),
+    "imagination.thresholds.useless_auc": renamed_to("stop_below_auc"),
+    "imagination.model.world": renamed_to("dynamics"),
+    "imagination.model.dynamics.words": renamed_to("action_tokens"),
+    "imagination.model.dynamics.autoencoder.fit": renamed_to("imagination.model.autoencoder_fit"),
+    "imagination.model.dynamics.autoencoder.motion_weight": renamed_to(
+        "imagination.model.autoencoder_fit.motion_weight"
+    ),
+    "imagination.model.outcome": renamed_to("reward_model"),
+    "imagination.model.reward_model.vla": renamed_to("encoder"),
+    "imagination.model.imagined": renamed_to("imagined_env"),
+    "imagination.model.imagined_env.verdict_every": renamed_to("reward_every"),
+    "imagination.model.keyframes.beginnings": renamed_to("episode_starts"),
+    **{f"imagination.model.{fit}.go_on": renamed_to("roll_in") for fit in ("fit", "distill")},
+    **{f"imagination.model.{fit}.moved": renamed_to("motion_threshold") for fit in ("fit", "distill")},
 }
 
 

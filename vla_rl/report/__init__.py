@@ -1,7 +1,7 @@
-"""``report.html``: a run, or several side by side, on one page that needs nothing but a browser.
+"""``report.html``: one run, or several side by side, on one page for a browser without a network.
 
-No script, no font, no picture comes from elsewhere: charts are SVG drawn in svg.py, videos are embedded. What a run
-does not have yet (an evaluation, videos) is left out with a line that says so.
+No script, font or image is loaded: charts are SVG drawn in svg.py, videos are embedded. What a run does not have yet
+(an evaluation, videos) is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
-    """Write the runs' common page to ``page`` and return it. Raises UserError where one is not the folder of a run."""
+    """Write one page of all runs to ``page`` and return it. Raises UserError where one is not the folder of a run."""
     html = comparison_page([read_run(run_dir) for run_dir in run_dirs])
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(html, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Several runs on one page: figures side by side, curves on common axes, and what their settings differ in."""
+"""Several runs on one page: results side by side, curves on common axes, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_rl.report.svg import Format, interval_chart, line_chart, number, percen
 
 
 def comparison_page(runs: Sequence[RunData]) -> str:
-    """The page of several runs: figures side by side, curves on common axes, and what their settings differ in."""
+    """The HTML of the page."""
     names = unique_names(runs)
     colors = {name: index % PALETTE for index, name in enumerate(names)}
     by_name = dict(zip(names, runs, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, film, metric_figure, rate_cell, section, signed
+from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, metric_figure, rate_cell, section, signed, video
 from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import line_chart, percent
 
@@ -151,6 +151,6 @@ def _videos(rounds: Sequence[Round]) -> str:
         return ""
     note = "Above the recording, below the prediction for the same actions; swapped: actions of another episode."
     cards = "".join(
-        f'<div class="card">{film(path, escape(name.replace("_", " ")))}</div>' for name, path in videos.items()
+        f'<div class="card">{video(path, escape(name.replace("_", " ")))}</div>' for name, path in videos.items()
     )
-    return f'<h2>Recorded and imagined</h2><p class="note">{note}</p><div class="films">{cards}</div>'
+    return f'<h2>Recorded and imagined</h2><p class="note">{note}</p><div class="videos">{cards}</div>'

@@ -1,4 +1,4 @@
-"""A run's data to HTML: every function here returns a piece of the page, empty where the run lacks the data."""
+"""A run's data to HTML: every function here returns a part of the page, empty where the run lacks the data."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from vla_rl.report.pieces import (
     document,
     duration,
     figure,
-    film,
     interval,
     metric_figure,
     rate_cell,
     section,
     signed,
     tone,
+    video,
 )
 from vla_rl.report.run_data import Points, Rate, RunData, difference, series
 from vla_rl.report.svg import Line, interval_chart, line_chart, percent, stacked_area
 
-FEATURED = {  # metric -> title, and what a reader should look for
-    "kl": ("KL to the rollout's policy", "how far one update moves the policy; a steady rise means steps too large"),
+FEATURED = {  # metric -> title, and how to read it
+    "kl": ("KL to the rollout's policy", "how far one update changes the policy; it should not keep rising"),
     "clip_fraction": (
-        "Clipped share",
-        "of the probability ratios; near 0 the clip does nothing, above 0.3 it throttles",
+        "Clip fraction",
+        "share of probability ratios that are clipped; above 0.3 clipping limits learning",
     ),
-    "explained_variance": ("Value: explained variance", "1 is a perfect critic, 0 no better than a constant"),
+    "explained_variance": ("Value: explained variance", "1 is a perfect critic, 0 is no better than a constant"),
 }
 
 
@@ -44,7 +44,7 @@ def run_page(run: RunData) -> str:
         _tasks(run),
         _learning(run),
         imagination(run),
-        _films(run),
+        _videos(run),
         _time(run),
         _failures(run),
         _all_figures(run),
@@ -63,7 +63,7 @@ def _header(run: RunData) -> str:
 
 
 def _headline(run: RunData) -> str:
-    """The figures that matter, then one sentence that says whether they mean anything."""
+    """Success before and after, and one sentence about whether the difference is significant."""
     before, after = run.before, run.after
     if before is None or after is None:
         done = len(run.metrics)
@@ -71,22 +71,24 @@ def _headline(run: RunData) -> str:
     gain, low, high = difference(before, after)
     seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
     cards = [
-        card(percent(before.success), f"success before, imitation only<br>{interval(before)}", css="plain"),
-        card(percent(after.success), f"success after reinforcement<br>{interval(after)}", css="main"),
-        card(signed(gain), f"gain in points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
+        card(percent(before.success), f"success before reinforcement learning<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"success after reinforcement learning<br>{interval(after)}", css="main"),
+        card(signed(gain), f"gain in percentage points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
     ]
     if seconds:
-        cards.append(card(duration(seconds), "from nothing to this page"))
-    return f'<div class="cards">{"".join(cards)}</div><p class="lead">{escape(_verdict(run, gain, low, high))}</p>'
+        cards.append(card(duration(seconds), "wall time of the whole run"))
+    return f'<div class="cards">{"".join(cards)}</div><p class="lead">{escape(_conclusion(run, gain, low, high))}</p>'
 
 
-def _verdict(run: RunData, gain: float, low: float, high: float) -> str:
+def _conclusion(run: RunData, gain: float, low: float, high: float) -> str:
     episodes = run.result.get("episodes")
-    on = f" on {episodes} episodes whose starts were never trained on" if episodes else ""
+    on = f" on {episodes} episodes from held-out start states" if episodes else ""
     if low > 0:
-        return f"Reinforcement raised success by {100 * gain:.0f} points{on}; the interval of the gain excludes zero."
+        return (
+            f"The final policy succeeds {100 * gain:.0f} points more often{on}; the interval excludes zero."
+        )
     if high < 0:
-        return f"Reinforcement lowered success by {-100 * gain:.0f} points{on}; the interval excludes zero."
+        return f"The final policy succeeds {-100 * gain:.0f} points less often{on}; the interval excludes zero."
     return f"A change of {signed(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
 
 
@@ -104,32 +106,32 @@ def _tasks(run: RunData) -> str:
     extra = ""
     if "stochastic" in run.result:
         rate = Rate.of(run.result["stochastic"])
-        said = f"Exploring, as in training, the final policy reaches {percent(rate.success)} ({interval(rate)})."
-        extra = f'<p class="note">{said}</p>'
+        text = f"With exploration noise the final policy reaches {percent(rate.success)} ({interval(rate)})."
+        extra = f'<p class="note">{text}</p>'
     shown = figure("Success rate and 95 % interval", chart, colors)
     return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
 
 
 def _failures(run: RunData) -> str:
-    """Simulator processes that were replaced; their chunks were left out."""
+    """Simulator processes that failed and were replaced."""
     if not run.failures:
         return ""
-    head = '<tr><th>when</th><th class="n">row</th><th>doing</th><th>what happened</th></tr>'
+    head = '<tr><th>stage</th><th class="n">environment</th><th>request</th><th>cause</th></tr>'
     rows = "".join(
         f'<tr><td>{escape(str(one["stage"]))}</td><td class="n">{one["env_id"]}</td><td>{escape(one["request"])}</td>'
-        f"<td>{escape(one['cause'])}{_last_words(one['stderr'])}</td></tr>"
+        f"<td>{escape(one['cause'])}{_stderr(one['stderr'])}</td></tr>"
         for one in run.failures
     )
     count = len(run.failures)
-    said = f"{count} simulator process{'es' * (count != 1)} failed and {'were' if count != 1 else 'was'} replaced; no "
-    note = f'<p class="note">{said}loss saw the chunks under way in them.</p>'
+    text = f"{count} simulator process{'es' * (count != 1)} failed and {'were' if count != 1 else 'was'} replaced."
+    note = f'<p class="note">{text} Their unfinished chunks are not trained on.</p>'
     return section(
         "Worker failures", [f'<div class="card"><div class="wide"><table>{head}{rows}</table></div>{note}</div>']
     )
 
 
-def _last_words(stderr: str) -> str:
-    return f"<details><summary>its last words</summary><pre>{escape(stderr)}</pre></details>" if stderr else ""
+def _stderr(stderr: str) -> str:
+    return f"<details><summary>standard error</summary><pre>{escape(stderr)}</pre></details>" if stderr else ""
 
 
 def per_task(run: RunData, key: str) -> dict[str, Rate]:
@@ -152,9 +154,7 @@ def _learning(run: RunData) -> str:
     for name, (title, hint) in FEATURED.items():
         figures.append(metric_figure(run.points(name), title=title, hint=hint))
     loss = series(run.imitation, "bc_loss")
-    figures.append(
-        metric_figure(loss, title="Imitation loss", hint="before reinforcement", color=BEFORE, x_label="gradient step")
-    )
+    figures.append(metric_figure(loss, title="Behavior cloning loss", color=BEFORE, x_label="gradient step"))
     figures.append(_validation_figure(run))
     return section("Learning", figures)
 
@@ -172,7 +172,7 @@ def _success_figure(run: RunData) -> str:
 
 
 def validation(run: RunData) -> tuple[Points, list[tuple[float, float]]] | None:
-    """Success of the deployed policy where it was evaluated in training, with its intervals."""
+    """Success of the deployed policy where it was evaluated during training, with its intervals."""
     rows = [record for record in run.metrics if record.get("validation") is not None]
     if not rows:
         return None
@@ -195,25 +195,25 @@ def _validation_figure(run: RunData) -> str:
     return figure("Validation per task", chart, {line.label: line.color for line in lines})
 
 
-def _films(run: RunData) -> str:
+def _videos(run: RunData) -> str:
     tasks = list(dict.fromkeys(stem.partition("_")[2] for stem in run.videos if stem.startswith(("bc_", "rl_"))))
     pairs = []
     for task in tasks:
-        films = [
-            film(path, label)
+        videos = [
+            video(path, label)
             for prefix, label in (("bc_", "before"), ("rl_", "after"))
             if (path := run.videos.get(prefix + task)) is not None
         ]
-        pairs.append(f'<div class="card"><h3>{escape(task)}</h3><div class="pair">{"".join(films)}</div></div>')
+        pairs.append(f'<div class="card"><h3>{escape(task)}</h3><div class="pair">{"".join(videos)}</div></div>')
     if not pairs:
         return ""
-    note = '<p class="note">The same starts before and after. A green frame is a success, a red one a failure.</p>'
-    return f'<h2>Before and after</h2>{note}<div class="films">{"".join(pairs)}</div>'
+    note = '<p class="note">The same start states in both. Green border: success; red border: failure.</p>'
+    return f'<h2>Before and after</h2>{note}<div class="videos">{"".join(pairs)}</div>'
 
 
 def _time(run: RunData) -> str:
     figures = [_stages(run), _sections(run)]
-    return section("Where the time went", figures)
+    return section("Wall time", figures)
 
 
 def _stages(run: RunData) -> str:
@@ -254,7 +254,7 @@ def _all_figures(run: RunData) -> str:
     if not figures:
         return ""
     grid = f'<div class="grid2 small">{"".join(figures)}</div>'
-    return f"<details><summary>{len(figures)} more figures</summary>{grid}</details>"
+    return f"<details><summary>{len(figures)} more metrics</summary>{grid}</details>"
 
 
 def _reproduce(run: RunData) -> str:

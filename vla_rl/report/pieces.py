@@ -1,4 +1,4 @@
-"""What every page is made of: cards, figures, figures' lines, how rates and durations are written."""
+"""Parts of every page: cards, figures, curves, videos, and the formats of rates and durations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def document(title: str, body: Iterable[str]) -> str:
         f"<title>{escape(title)} · vla-rl</title><style>{css}</style></head><body><main>"
         + "".join(body)
         + "<footer>Intervals are Wilson 95 % intervals; the gain's is Newcombe's. "
-        "A thin line is the raw series, a thick one its moving average.</footer></main></body></html>\n"
+        "A thin line is the recorded series, a thick one its moving average.</footer></main></body></html>\n"
     )
 
 
@@ -64,7 +64,7 @@ def rate_cell(rate: Rate | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Rounded for reading: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
+    """Rounded: 48 s, 3 min 20 s, 25 min, 2 h 05 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -83,7 +83,7 @@ def metric_figure(points: Points, *, title: str, hint: str = "", color: int = AF
 
 
 def curve(points: Points, *, label: str, color: int) -> list[Line]:
-    """The series; with many points also its moving average, the raw one fainter behind it."""
+    """The series; with many points also its moving average, and the recorded series fainter behind it."""
     if len(points) < 20:
         return [Line(label=label, points=points, color=color)] if points else []
     average = smooth(points, max(3, len(points) // 12))
@@ -93,7 +93,8 @@ def curve(points: Points, *, label: str, color: int) -> list[Line]:
     ]
 
 
-def film(path: Path, label: str) -> str:
+def video(path: Path, label: str) -> str:
+    """An embedded mp4 with a label below it."""
     data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<div><video controls autoplay loop muted playsinline aria-label="{escape(path.stem)}" '

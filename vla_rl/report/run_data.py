@@ -1,4 +1,4 @@
-"""What a run's folder holds, read for the report."""
+"""The contents of a run's folder, for the report."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """``metrics``: one record per iteration. ``failures``: simulators that were replaced.
+    """``metrics``: one record per iteration. ``failures``: simulator processes that were replaced.
 
-    ``result``: result.json, empty while the run goes on.
+    ``result``: result.json, empty until the run is complete.
     """
 
     name: str
@@ -90,7 +90,7 @@ def series(records: Sequence[Mapping[str, Any]], name: str) -> Points:
 
 
 def read_run(path: Path) -> RunData:
-    """Raises UserError if ``path`` is not the folder of a run, or where a file in it cannot be read."""
+    """Raises UserError if ``path`` is not the folder of a run, or where a file in it is damaged."""
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
         raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
     try:
@@ -107,7 +107,7 @@ def read_run(path: Path) -> RunData:
         imitation=imitation,
         result=result,
         command=_text(path / "command.txt").strip(),
-        videos=_films(path / "videos"),
+        videos=_videos(path / "videos"),
         failures=read_failures(path),
         rounds=rounds,
     )
@@ -121,7 +121,7 @@ def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
             Round(
                 stages={name.removesuffix(ending): one for name, one in stages.items() if name.endswith(ending)},
                 metrics=read_metrics(folder),
-                videos=_films(folder / "videos"),
+                videos=_videos(folder / "videos"),
             )
         )
     return rounds
@@ -135,8 +135,8 @@ def difference(before: Rate, after: Rate) -> tuple[float, float, float]:
     return gain, low, high
 
 
-def _films(folder: Path) -> dict[str, Path]:
-    return {film.stem: film for film in sorted(folder.glob("*.mp4"))}
+def _videos(folder: Path) -> dict[str, Path]:
+    return {video.stem: video for video in sorted(folder.glob("*.mp4"))}
 
 
 def _text(path: Path) -> str:

@@ -70,7 +70,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def smooth(points: Points, window: int) -> Points:
-    """Moving average over ``window`` points, centerd and narrower at the ends."""
+    """Moving average over ``window`` points, centered and narrower at the ends."""
     half = window // 2
     out = []
     for i, (x, _) in enumerate(points):
@@ -97,7 +97,7 @@ def line_chart(
 
 
 def stacked_area(layers: Mapping[str, Points], *, title: str) -> str:
-    """Seconds per iteration, one layer on the other; every layer has the same iterations."""
+    """Seconds per iteration, stacked; every layer has the same iterations."""
     xs = [x for x, _ in next(iter(layers.values()))]
     totals = [sum(points[i][1] for points in layers.values()) for i in range(len(xs))]
     axes = Axes(x=(min(xs), max(xs)), y=(0.0, max(totals) * 1.05 or 1.0), format_y=lambda value: f"{number(value)} s")
@@ -144,15 +144,15 @@ def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colors
 
 def _whisker(axes: Axes, rate: Rate, y: float, color: int, name: str) -> str:
     low, middle, high = axes.at_x(rate.low), axes.at_x(rate.success), axes.at_x(rate.high)
-    said = f"{name}: {percent(rate.success)}, 95 % interval {percent(rate.low)} to {percent(rate.high)}"
+    text = f"{name}: {percent(rate.success)}, 95 % interval {percent(rate.low)} to {percent(rate.high)}"
     return (
-        f'<g><title>{escape(said)}</title><line class="whisker s{color}" x1="{low:.1f}" x2="{high:.1f}" '
+        f'<g><title>{escape(text)}</title><line class="whisker s{color}" x1="{low:.1f}" x2="{high:.1f}" '
         f'y1="{y:.1f}" y2="{y:.1f}"/><circle class="dot f{color}" cx="{middle:.1f}" cy="{y:.1f}" r="5"/></g>'
     )
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The data's, a little wider; from zero where the data comes close to it."""
+    """The range of the data with a margin; from zero where the data is close to it."""
     low, high = min(values), max(values)
     margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
     if 0 <= low < 0.4 * high:
@@ -170,11 +170,11 @@ def _line(axes: Axes, line: Line) -> str:
     if line.interval or len(line.points) == 1:
         intervals = line.interval or [(y, y) for _, y in line.points]
         for (x, y), (low, high) in zip(line.points, intervals, strict=True):
-            said = (
+            text = (
                 f"{line.label}, iteration {x:.0f}: {axes.format_y(y)} ({axes.format_y(low)} to {axes.format_y(high)})"
             )
             parts.append(
-                f'<g><title>{escape(said)}</title><line class="whisker s{line.color}" x1="{axes.at_x(x):.1f}" '
+                f'<g><title>{escape(text)}</title><line class="whisker s{line.color}" x1="{axes.at_x(x):.1f}" '
                 f'x2="{axes.at_x(x):.1f}" y1="{axes.at_y(low):.1f}" y2="{axes.at_y(high):.1f}"/>'
                 f'<circle class="dot f{line.color}" cx="{axes.at_x(x):.1f}" cy="{axes.at_y(y):.1f}" r="4"/></g>'
             )

@@ -84,7 +84,7 @@ def save_tree(path: Path, tree: Any) -> None:
 
 
 def load_tree(path: Path) -> Any:
-    """The tree that ``save_tree`` wrote, bit for bit, tensors on the CPU. Raises CheckpointError if the file is damaged."""
+    """The tree that ``save_tree`` wrote, bit for bit, on the CPU. Raises CheckpointError if the file is damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
@@ -120,7 +120,7 @@ def _sync(path: Path) -> None:
 
 
 def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for ``node``; its arrays are added to ``tensors``, named after their path. Containers are one-key objects."""
+    """JSON for ``node``; its arrays are added to ``tensors`` under their path. Containers are one-key objects."""
     match node:
         case None | bool() | str():
             return node

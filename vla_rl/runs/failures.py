@@ -40,7 +40,7 @@ class FailureLog:
 
 
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every record of ``failures.jsonl``: {stage, env_id, pid, request, cause, stderr}; an incomplete last line is left out."""
+    """Every record: {stage, env_id, pid, request, cause, stderr}; an incomplete last line is left out."""
     path = run_dir / FAILURES_FILE
     if not path.exists():
         return []

@@ -20,8 +20,8 @@ METRICS_FILE = "metrics.jsonl"
 class MetricsWriter:
     """Appends one line per iteration; each line is on disk when ``write`` returns.
 
-    next_iteration: the first iteration that will be written. Records from it on, left by a run that was interrupted after
-    its last checkpoint, and an incomplete last line are dropped, so a resumed file equals an uninterrupted one.
+    next_iteration: the first iteration that will be written. Records from it on, left by a run that was interrupted
+    after its last checkpoint, and an incomplete last line are dropped, so a resumed file equals an uninterrupted one.
     """
 
     def __init__(self, run_dir: Path, *, next_iteration: int = 0, tensorboard: bool = True) -> None:

@@ -83,7 +83,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     config = directory / "config.yaml"
     if config.exists():
         if not resume:
-            raise UserError(f"{directory} holds a run already; add --resume to continue it, or choose another --run-dir")
+            raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
         if load_config(Experiment, config) != experiment:
             raise UserError(f"{directory} was started with other settings (see {config}); choose another --run-dir")
     elif resume:
