@@ -16,14 +16,14 @@ from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
 
 
-def vla_rl(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vla_rl.cli", *map(str, words)]
+def vla_rl(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
-def code(*words: str) -> int:
+def exit_code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stopped:
-        cli.main(words)
+        cli.main(arguments)
     return stopped.value.code
 
 
@@ -31,7 +31,7 @@ def code(*words: str) -> int:
     "command", ["", "train", "eval", "collect", "report", "compare", "doctor", "bench", "data", "sims"]
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):
-    assert code(*command.split(), "--help") == 0
+    assert exit_code(*command.split(), "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: vla-rl {command}")
 
 
@@ -46,45 +46,52 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         ((), "Missing subcommand"),
         (("trian",), "Unrecognized options: trian"),
         (("train",), "CONFIG"),
-        (("data", "look", "x"), "'info', 'verify'"),
+        (("data", "show", "x"), "'info', 'verify'"),
         (("sims", "install", "robosuit"), "needs one of"),
         (("eval", "runs/x", "--episodes", "many"), "episodes"),
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
+        (("bench", "speed"), "there are: sim, policy"),
+        (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
+        (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),
+        (("bench", "sim", "--num-envs", "2"), "these options need --sim NAME"),
+        (("eval", "runs/x", "--words", "blank"), "--words"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),
     ],
 )
-def test_wrong_input_is_one_message_and_code_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str):
-    assert code(*words) == 2
+def test_wrong_input_is_one_message_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+):
+    assert exit_code(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert said in captured.err
+    assert message in captured.err
     assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize(
-    ("error", "expected", "said"),
+    ("error", "expected", "message"),
     [
         (UserError("runs/a: no such thing"), 2, "vla-rl: runs/a: no such thing\n"),
         (FileNotFoundError(2, "No such file or directory", "runs/b"), 2, "vla-rl: runs/b: no such file or directory\n"),
         (KeyboardInterrupt(), 130, "vla-rl: interrupted\n"),
     ],
 )
-def test_exit_codes(monkeypatch, capsys: pytest.CaptureFixture[str], error: BaseException, expected: int, said: str):
+def test_exit_codes(monkeypatch, capsys: pytest.CaptureFixture[str], error: BaseException, expected: int, message: str):
     def fail(_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli.Report, "run", fail)
-    assert code("report", "x") == expected
-    assert capsys.readouterr().err == said
+    assert exit_code("report", "x") == expected
+    assert capsys.readouterr().err == message
 
 
-def test_a_fault_of_the_program_is_code_1_and_leaves_its_traceback(tmp_path: Path):
+def test_an_unexpected_exception_is_code_1_and_its_traceback_is_in_a_file(tmp_path: Path):
     run = make_run(tmp_path / "run", videos=False)
     (run / "result.json").write_text('{"bc": {"success": 1}}')  # a shape this program never writes
     done = vla_rl("report", run, TMPDIR=str(tmp_path))
@@ -96,20 +103,20 @@ def test_a_fault_of_the_program_is_code_1_and_leaves_its_traceback(tmp_path: Pat
     assert log.read_text().startswith("Traceback")
 
 
-def test_interrupted_training_says_how_to_go_on(monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_interrupted_training_prints_how_to_resume(monkeypatch, capsys: pytest.CaptureFixture[str]):
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.Train, "run", interrupt)
-    assert code("train", "configs/quick start.yaml", "--seed", "3", "--algorithm.name=grpo") == 130
+    assert exit_code("train", "configs/quick start.yaml", "--seed", "3", "--algorithm.name=grpo") == 130
     assert capsys.readouterr().err == (
         "vla-rl: interrupted; resume with: vla-rl train 'configs/quick start.yaml' --seed 3 --algorithm.name=grpo "
         "--run-dir 'runs/quick start' --resume\n"
     )
 
 
-def test_control_c_in_a_real_process_is_code_130(tmp_path: Path):
-    """A FIFO that nobody writes keeps the command waiting until the interrupt comes."""
+def test_an_interrupt_of_a_real_process_is_code_130(tmp_path: Path):
+    """A FIFO without a writer blocks the command until the interrupt."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("seed: 1\n")
@@ -120,9 +127,9 @@ def test_control_c_in_a_real_process_is_code_130(tmp_path: Path):
         while "metrics.jsonl" not in _waiting_for(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, message = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "vla-rl: interrupted\n"
+    assert message == "vla-rl: interrupted\n"
 
 
 def _waiting_for(pid: int) -> str:
@@ -132,7 +139,7 @@ def _waiting_for(pid: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "overrides"),
+    ("arguments", "overrides"),
     [
         ("train c.yaml --a.b 1 --resume --c=2", ("--a.b", "1", "--c=2")),
         ("train --a.b 1 c.yaml --run-dir d", ("--a.b", "1")),
@@ -140,8 +147,8 @@ def _waiting_for(pid: int) -> str:
         ("collect c.yaml --episodes 3 --sim.num_envs 4 --out s", ("--sim.num_envs", "4")),
     ],
 )
-def test_settings_are_told_from_options(words: str, overrides: tuple[str, ...]):
-    command = cli.parse(words.split())
+def test_settings_are_separated_from_options(arguments: str, overrides: tuple[str, ...]):
+    command = cli.parse(arguments.split())
     assert isinstance(command, cli.Train | cli.Collect)
     assert command.overrides == overrides
     assert command.config == Path("c.yaml")
@@ -150,10 +157,10 @@ def test_settings_are_told_from_options(words: str, overrides: tuple[str, ...]):
 def test_the_run_folder_is_named_after_the_configuration():
     command = cli.parse(["train", "configs/pick.yaml"])
     assert isinstance(command, cli.Train)
-    assert command.place() == Path("runs/pick")
+    assert command.run_folder() == Path("runs/pick")
 
 
-def test_doctor_as_json_really_checks_this_machine():
+def test_doctor_checks_this_machine_and_prints_json():
     done = vla_rl("doctor", "--json")
     checks = {check.pop("name"): check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == (1 if any(check["status"] == "failed" for check in checks.values()) else 0)
@@ -166,7 +173,7 @@ def test_doctor_as_json_really_checks_this_machine():
         assert check["status"] == "ok" or check["fix"]
 
 
-def test_doctor_names_the_packages_when_nothing_renders(monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_doctor_lists_the_packages_when_no_renderer_works(monkeypatch, capsys: pytest.CaptureFixture[str]):
     from vla_rl import doctor
 
     monkeypatch.setattr(doctor, "RENDER", "raise ImportError('no OpenGL here')")
@@ -178,7 +185,7 @@ def test_doctor_names_the_packages_when_nothing_renders(monkeypatch, capsys: pyt
     assert "sudo apt-get install libosmesa6" in out
 
 
-def test_doctor_survives_a_crash_of_the_renderer(monkeypatch):
+def test_a_crash_of_the_renderer_is_a_failed_check(monkeypatch):
     from vla_rl import doctor
 
     monkeypatch.setattr(doctor, "RENDER", "import os; os.kill(os.getpid(), 11)")

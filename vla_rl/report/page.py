@@ -71,8 +71,8 @@ def _headline(run: RunData) -> str:
     gain, low, high = difference(before, after)
     seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
     cards = [
-        card(percent(before.success), f"success before reinforcement learning<br>{interval(before)}", css="plain"),
-        card(percent(after.success), f"success after reinforcement learning<br>{interval(after)}", css="main"),
+        card(percent(before.success), f"success before RL<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"success after RL<br>{interval(after)}", css="main"),
         card(signed(gain), f"gain in percentage points<br>95 %: {signed(low)} to {signed(high)}", tone=tone(low, high)),
     ]
     if seconds:
@@ -84,9 +84,7 @@ def _conclusion(run: RunData, gain: float, low: float, high: float) -> str:
     episodes = run.result.get("episodes")
     on = f" on {episodes} episodes from held-out start states" if episodes else ""
     if low > 0:
-        return (
-            f"The final policy succeeds {100 * gain:.0f} points more often{on}; the interval excludes zero."
-        )
+        return f"The final policy succeeds {100 * gain:.0f} points more often{on}; the interval excludes zero."
     if high < 0:
         return f"The final policy succeeds {-100 * gain:.0f} points less often{on}; the interval excludes zero."
     return f"A change of {signed(gain)} points{on} is within the noise of this evaluation: its interval includes zero."
@@ -116,15 +114,15 @@ def _failures(run: RunData) -> str:
     """Simulator processes that failed and were replaced."""
     if not run.failures:
         return ""
-    head = '<tr><th>stage</th><th class="n">environment</th><th>request</th><th>cause</th></tr>'
+    head = "<tr><th>stage</th><th>environment</th><th>request</th><th>cause</th></tr>"
     rows = "".join(
-        f'<tr><td>{escape(str(one["stage"]))}</td><td class="n">{one["env_id"]}</td><td>{escape(one["request"])}</td>'
+        f"<tr><td>{escape(str(one['stage']))}</td><td>{one['env_id']}</td><td>{escape(one['request'])}</td>"
         f"<td>{escape(one['cause'])}{_stderr(one['stderr'])}</td></tr>"
         for one in run.failures
     )
     count = len(run.failures)
     text = f"{count} simulator process{'es' * (count != 1)} failed and {'were' if count != 1 else 'was'} replaced."
-    note = f'<p class="note">{text} Their unfinished chunks are not trained on.</p>'
+    note = f'<p class="note">{text} Unfinished chunks are not trained on.</p>'
     return section(
         "Worker failures", [f'<div class="card"><div class="wide"><table>{head}{rows}</table></div>{note}</div>']
     )
