@@ -252,7 +252,7 @@ def _disk() -> Check:
 
 def _audit(run: Path) -> Check:
     def audit() -> str:
-        from vla_rl.runners.train import audit_run
+        from vla_rl.runners.reinforce import audit_run
 
         return str(audit_run(run))
 

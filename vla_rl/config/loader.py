@@ -53,7 +53,7 @@ def save_config(config: Any, path: str | Path) -> None:
     Path(path).write_text(dump_tree(_plain_tree(config)), encoding="utf-8")
 
 
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: type) -> TypeAdapter:
     for field in config_fields(cls):
         if len(sections(field.annotation)) > 1:
             raise TypeError(f"{cls.__name__}: section {field.path!r} needs Field(discriminator='name')")
