@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +35,7 @@ from vla_rl.runs.run_dir import load_experiment
 InstructionMode = Literal["given", "blank", "shuffled"]
 
 
+@runtime_checkable
 class Actor(Protocol):
     """Chooses action chunks for environments, and remembers what it needs of their episodes."""
 
