@@ -20,7 +20,6 @@ from sims.registry import (
     SimulatorConfig,
     evaluation_starts,
     evaluation_suites,
-    make_env,
     score_table,
     split_of,
     with_split,
