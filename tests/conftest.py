@@ -1,12 +1,27 @@
-"""Settings of every test: no deadlines of properties on slow machines, and interrupts that reach child processes."""
+"""Settings of every test: no deadlines of properties on slow machines, interrupts that reach child processes, and
+``--check-types``: annotations, array shapes included, are checked at every call."""
 
 import signal
 
 import pytest
 from hypothesis import settings
+from jaxtyping import install_import_hook
+
+PACKAGES = ("sims", "episodes", "policies", "world_models", "real_robot", "vla_rl")
+TYPE_CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int may be given for a float
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--check-types", help="packages whose annotations are checked, separated by commas, or: all")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--check-types")
+    if chosen:
+        install_import_hook(PACKAGES if chosen == "all" else chosen.split(","), TYPE_CHECKER)
 
 
 @pytest.fixture(autouse=True, scope="session")

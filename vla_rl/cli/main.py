@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, type[Any]] = {
 }
 
 
+@runtime_checkable
 class Command(Protocol):
     """A frozen dataclass of arguments. One with a field ``overrides`` takes ``--section.key value`` of its CONFIG."""
 
