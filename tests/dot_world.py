@@ -1,7 +1,7 @@
-"""A world of one dot, small enough to fit a world model to in seconds.
+"""An environment of one dot, small enough to fit a world model to it in seconds.
 
-Pictures of 16 x 16 show a red dot on gray, the second camera the same upside down. It begins at 5 + seed % 4; the first
-action moves it sideways by 2 pixels per unit. Success at the right edge; at the left edge the episode ends without it.
+Images of 16 x 16 pixels show a red dot on gray, those of the second camera upside down. The dot starts at 5 + seed % 4;
+the first action moves it sideways by 2 pixels per unit. Success at the right edge, failure at the left edge.
 state = [position, 0].
 """
 
@@ -39,7 +39,7 @@ def picture(position: float) -> np.ndarray:
 
 
 def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, limit: float | None = None) -> Episode:
-    """Random actions around ``drift``; looks ``every`` steps and at the end."""
+    """Random actions around ``drift``; an observation ``every`` steps and at the end."""
     rng = np.random.default_rng(seed)
     position = 5.0 + seed % 4
     looks, frames, states, actions, won, lost = [0], [picture(position)], [[position, 0.0]], [], False, False
@@ -77,7 +77,7 @@ def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, l
 
 
 def store(path: Path, count: int = 40, *, every: int = 1) -> EpisodeStore:
-    """Episodes that drift right, left, and nowhere, in turn."""
+    """Episodes that drift right, left, and hardly at all, in turn."""
     episodes = EpisodeStore(path, create=True)
     episodes.add_all(episode(seed, every=every, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(count))
     return episodes
