@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sims.tabletop.kinematics import (
-    HOME,
     JOINT_HIGH,
     JOINT_LOW,
     Panda,
@@ -19,6 +18,8 @@ from sims.tabletop.kinematics import (
     rotation_vector,
 )
 from sims.tabletop.scene import build_mjcf
+
+HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)  # the published "ready" pose [rad]
 
 
 def test_published_home_pose():

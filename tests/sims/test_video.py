@@ -54,7 +54,9 @@ def test_border_shows_success_outside_the_frame(tmp_path: Path, success: bool, c
 
 
 def test_odd_sizes_and_a_long_caption(tmp_path: Path):
-    _, back = read(write_video(tmp_path / "a.mp4", clip(63, 65), fps=10.0, caption="put the red cube on the plate " * 5))
+    _, back = read(
+        write_video(tmp_path / "a.mp4", clip(63, 65), fps=10.0, caption="put the red cube on the plate " * 5)
+    )
     assert back.shape == (12, 86, 66, 3)
     strip = back[0, 63:]
     assert strip.max() > 180
