@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from episodes.sampler import Batch
 from policies.compact_vla import VLAConfig
+
+from episodes.sampler import Targets, WindowBatch
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
 from real_robot.control.panda_tool import PandaTool
@@ -57,7 +57,7 @@ TOOL_SPEED, GAIN = 0.012, 0.3  # [m] per control step at most, and share of what
 ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
 
 
-class Targets:
+class SlidingTargets:
     """``n`` targets that slide along y."""
 
     def __init__(self, n: int, rng: np.random.Generator) -> None:
@@ -72,18 +72,18 @@ class Targets:
         self.speed = np.where(turns, -self.speed, self.speed)
 
 
-def state_of(tool: NDArray[np.float64], targets: Targets) -> NDArray[np.float32]:
+def state_of(tool: NDArray[np.float64], targets: SlidingTargets) -> NDArray[np.float32]:
     """[n, 6]: the tool's x and y, the target's y and speed, and where the target is from the tool."""
     away = np.stack([TARGET_X - tool[:, 0], targets.y - tool[:, 1]], axis=1)
     return np.concatenate([tool, targets.y[:, None], targets.speed[:, None], away], axis=1).astype(np.float32)
 
 
-def side_of(targets: Targets) -> NDArray[np.float64]:
+def side_of(targets: SlidingTargets) -> NDArray[np.float64]:
     """The way round the post that is shorter as things stand at the start."""
     return np.where(targets.y < 0, -1.0, 1.0)
 
 
-def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64]) -> NDArray[np.float64]:
+def expert(tool: NDArray[np.float64], targets: SlidingTargets, side: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round the post on ``side``, then to where the target will be; actions [n, 2]. Slows down as it comes near."""
     passed = tool[:, :1] >= POST[0] + 0.02
     round_post = np.stack([np.full_like(side, POST[0] + 0.04), side * 0.1], axis=1) - tool
@@ -97,7 +97,7 @@ def expert(tool: NDArray[np.float64], targets: Targets, side: NDArray[np.float64
 def demonstrations(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, n, 6] and the expert's actions [T, n, 2], along paths that its own smooth noise disturbs."""
     rng = np.random.default_rng(seed)
-    targets, tool = Targets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
+    targets, tool = SlidingTargets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
     side, drift = side_of(targets), np.zeros((n, 2))
     states, actions = [], []
     for _ in range(TICKS):
@@ -123,7 +123,8 @@ def clone(seed: int, steps: int) -> DenoisingPolicy:
         t = torch.randint(TICKS - HORIZON, (BATCH,), generator=generator)
         row = torch.randint(states.shape[1], (BATCH,), generator=generator)
         window = actions[t[:, None] + torch.arange(HORIZON), row[:, None]]
-        metrics = bc.update(Batch(obs=observe(states[t, row]), action=window, mask=torch.ones(BATCH, HORIZON)))
+        targets = Targets(action=window, mask=torch.ones(BATCH, HORIZON))
+        metrics = bc.update(WindowBatch(obs=observe(states[t, row]), targets=targets))
         if step % 200 == 0:
             print(f"step {step}: {metrics}", file=sys.stderr)
     return policy.eval()
@@ -255,7 +256,7 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outco
     joints = [*START_JOINTS, 0.0]
     arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
     arm.safety.start(joints, 0.0)
-    targets = Targets(1, rng)
+    targets = SlidingTargets(1, rng)
     on_target, touched, success = 0, False, False
     for tick in range(TICKS):
         tool = arm.position()

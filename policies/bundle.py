@@ -1,7 +1,7 @@
-"""A trained policy as a folder: ``policy-HASH.safetensors`` (weights and normalizer), ``bundle.json`` (all the rest).
+"""A trained policy as a folder: ``policy-HASH.safetensors`` (weights and normalizer) and ``bundle.json`` (the rest).
 
-The JSON is replaced last, in one rename, and names the tensors by their hash; so at every moment the folder is the
-old bundle or the new one, and damage is found on reading.
+The JSON is replaced last, in one rename, and names the tensors by their hash: a crash leaves the old bundle or the new
+one, and damage is detected on reading.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.policy import Policy, RobotSpec
+from policies.registry import PolicyConfig, build_policy
 from sims.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "bundle.json"
 
 
@@ -49,7 +50,7 @@ class BundleInfo:
 
     format: int
     sha256: str
-    config: DenoisingPolicyConfig
+    config: PolicyConfig
     robot: RobotSpec
     provenance: Provenance
 
@@ -59,7 +60,7 @@ class BundleInfo:
         return f"policy-{self.sha256[:12]}.safetensors"
 
 
-def save_bundle(policy: DenoisingPolicy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
+def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
     """Write ``policy`` to the folder ``path``, replacing a bundle that is there; a crash leaves the old or the new.
 
     ``created`` and torch's version are filled in where ``provenance`` does not say.
@@ -70,7 +71,7 @@ def save_bundle(policy: DenoisingPolicy, path: Path, *, provenance: Provenance |
         format=FORMAT,
         sha256=hashlib.sha256(data).hexdigest(),
         config=policy.config,
-        robot=policy.robot,
+        robot=policy.spec.robot,
         provenance=Provenance(
             git_revision=given.git_revision,
             parent=given.parent,
@@ -98,7 +99,7 @@ def read_bundle_info(path: Path) -> BundleInfo:
         raise BundleError(f"{path / MANIFEST} is damaged: {error}") from None
     got = manifest.get("format") if isinstance(manifest, dict) else None
     if got != FORMAT:
-        raise BundleError(f"{path / MANIFEST} has format {got!r}; this version reads {FORMAT}. Run: vla-rl convert")
+        raise BundleError(f"{path / MANIFEST} has format {got!r}; this version reads {FORMAT}. Train it again")
     _refuse_unknown_keys(manifest, path / MANIFEST)
     try:
         return TypeAdapter(BundleInfo).validate_python(manifest)
@@ -116,7 +117,7 @@ def load_bundle(
     action_dim: int | None = None,
     cameras: Sequence[str] | None = None,
     device: torch.device | str = "cpu",
-) -> DenoisingPolicy:
+) -> Policy:
     """The policy of the folder ``path``, in eval mode, bit for bit as it was saved.
 
     ``action_dim`` and ``cameras``: what the robot has; given, they must match. Raises BundleError.
@@ -134,7 +135,7 @@ def load_bundle(
             f"sha256 {digest[:12]}, the manifest says {info.sha256[:12]}"
         )
     try:
-        policy = DenoisingPolicy(info.config, info.robot)
+        policy = build_policy(info.config, info.robot)
         policy.load_state_dict(load(data))
     except (SafetensorError, RuntimeError, ValueError) as error:
         raise BundleError(f"{path}: the tensors do not fit the config in {MANIFEST}: {error}") from None

@@ -1,98 +1,229 @@
-"""The seam between policies and everything that runs or improves them.
+"""The interface between policies and everything that runs or improves them.
 
-Flow time everywhere: t = 1 is noise, t = 0 is action.
+Consumers (collector, algorithms, evaluation, bundle, world models, serving, reports) type against ``Policy`` alone.
+Its context, state and trace are opaque to them: records that they store, index, concatenate and hand back.
+
+A policy class is known to its own file, its line in ``policies/registry.py`` and its configuration.
 """
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
+from episodes.sampler import Targets
+from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
+from sims.vector_env import EnvSpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenoisingTrace(TensorDataclass):
-    """The chain x_{t_0} (noise) .. x_{t_K} (action) that a sample took, in normalized action space.
+class RobotSpec:
+    """Observation and action space that a policy or world model was made for; a bundle refuses any other."""
 
-    ``steps`` are the indices i of the transitions x_{t_i} -> x_{t_{i+1}} that were drawn at random and are trained
-    (all K of them, DPPO's last K', or one per sample).
+    action_dim: int
+    state_dim: int
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int]
+    control_hz: float
+
+    @classmethod
+    def of(cls, spec: EnvSpec) -> RobotSpec:
+        return RobotSpec(
+            action_dim=spec.action_dim,
+            state_dim=spec.state_dim,
+            cameras=spec.cameras,
+            image_size=spec.image_size,
+            control_hz=spec.control_hz,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """``value_dim``: width of ``value_features``. ``max_prefix``: longest prefix of committed actions for ``act``.
+
+    ``future_steps``: control steps ahead whose states ``bc_loss`` wants as ``Targets.future``, besides the end.
     """
 
-    states: Float[Tensor, "*B K_plus_1 H A"]
-    steps: Int[Tensor, "*B S"]
+    robot: RobotSpec
+    action_horizon: int
+    value_dim: int
+    max_prefix: int = 0
+    future_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stateless(TensorDataclass):
+    """The state of a policy without memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSample(TensorDataclass):
-    """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per trained step and element, float32."""
+    """``action`` is in environment units, clipped to [-1, 1]; ``log_prob`` per stochastic step S and element, float32.
+
+    ``trace``: what ``Policy.log_prob`` needs to score the sample again (a denoising chain, tokens, the raw action).
+    """
 
     action: Float[Tensor, "*B H A"]
-    path: DenoisingTrace
+    trace: TensorDataclass
     log_prob: Float[Tensor, "*B S H A"]
 
 
 C = TypeVar("C", bound=TensorDataclass)
+T = TypeVar("T", bound=TensorDataclass)
 
 
-@runtime_checkable
-class Policy(Protocol[C]):
-    """A chunked policy whose training and rollout share one code path. Context C is any ``TensorDataclass`` record."""
+class Policy(nn.Module, ABC, Generic[C, T]):
+    """A policy that predicts action chunks; sampling and scoring share one code path.
+
+    C is the context, T the trace, both TensorDataclasses that only the policy itself looks into. Random numbers come
+    from the generator that is passed in, which lives on the policy's device.
+    """
+
+    spec: PolicySpec
+    config: Any  # the dataclass that policies/registry.py maps to this class
 
     @property
-    def action_horizon(self) -> int: ...
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
-    @property
-    def action_dim(self) -> int: ...
+    # -- acting ----------------------------------------------------------------------------------------------------
 
-    @property
-    def value_dim(self) -> int: ...
+    def initial_state(self, num_envs: int) -> TensorDataclass:
+        """Memory at an episode's start, one entry per environment: observation history, queues, recurrent state."""
+        return Stateless()
 
-    def encode(self, obs: Observation) -> C:
-        """Images, words and state, once per look."""
-        ...
+    @abstractmethod
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[C, TensorDataclass]:
+        """Context of ``obs`` [B], and the memory after it. Once per observation; differentiable."""
 
+    @abstractmethod
     def sample(self, context: C, generator: torch.Generator) -> ActionSample:
-        """Exploring, with the path it took. Does not build a graph."""
-        ...
+        """Explore: an action chunk and what scores it again. Builds no graph."""
 
-    def log_prob(self, context: C, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        """Of the trained steps of ``path``, float32, differentiable; the same code as ``sample``."""
-        ...
-
-    def entropy(self, context: C, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        """Of the same transitions; constant in the parameters unless the noise is learned."""
-        ...
-
-    def trainable_parameters(self, *, encoder: bool) -> list[torch.nn.Parameter]:
-        """What an optimizer moves, with or without the encoder."""
-        ...
-
-    def value_features(self, context: C) -> Float[Tensor, "B value_dim"]:
-        """Detached, for the critic."""
-        ...
-
-    def bc_loss(
-        self,
-        context: C,
-        action: Float[Tensor, "B H A"],
-        mask: Float[Tensor, "B H"],
-        generator: torch.Generator,
-        future: Float[Tensor, "B F state_dim"] | None = None,
-    ) -> Tensor:
-        """Imitation loss of chunks ``action`` (environment units); ``mask`` is 0 on padding. Scalar.
-
-        ``future``: states that the demonstration reached later (episodes/sampler.py), to be guessed from the look.
-        """
-        ...
-
+    @torch.no_grad()
     def act(
         self, context: C, generator: torch.Generator, prefix: Float[Tensor, "B P A"] | None = None
     ) -> Float[Tensor, "B H A"]:
-        """Deployment: noise drawn once, then the deterministic flow. ``prefix``: actions already committed."""
+        """Deploy: the chunk without exploration noise, environment units, in [-1, 1].
+
+        ``prefix``: actions already committed, returned unchanged. ValueError if longer than ``spec.max_prefix``.
+        """
+        horizon, action_dim = self.spec.action_horizon, self.spec.robot.action_dim
+        noise = torch.randn(len(context), horizon, action_dim, generator=generator, device=self.device)
+        if prefix is None:
+            return self.act_from_noise(context, noise)
+        length = prefix.shape[1]
+        if length > self.spec.max_prefix:
+            raise ValueError(
+                f"prefix of {length} actions, but this policy was trained with at most max_prefix "
+                f"{self.spec.max_prefix}; train with a larger max_prefix or commit fewer actions"
+            )
+        committed = nn.functional.pad(prefix, (0, 0, 0, horizon - length))
+        return self.act_from_noise(context, noise, committed, torch.arange(horizon, device=prefix.device) < length)
+
+    @abstractmethod
+    def act_from_noise(
+        self,
+        context: C,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        """``act`` with its standard normal draw given; traceable for export. A policy that needs no draw ignores it.
+
+        ``committed`` actions are kept where they are ``known``.
+        """
+
+    # -- learning by likelihood -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def store(self, context: C) -> TensorDataclass:
+        """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs."""
+
+    @abstractmethod
+    def restore(self, record: TensorDataclass) -> C:
+        """The context of a stored record, recomputed with gradient where the encoder is trained."""
+
+    @abstractmethod
+    def log_prob(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
+        """Per element, float32, differentiable; the same code as ``sample``."""
+
+    @abstractmethod
+    def entropy(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
+        """Per element, of the distributions that ``trace`` was drawn from."""
+
+    @abstractmethod
+    def value_features(self, context: C) -> Float[Tensor, "B value_dim"]:
+        """Detached, for a critic."""
+
+    # -- learning from demonstrations ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def bc_loss(self, context: C, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Behavior cloning loss; ``targets.mask`` is 0 on padding."""
+
+    @abstractmethod
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        """Measure the scales of recorded states and actions (environment units). ValueError on bad data."""
+
+    @abstractmethod
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """All parameters by name of their part ("expert", "encoder", ...): what is trained or frozen as a whole."""
+
+
+@runtime_checkable
+class GuidedPolicy(Protocol):
+    """A policy whose denoising can be guided towards the actions still planned (real-time chunking)."""
+
+    @property
+    def can_guide(self) -> bool: ...
+
+    def act_guided(
+        self,
+        context: Any,
+        noise: Float[Tensor, "B H A"],
+        *,
+        previous: Float[Tensor, "B H A"],
+        weights: Float[Tensor, " H"],
+        jacobian: Literal["true", "identity"],
+    ) -> Float[Tensor, "B H A"]:
+        """``act_from_noise`` guided towards ``previous`` (environment units) where ``weights`` are not 0.
+
+        Black et al. 2025, arXiv:2506.07339 (policies/denoising/guidance.py).
+        """
         ...
+
+
+P = TypeVar("P", bound=Policy)
+
+
+def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
+    """Freeze these parameter groups and train all others. UserError for a name that the policy does not have."""
+    groups = policy.parameter_groups()
+    for name in frozen:
+        if name not in groups:
+            raise UserError(f"frozen: this policy has no parameter group {name!r}; it has {', '.join(groups)}")
+    for name, parameters in groups.items():
+        for parameter in parameters:
+            parameter.requires_grad_(name not in frozen)
+
+
+def trained_parameters(policy: Policy) -> list[nn.Parameter]:
+    """The parameters that are not frozen, group by group."""
+    groups = policy.parameter_groups().values()
+    return [parameter for group in groups for parameter in group if parameter.requires_grad]
+
+
+def copy_trained(policy: P) -> P:
+    """A deep copy that shares the frozen parameters and the buffers with ``policy``."""
+    frozen = [parameter for parameter in policy.parameters() if not parameter.requires_grad]
+    shared = {id(tensor): tensor for tensor in (*frozen, *policy.buffers())}
+    return copy.deepcopy(policy, shared)

@@ -167,7 +167,7 @@ class _UnderWay:
         last = np.arange(count) == count - 1
         return Episode(
             images={camera: np.stack([look["images"][camera] for look in looks]) for camera in looks[0]["images"]},
-            look_steps=np.array(sorted(step for step in self._looks if step <= count), dtype=np.int32),
+            observation_steps=np.array(sorted(step for step in self._looks if step <= count), dtype=np.int32),
             state=np.stack([look["state"] for look in looks]).astype(np.float32),
             action=np.clip(np.stack(self._actions), -1.0, 1.0).astype(np.float32),
             reward=(last & success).astype(np.float32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -37,6 +37,19 @@ class TensorDataclass:
 
     def __getitem__(self: R, index: Any) -> R:
         return self.map(lambda tensor: tensor[index])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the record, in the order of ``map``."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, TensorDataclass):
+                yield from value.tensors()
+            elif value is not None:
+                yield value
+
+    def __len__(self) -> int:
+        """Size of the first leading dimension."""
+        return len(next(self.tensors()))
 
     def to(self: R, device: torch.device | str) -> R:
         return self.map(lambda tensor: tensor.to(device))

@@ -1,18 +1,31 @@
-"""Walk from noise to action, and score a walk that was taken: two functions, one transition."""
+"""Sample a denoising chain and score a stored one: two functions, one transition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from policies.denoising.kernels import LOG_SQRT_2PI, Kernel, Prediction, Transition
-from policies.policy import DenoisingTrace
+from policies.denoising.kernels import Kernel, Prediction, Transition
+from sims.tensor_dataclass import TensorDataclass
 
 Predict = Callable[[Tensor, Tensor], Prediction]
 """The network with its context bound: x_t [B, S, H, A] and t [B or 1, S] -> the prediction, each [B, S, H, A]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingTrace(TensorDataclass):
+    """The chain x_{t_0} (noise) .. x_{t_K} (action) of a sample, in normalized action space.
+
+    ``steps``: indices i of the transitions x_{t_i} -> x_{t_{i+1}} that were drawn at random and are trained (all of
+    them, DPPO's last K', or one per sample).
+    """
+
+    states: Float[Tensor, "*B K_plus_1 H A"]
+    steps: Int[Tensor, "*B S"]
 
 
 def draw_steps(kernel: Kernel, batch: int, generator: torch.Generator) -> Int[Tensor, "B S"]:
@@ -32,7 +45,7 @@ def denoise(
     *,
     frozen_predict: Predict | None = None,
 ) -> tuple[DenoisingTrace, Float[Tensor, "B S H A"]]:
-    """Take the kernel's steps from noise ``x_1``; the path and the log-prob of its trained transitions.
+    """Take the kernel's steps from noise ``x_1``; the trace and the log-prob of its trained transitions.
 
     ``frozen_predict`` takes the steps before the first trained one (DPPO). Float32 throughout, no graph.
     """
@@ -51,18 +64,18 @@ def denoise(
         states.append(x_next.squeeze(1))
         if i in kernel.trained_steps:
             log_probs.append(transition.log_prob(x_next))
-    path = DenoisingTrace(states=torch.stack(states, dim=1), steps=steps)
+    trace = DenoisingTrace(states=torch.stack(states, dim=1), steps=steps)
     if not log_probs:
-        return path, x_1.new_zeros(batch, 0, *x_1.shape[1:])
+        return trace, x_1.new_zeros(batch, 0, *x_1.shape[1:])
     log_prob = torch.cat(log_probs, dim=1)
     if kernel.one_step_per_sample:
         log_prob = _take(log_prob, steps - kernel.trained_steps.start)
-    return path, log_prob
+    return trace, log_prob
 
 
 @torch.no_grad()
 def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-    """Where a deterministic kernel takes the noise ``x_1``: the end of the path alone. No graph."""
+    """The sample that a deterministic kernel makes of the noise ``x_1``. No graph."""
     grid = kernel.grid(x_1.device)
     x_t = x_1.unsqueeze(1)
     for i in range(kernel.steps):
@@ -71,24 +84,13 @@ def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> 
     return x_t.squeeze(1)
 
 
-def path_transition(predict: Predict, kernel: Kernel, path: DenoisingTrace) -> tuple[Transition, Tensor]:
-    """The trained transitions of ``path`` ([B, S, H, A]) in one network call, and the states they led to."""
-    x_t, x_next = _take(path.states, path.steps), _take(path.states, path.steps + 1)
+def trace_transition(predict: Predict, kernel: Kernel, trace: DenoisingTrace) -> tuple[Transition, Tensor]:
+    """The trained transitions of ``trace`` ([B, S, H, A]) in one network call, and the states they led to."""
+    x_t, x_next = _take(trace.states, trace.steps), _take(trace.states, trace.steps + 1)
     grid = kernel.grid(x_t.device)
-    t, t_next = grid[path.steps], grid[path.steps + 1]
+    t, t_next = grid[trace.steps], grid[trace.steps + 1]
     prediction = predict(x_t, t)
     return kernel.transition(x_t, prediction, t[..., None, None], (t - t_next)[..., None, None]), x_next
-
-
-def path_log_prob(predict: Predict, kernel: Kernel, path: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-    """Log-prob of the trained transitions, per element, differentiable in the network."""
-    transition, x_next = path_transition(predict, kernel, path)
-    return transition.log_prob(x_next)
-
-
-def initial_log_prob(path: DenoisingTrace) -> Float[Tensor, "B H A"]:
-    """log N(x_1; 0, I), the first term of the exact joint density of a path. No parameter enters it."""
-    return -0.5 * path.states[:, 0] ** 2 - LOG_SQRT_2PI
 
 
 def _draw_noise(x_t: Tensor, kernel: Kernel, generator: torch.Generator) -> Tensor:

@@ -1,7 +1,7 @@
 """Denoising kernels: how one step x_t -> x_{t - dt} is taken, and how likely it was.
 
-``transition`` is the only place where a step is computed. Sampling, the log-probability of a stored path, evaluation
-and deployment all call it, on the one time grid of ``time_grid``; so a rollout and its update cannot disagree.
+``transition`` is the only place where a step is computed. Sampling, the log-probability of a stored trace, evaluation
+and deployment all call it, on the time grid of ``time_grid``, so a rollout and its update agree.
 Flow time: t = 1 is noise, t = 0 is action, v = noise - action. Papers with the other direction are converted here.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -22,7 +23,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def time_grid(steps: int, device: torch.device | str = "cpu") -> Float[Tensor, " steps_plus_1"]:
-    """t_i = 1 - i/K for i = 0..K. The one grid: no kernel, loss or evaluation makes another."""
+    """t_i = 1 - i/K for i = 0..K: the grid of every kernel, loss and evaluation."""
     return (1 - torch.arange(steps + 1, dtype=torch.float64) / steps).to(device=device, dtype=torch.float32)
 
 
@@ -60,14 +61,16 @@ class Transition:
 
 
 class Kernel(ABC):
-    """How to walk from noise to action in ``steps`` transitions.
+    """How to get from noise to action in ``steps`` transitions.
 
     ``trained_steps``: transitions whose log-prob counts. ``one_step_per_sample``: only one of them, drawn per sample,
-    is random. ``learned_noise``: reads the noise head. ``noise_clip``: bound of the drawn noise, in stds.
+    is random. ``learned_noise``: reads the noise head. ``frozen_early_steps``: untrained early steps belong to a frozen
+    copy. ``noise_clip``: bound of the drawn noise, in stds.
     """
 
     one_step_per_sample: bool = False
     learned_noise: bool = False
+    frozen_early_steps: bool = False
     noise_clip: float | None = None
 
     def __init__(self, *, steps: int, trained_steps: range) -> None:
@@ -76,8 +79,13 @@ class Kernel(ABC):
         self.steps = steps
         self.trained_steps = trained_steps
 
+    @property
+    def needs_frozen_copy(self) -> bool:
+        """Whether steps before the trained ones are taken by a frozen copy of the network (DPPO)."""
+        return self.frozen_early_steps and self.trained_steps.start > 0
+
     def grid(self, device: torch.device | str = "cpu") -> Float[Tensor, " steps_plus_1"]:
-        """Times of the states on the path: the one grid, for sampling, scoring, evaluation and deployment."""
+        """Times of the states of a trace, for sampling, scoring, evaluation and deployment."""
         return time_grid(self.steps, device)
 
     @abstractmethod
@@ -260,6 +268,8 @@ class DDPM(Kernel):
     The action estimate is clipped, the noise estimate recomputed from it, the std is at least ``min_std``.
     """
 
+    frozen_early_steps = True
+
     def __init__(self, config: DDPMConfig, objective: Diffusion) -> None:
         super().__init__(steps=config.steps, trained_steps=_last_steps(config, objective))
         self.config = config
@@ -281,6 +291,8 @@ class DDPM(Kernel):
 class DDIM(Kernel):
     """Step of DDIM (Song et al. 2021, Eq. 12 and 16); with eta > 0 guarded as in DPPO."""
 
+    frozen_early_steps = True
+
     def __init__(self, config: DDIMConfig, objective: Diffusion) -> None:
         if config.eta < 0 or config.eta > 1:
             raise ValueError(f"ddim.eta must be within [0, 1], got {config.eta}")
@@ -301,14 +313,21 @@ class DDIM(Kernel):
         return Transition(mean=mean, std=sigma.clamp(min=self.config.min_std) if self.config.eta > 0 else None)
 
 
+FLOW_KERNELS: Mapping[type[Any], Callable[[Any], Kernel]] = {
+    FlowODEConfig: FlowODE,
+    FlowSDEConfig: FlowSDE,
+    FlowCPSConfig: FlowCPS,
+    FlowNoiseConfig: FlowNoise,
+}
+DIFFUSION_KERNELS: Mapping[type[Any], Callable[[Any, Diffusion], Kernel]] = {DDPMConfig: DDPM, DDIMConfig: DDIM}
+
+
 def build_kernel(config: KernelConfig, objective: Objective) -> Kernel:
     """The kernel that ``config`` describes. ValueError if it does not belong to the objective's family."""
-    flow = {FlowODEConfig: FlowODE, FlowSDEConfig: FlowSDE, FlowCPSConfig: FlowCPS, FlowNoiseConfig: FlowNoise}
-    diffusion = {DDPMConfig: DDPM, DDIMConfig: DDIM}
-    if isinstance(objective, FlowMatching) and type(config) in flow:
-        return flow[type(config)](config)
-    if isinstance(objective, Diffusion) and type(config) in diffusion:
-        return diffusion[type(config)](config, objective)
+    if isinstance(objective, FlowMatching) and type(config) in FLOW_KERNELS:
+        return FLOW_KERNELS[type(config)](config)
+    if isinstance(objective, Diffusion) and type(config) in DIFFUSION_KERNELS:
+        return DIFFUSION_KERNELS[type(config)](config, objective)
     raise ValueError(
         f"kernel {config.name} does not fit objective {objective.config.name}: "
         "flow_matching takes flow_ode, flow_sde, flow_cps or flow_noise; diffusion takes ddpm or ddim"

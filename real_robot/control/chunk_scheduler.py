@@ -29,7 +29,7 @@ class ChunkingConfig:
     """How chunks follow each other.
 
     ``prefix``: the policy is given the actions that will be consumed while it thinks, as it was in training.
-    ``guided``, ``jacobian_free``: for policies that were not trained so; see ``real_robot.serving.guidance``.
+    ``guided``, ``jacobian_free``: for policies that were not trained so; see ``policies.denoising.guidance``.
     ``replace``: the new chunk simply takes over. ``ensemble``: overlapping chunks are averaged (ACT).
 
     ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for; a policy trained with

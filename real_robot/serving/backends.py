@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.denoising.denoise import Predict
+from policies.denoising.guidance import guidance_weights, guided
 from policies.denoising.objectives import FlowMatchingConfig
 from policies.denoising.policy import DenoisingPolicy, RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingMethod
 from real_robot.images import fit_image
-from real_robot.serving.guidance import guidance_weights, guided
 from real_robot.serving.protocol import PROTOCOL, Act, Hello
 from sims.vector_env import Observation, encode_instructions
 

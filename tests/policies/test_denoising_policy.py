@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from episodes.sampler import Targets
 from policies.audit import LogProbMismatch, audit_log_prob
-from policies.compact_vla import VLAConfig
-from policies.denoising.denoise import denoise, path_log_prob
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.denoise import denoise, trace_transition
 from policies.denoising.kernels import (
     DDIMConfig,
     DDPMConfig,
@@ -22,20 +24,27 @@ from policies.denoising.kernels import (
     time_grid,
 )
 from policies.denoising.objectives import DiffusionConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.vector_env import Observation, encode_instructions
+from tests.policies.encoding import encode
 
 ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front", "wrist"), image_size=(32, 32), control_hz=20.0)
-SMALL = VLAConfig(image_widths=(16,), width=32, time_width=16, text_width=16, depth=2)
+SMALL = {
+    "encoder": CompactEncoderConfig(image_widths=(16,), width=32, text_width=16),
+    "expert": ActionExpertConfig(time_width=16, depth=2),
+}
 DIFFUSION = {"objective": DiffusionConfig(levels=20), "act": DDIMConfig(steps=5)}
 EXPLORERS = {
-    "flow_sde": DenoisingPolicyConfig(vla=SMALL),
-    "one_step": DenoisingPolicyConfig(vla=SMALL, explore=FlowSDEConfig(random_steps="one")),
-    "flow_cps": DenoisingPolicyConfig(vla=SMALL, explore=FlowCPSConfig()),
-    "flow_noise": DenoisingPolicyConfig(vla=SMALL, explore=FlowNoiseConfig()),
-    "action_tokens": DenoisingPolicyConfig(vla=dataclasses.replace(SMALL, action_patch=2)),
-    "ddpm": DenoisingPolicyConfig(vla=SMALL, explore=DDPMConfig(steps=10, train_last=4), **DIFFUSION),
-    "ddim": DenoisingPolicyConfig(vla=SMALL, explore=DDIMConfig(steps=5, eta=1.0, train_last=5), **DIFFUSION),
+    "flow_sde": DenoisingPolicyConfig(**SMALL),
+    "one_step": DenoisingPolicyConfig(**SMALL, explore=FlowSDEConfig(random_steps="one")),
+    "flow_cps": DenoisingPolicyConfig(**SMALL, explore=FlowCPSConfig()),
+    "flow_noise": DenoisingPolicyConfig(**SMALL, explore=FlowNoiseConfig()),
+    "action_tokens": dataclasses.replace(
+        DenoisingPolicyConfig(**SMALL), expert=ActionExpertConfig(time_width=16, depth=2, action_patch=2)
+    ),
+    "ddpm": DenoisingPolicyConfig(**SMALL, explore=DDPMConfig(steps=10, train_last=4), **DIFFUSION),
+    "ddim": DenoisingPolicyConfig(**SMALL, explore=DDIMConfig(steps=5, eta=1.0, train_last=5), **DIFFUSION),
 }
 
 
@@ -65,30 +74,30 @@ def generator(seed=0):
 @pytest.mark.parametrize("config", EXPLORERS.values(), ids=EXPLORERS)
 def test_sample_and_recomputation_agree(config):
     policy = build(config)
-    context = policy.encode(observe(6))
+    context = encode(policy, observe(6))
     sample = policy.sample(context, generator())
     steps = (
         len(policy.explore_kernel.trained_steps) if policy.config.explore != FlowSDEConfig(random_steps="one") else 1
     )
     assert sample.action.shape == (6, 8, 3)
-    assert sample.path.states.shape == (6, policy.explore_kernel.steps + 1, 8, 3)
+    assert sample.trace.states.shape == (6, policy.explore_kernel.steps + 1, 8, 3)
     assert sample.log_prob.shape == (6, steps, 8, 3)
     assert sample.log_prob.dtype == torch.float32
     assert sample.action.abs().max() <= 1
     report = audit_log_prob(policy, context, sample, tolerance=1e-4)
     assert sum(row.max for row in report) < 1e-3
     # The training path against itself: the importance ratio before the first update is exactly 1.
-    first, again = policy.log_prob(context, sample.path), policy.log_prob(context, sample.path)
+    first, again = policy.log_prob(context, sample.trace), policy.log_prob(context, sample.trace)
     assert torch.equal((first - again.detach()).exp(), torch.ones_like(first))
 
 
 @pytest.mark.parametrize("config", EXPLORERS.values(), ids=EXPLORERS)
 def test_gradients_reach_the_encoder_and_the_expert(config):
     policy = build(config)
-    context = policy.encode(observe(4))
-    policy.log_prob(context, policy.sample(context, generator()).path).sum().backward()
-    expert = policy.vla.expert
-    for parameter in (policy.vla.cameras[0].stem.weight, policy.vla.text.letter.weight, expert.target.weight):
+    context = encode(policy, observe(4))
+    policy.log_prob(context, policy.sample(context, generator()).trace).sum().backward()
+    expert = policy.expert
+    for parameter in (policy.encoder.cameras[0].stem.weight, policy.encoder.text.letter.weight, expert.target.weight):
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0
     if policy.frozen_expert is not None:
@@ -100,34 +109,36 @@ def test_every_parameter_is_trained_by_imitation():
     shaken = build(EXPLORERS["action_tokens"])
     policy.load_state_dict(shaken.state_dict())
     action, future = torch.rand(8, 8, 3) - 0.5, torch.randn(8, 3, ROBOT.state_dim)
-    policy.bc_loss(policy.encode(observe(8)), action, torch.ones(8, 8), generator(), future).backward()
+    policy.bc_loss(
+        encode(policy, observe(8)), Targets(action=action, mask=torch.ones(8, 8), future=future), generator()
+    ).backward()
     dead = [name for name, p in policy.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     assert dead == []
 
 
 def test_same_generator_same_actions():
     policy = build(EXPLORERS["one_step"])
-    context = policy.encode(observe(5))
+    context = encode(policy, observe(5))
     one, two, other = (policy.sample(context, generator(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one.path.states, two.path.states)
-    assert torch.equal(one.path.steps, two.path.steps)
+    assert torch.equal(one.trace.states, two.trace.states)
+    assert torch.equal(one.trace.steps, two.trace.steps)
     assert not torch.equal(one.action, other.action)
     assert torch.equal(policy.act(context, generator(3)), policy.act(context, generator(3)))
 
 
 def test_one_random_step_is_drawn_per_sample_and_scored_alone():
     policy = build(EXPLORERS["one_step"])
-    context = policy.encode(observe(64))
+    context = encode(policy, observe(64))
     sample = policy.sample(context, generator())
-    assert len(torch.unique(sample.path.steps)) == 4
-    every = policy.log_prob(context, dataclasses.replace(sample.path, steps=torch.arange(4).expand(64, -1)))
-    chosen = every[torch.arange(64), sample.path.steps[:, 0]].unsqueeze(1)
-    assert torch.allclose(policy.log_prob(context, sample.path), chosen, atol=1e-4)
+    assert len(torch.unique(sample.trace.steps)) == 4
+    every = policy.log_prob(context, dataclasses.replace(sample.trace, steps=torch.arange(4).expand(64, -1)))
+    chosen = every[torch.arange(64), sample.trace.steps[:, 0]].unsqueeze(1)
+    assert torch.allclose(policy.log_prob(context, sample.trace), chosen, atol=1e-4)
     # All other transitions follow the ODE: x_next - x = -dt v.
     grid = time_grid(4)
-    row, step = 0, int(sample.path.steps[0, 0])
+    row, step = 0, int(sample.trace.steps[0, 0])
     for i in range(4):
-        x, x_next = sample.path.states[row : row + 1, i], sample.path.states[row : row + 1, i + 1]
+        x, x_next = sample.trace.states[row : row + 1, i], sample.trace.states[row : row + 1, i + 1]
         velocity = policy._predict(context[row : row + 1])(x.unsqueeze(1), grid[i].view(1, 1)).target.squeeze(1)
         assert torch.allclose(x_next, x - 0.25 * velocity, atol=1e-5) == (i != step)
 
@@ -135,36 +146,36 @@ def test_one_random_step_is_drawn_per_sample_and_scored_alone():
 def test_rows_of_a_batch_do_not_influence_each_other():
     policy = build(EXPLORERS["action_tokens"])
     obs = observe(6)
-    context = policy.encode(obs)
+    context = encode(policy, obs)
     sample = policy.sample(context, generator())
-    whole = policy.log_prob(context, sample.path)
+    whole = policy.log_prob(context, sample.trace)
     order = torch.tensor([4, 1, 5])
-    part = policy.log_prob(policy.encode(obs[order]), sample.path[order])
+    part = policy.log_prob(encode(policy, obs[order]), sample.trace[order])
     assert torch.allclose(whole[order], part, atol=2e-4)
 
 
 def test_entropy_is_that_of_the_transition():
     policy = build(EXPLORERS["flow_sde"])
-    context = policy.encode(observe(3))
-    path = policy.sample(context, generator()).path
+    context = encode(policy, observe(3))
+    path = policy.sample(context, generator()).trace
     std = torch.tensor([0.5, 0.4330127, 0.25, 0.1443376])
     expected = torch.distributions.Normal(0.0, std).entropy()[None, :, None, None].expand(3, -1, 8, 3)
     assert torch.allclose(policy.entropy(context, path), expected, atol=1e-5)
     learned = build(EXPLORERS["flow_noise"])
-    context = learned.encode(observe(3))
+    context = encode(learned, observe(3))
     learned.entropy(context, path).mean().backward()
-    assert learned.vla.expert.noise.weight.grad.abs().max() > 0
+    assert learned.expert.noise.weight.grad.abs().max() > 0
 
 
 def test_dppo_early_steps_are_frozen():
     policy = build(EXPLORERS["ddpm"])
     policy.explore_with(policy.config.explore)  # the frozen copy is taken from the weights as they are now
-    context = policy.encode(observe(4)).detach()
-    before = policy.sample(context, generator()).path
+    context = encode(policy, observe(4)).detach()
+    before = policy.sample(context, generator()).trace
     assert before.steps.tolist() == [[6, 7, 8, 9]] * 4
     with torch.no_grad():
-        policy.vla.expert.target.bias += 1.0
-    after = policy.sample(context, generator()).path
+        policy.expert.target.bias += 1.0
+    after = policy.sample(context, generator()).trace
     assert torch.equal(before.states[:, :7], after.states[:, :7])
     assert not torch.allclose(before.states[:, 7:], after.states[:, 7:])
 
@@ -203,27 +214,27 @@ class NoLastStd(FlowSDE):
 )
 def test_audit_catches_a_rollout_that_differs_from_the_update(name, kernel):
     policy = build(EXPLORERS[name])
-    context = policy.encode(observe(8))
+    context = encode(policy, observe(8))
     policy.explore_kernel = kernel
     audit_log_prob(policy, context, policy.sample(context, generator()), tolerance=1e-4)
     kernel.sampling = True
     sample = policy.sample(context, generator())
     kernel.sampling = False
-    with pytest.raises(LogProbMismatch, match=r"denoising step \d: .* differs from the rollout's by up to"):
+    with pytest.raises(LogProbMismatch, match=r"stochastic step \d: .* differs from the rollout's by up to"):
         audit_log_prob(policy, context, sample)
 
 
 def test_audit_names_the_step_without_density():
     policy = build(EXPLORERS["flow_sde"])
-    context = policy.encode(observe(8))
+    context = encode(policy, observe(8))
     policy.explore_kernel = NoLastStd(FlowSDEConfig())
-    with pytest.raises(LogProbMismatch, match=r"denoising step 3: .* by up to inf"):
+    with pytest.raises(LogProbMismatch, match=r"stochastic step 3: .* by up to inf"):
         audit_log_prob(policy, context, policy.sample(context, generator()))
 
 
 def test_committed_prefix_is_kept_and_seen():
     policy = build(dataclasses.replace(EXPLORERS["action_tokens"], max_prefix=3))
-    context = policy.encode(observe(4))
+    context = encode(policy, observe(4))
     prefix = torch.rand(4, 3, 3) - 0.5
     free, bound = policy.act(context, generator()), policy.act(context, generator(), prefix)
     assert torch.equal(bound[:, :3], prefix)
@@ -236,43 +247,45 @@ def test_committed_prefix_is_kept_and_seen():
 def test_prefix_training_counts_the_postfix_only():
     """Only action 0 is valid: the loss is 0 exactly when it falls in the prefix, d ~ U{0..7}, so 7 times in 8."""
     policy = build(dataclasses.replace(EXPLORERS["flow_sde"], max_prefix=7, anchor_weight=0.0, loss_draws=1))
-    context = policy.encode(observe(1)).detach()
+    context = encode(policy, observe(1)).detach()
     mask = torch.zeros(1, 8)
     mask[:, 0] = 1
     shared = generator()
     with torch.no_grad():
-        losses = torch.stack([policy.bc_loss(context, torch.zeros(1, 8, 3), mask, shared) for _ in range(400)])
+        losses = torch.stack(
+            [policy.bc_loss(context, Targets(action=torch.zeros(1, 8, 3), mask=mask), shared) for _ in range(400)]
+        )
     assert float((losses == 0).float().mean()) == pytest.approx(7 / 8, abs=0.05)
 
 
 def test_padding_does_not_count():
     policy = build(EXPLORERS["flow_sde"])
-    context = policy.encode(observe(4)).detach()
+    context = encode(policy, observe(4)).detach()
     action, mask = torch.rand(4, 8, 3) - 0.5, torch.ones(4, 8)
-    assert policy.bc_loss(context, action, torch.zeros(4, 8), generator()).item() == 0
+    assert policy.bc_loss(context, Targets(action=action, mask=torch.zeros(4, 8)), generator()).item() == 0
     # A padded row changes nothing: three rows alone give the loss of four with one masked, in the anchor's part.
     regression = dataclasses.replace(EXPLORERS["flow_sde"], anchor_weight=1e6)
     policy = build(regression)
-    context = policy.encode(observe(4)).detach()
+    context = encode(policy, observe(4)).detach()
     mask[3] = 0
-    masked = policy.bc_loss(context, action, mask, generator()).item()
-    alone = policy.bc_loss(context[:3], action[:3], mask[:3], generator()).item()
+    masked = policy.bc_loss(context, Targets(action=action, mask=mask), generator()).item()
+    alone = policy.bc_loss(context[:3], Targets(action=action[:3], mask=mask[:3]), generator()).item()
     assert masked == pytest.approx(alone, rel=1e-4)
 
 
 def test_value_features_are_detached():
     policy = build(EXPLORERS["flow_sde"])
-    features = policy.value_features(policy.encode(observe(4)))
-    assert features.shape == (4, policy.value_dim)
+    features = policy.value_features(encode(policy, observe(4)))
+    assert features.shape == (4, policy.spec.value_dim)
     assert not features.requires_grad
 
 
 def test_untrained_policy_starts_from_its_anchor():
     """Zero-initialized layers: the ODE from noise ends near the anchor, with the spread of the assumed actions."""
     torch.manual_seed(0)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=SMALL, act=FlowODEConfig(steps=40)), ROBOT)
-    context = policy.encode(observe(1))[torch.zeros(1500, dtype=torch.int64)].detach()
-    anchor = policy._remember(context[:1], policy.vla.expert).anchor[0, 0]
+    policy = DenoisingPolicy(DenoisingPolicyConfig(**SMALL, act=FlowODEConfig(steps=40)), ROBOT)
+    context = encode(policy, observe(1))[torch.zeros(1500, dtype=torch.int64)].detach()
+    anchor = policy._prefill(context[:1], policy.expert).anchor[0, 0]
     path, _ = denoise(
         policy._predict(context), policy.act_kernel, torch.randn(1500, 8, 3, generator=generator()), generator()
     )
@@ -290,7 +303,7 @@ def test_scoring_costs_one_network_call():
     kernel = FlowSDE(FlowSDEConfig())
     path, _ = denoise(predict, kernel, torch.randn(5, 8, 3), generator())
     calls.clear()
-    path_log_prob(predict, kernel, path)
+    trace_transition(predict, kernel, path)
     assert calls == [(5, 4, 8, 3)]
 
 

@@ -18,7 +18,7 @@ from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import VectorEnv
-from tests import dot_world
+from tests import dot_episodes
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_placeholder_assets import placeholder_assets
@@ -89,7 +89,7 @@ def _libero(max_steps: int) -> VectorEnv:
 
 
 def _imagined(max_steps: int) -> VectorEnv:
-    return dot_world.imagined_env(Path(tempfile.mkdtemp()) / "episodes", max_steps=max_steps)
+    return dot_episodes.imagined_env(Path(tempfile.mkdtemp()) / "episodes", max_steps=max_steps)
 
 
 def _isaaclab(max_steps: int) -> VectorEnv:

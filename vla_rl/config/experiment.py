@@ -7,21 +7,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from policies.denoising.policy import DenoisingPolicyConfig
-from sims.registry import SimulatorConfig
+from policies.registry import DEFAULT_POLICY, PolicyConfig
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
-from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.runners.world_model import ImaginationConfig
+from vla_rl.algorithms.registry import AnyAlgorithmConfig
+from vla_rl.config.environments import EnvironmentConfig
+from vla_rl.config.imagination import ImaginationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imitation:
     """Start from behavior cloning of the simulator's scripted expert.
 
-    ``noise``: how sloppy the expert is. ``observe_every``: control steps from one recorded look to the next (neighboring
-    images differ little and rendering them takes most of the time). ``store``: recorded episodes to imitate instead.
+    ``noise``: how far the expert is from its best. ``observe_every``: control steps between recorded observations
+    (neighboring images differ little and rendering them takes most of the time). ``store``: recorded episodes to clone
+    instead.
     """
 
     name: Literal["imitation"] = "imitation"
@@ -29,13 +30,13 @@ class Imitation:
     noise: float = 0.0
     observe_every: int = 1
     store: str | None = None
-    policy: DenoisingPolicyConfig = field(default_factory=DenoisingPolicyConfig)
+    policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromBundle:
-    """Start from a bundle that exists already."""
+    """Start from an existing bundle."""
 
     name: Literal["bundle"] = "bundle"
     path: str
@@ -43,8 +44,8 @@ class FromBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """``validate_every`` iterations the deployed policy runs ``validation_episodes`` starts of their own stream; the
-    final figures come from ``episodes`` starts that nothing before them has touched."""
+    """Every ``validate_every`` iterations the deployed policy runs ``validation_episodes`` starts of their own stream;
+    the final figures come from ``episodes`` held-out starts that nothing before has used."""
 
     episodes: int = 200
     seed: int = 0
@@ -56,29 +57,20 @@ class EvaluationConfig:
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops.
-    ``imagination``: reinforce in a learned world instead of the simulator (docs/world-models.md).
+    ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
     """
 
     seed: int = 0
-    sim: Annotated[SimulatorConfig, Field(discriminator="name")] = field(default_factory=TabletopConfig)
+    sim: EnvironmentConfig = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
-    algorithm: Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")] = field(default_factory=PPOConfig)
+    algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     audit_tolerance: float = 1e-3
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
-        algorithm = self.algorithm
-        if isinstance(algorithm, GRPOConfig) and self.imagination is not None:
-            rows = self.imagination.model.imagined.num_envs
-            if rows % algorithm.group_size:
-                raise ValueError(
-                    f"imagination.model.imagined.num_envs ({rows}) must be a multiple of algorithm.group_size "
-                    f"({algorithm.group_size}): a group's episodes run side by side"
-                )
-        if isinstance(algorithm, GRPOConfig) and self.sim.num_envs % algorithm.group_size:
-            raise ValueError(
-                f"sim.num_envs ({self.sim.num_envs}) must be a multiple of algorithm.group_size "
-                f"({algorithm.group_size}): a group's episodes run side by side"
-            )
+        self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
+        if self.imagination is not None:
+            setting = "imagination.model.imagined_env.num_envs"
+            self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)

@@ -1,0 +1,151 @@
+"""A categorical chunk policy: every action element is one of ``bins`` tokens, all decoded in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional
+
+from episodes.sampler import Targets
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Encoding
+from policies.normalizer import Normalizer
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalPolicyConfig:
+    """``bins`` per action element over the normalizer's range. ``temperature``: of exploration; deployment takes the
+    most likely token. ``depth``, ``heads``: of the decoder."""
+
+    name: Literal["categorical"] = "categorical"
+    action_horizon: int = 8
+    bins: int = 64
+    temperature: float = 1.0
+    depth: int = 2
+    heads: int = 4
+    encoder: CompactEncoderConfig = field(default_factory=CompactEncoderConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in (("action_horizon", 1), ("bins", 2), ("depth", 1), ("heads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"policy.{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise ValueError(f"policy.temperature must be positive, got {self.temperature}")
+        if self.encoder.width % self.heads:
+            raise ValueError(f"encoder.width must be a multiple of heads {self.heads}, got {self.encoder.width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenContext(TensorDataclass):
+    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update."""
+
+    encoding: Encoding
+    obs: Observation | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrace(TensorDataclass):
+    """The drawn token of every action element."""
+
+    tokens: Int[Tensor, "*B H A"]
+
+
+class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
+    """Parallel decoding of binned actions, as in OpenVLA-OFT (Kim et al. 2025, Sec. IV) at small size."""
+
+    config: CategoricalPolicyConfig
+
+    def __init__(self, config: CategoricalPolicyConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = CompactEncoder(config.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+        width = config.encoder.width
+        self.queries = nn.Parameter(torch.randn(config.action_horizon, width))
+        layer = nn.TransformerDecoderLayer(
+            width, config.heads, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.decoder = nn.TransformerDecoder(layer, config.depth, norm=nn.LayerNorm(width))
+        self.logits = nn.Sequential(
+            nn.Linear(width, robot.action_dim * config.bins), nn.Unflatten(-1, (robot.action_dim, config.bins))
+        )
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.spec = PolicySpec(robot=robot, action_horizon=config.action_horizon, value_dim=self.encoder.pooled_width)
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        head = [self.queries, *self.decoder.parameters(), *self.logits.parameters()]
+        return {"head": head, "encoder": list(self.encoder.parameters())}
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.normalizer.fit(state, action)
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[TokenContext, TensorDataclass]:
+        return TokenContext(encoding=self.encoder(obs, self.normalizer.normalize_state(obs.state)), obs=obs), state
+
+    @torch.no_grad()
+    def sample(self, context: TokenContext, generator: torch.Generator) -> ActionSample:
+        probability = self._distribution(context).probs
+        drawn = torch.multinomial(probability.flatten(0, 2), 1, generator=generator)
+        trace = TokenTrace(tokens=drawn.view(probability.shape[:3]))
+        return ActionSample(action=self._to_action(trace.tokens), trace=trace, log_prob=self.log_prob(context, trace))
+
+    def act_from_noise(
+        self,
+        context: TokenContext,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(self._logits(context).argmax(-1))
+        return action if committed is None or known is None else torch.where(known[:, None], committed, action)
+
+    def store(self, context: TokenContext) -> TensorDataclass:
+        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            assert context.obs is not None
+            return context.obs
+        return context.encoding
+
+    def restore(self, record: TensorDataclass) -> TokenContext:
+        if isinstance(record, Observation):
+            return self.encode(record, self.initial_state(len(record)))[0]
+        assert isinstance(record, Encoding)
+        return TokenContext(encoding=record, obs=None)
+
+    def log_prob(self, context: TokenContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
+        return self._distribution(context).log_prob(trace.tokens).unsqueeze(1)
+
+    def entropy(self, context: TokenContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
+        return self._distribution(context).entropy().unsqueeze(1)
+
+    def value_features(self, context: TokenContext) -> Float[Tensor, "B value_dim"]:
+        return context.encoding.pooled.detach()
+
+    def bc_loss(self, context: TokenContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Cross-entropy of the recorded actions' tokens, mean over valid elements."""
+        loss = functional.cross_entropy(
+            self._logits(context).movedim(-1, 1), self._to_tokens(targets.action), reduction="none"
+        )
+        return (loss.mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+
+    def _logits(self, context: TokenContext) -> Float[Tensor, "B H A bins"]:
+        queries = self.queries.expand(len(context), -1, -1)
+        logits: Tensor = self.logits(self.decoder(queries, context.encoding.tokens))
+        return logits
+
+    def _distribution(self, context: TokenContext) -> Categorical:
+        return Categorical(logits=self._logits(context) / self.config.temperature, validate_args=False)
+
+    def _to_tokens(self, action: Float[Tensor, "B H A"]) -> Int[Tensor, "B H A"]:
+        share = (self.normalizer.normalize_action(action) + 1) / 2
+        return (share * self.config.bins).long().clamp(0, self.config.bins - 1)
+
+    def _to_action(self, tokens: Int[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        center = (tokens.float() + 0.5) * 2 / self.config.bins - 1
+        return self.normalizer.unnormalize_action(center).clamp(-1, 1)
