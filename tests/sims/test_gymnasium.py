@@ -100,6 +100,18 @@ def test_gymnasiums_checker_accepts_the_wrapper() -> None:
     env.close()
 
 
+def test_width_of_instructions_in_the_wrapper() -> None:
+    env = SubprocVectorEnv(CountingConfig(num_envs=1), Counting)
+    try:
+        observed, _ = ToGymnasium(env, instruction_bytes=128).reset(seed=0)
+        assert observed["instruction"].shape == (128,)
+        assert bytes(observed["instruction"]).rstrip(b"\0") in (b"go up", b"go down")
+        with pytest.raises(UserError, match="set instruction_bytes, which is 4"):
+            ToGymnasium(env, instruction_bytes=4).reset(seed=0)
+    finally:
+        env.close()
+
+
 def test_vector_wrapper_resets_at_the_next_step_like_gymnasium() -> None:
     """Compared with Gymnasium's SyncVectorEnv of the single wrapper: same spaces, same episode boundaries."""
     from gymnasium.vector import AutoresetMode, SyncVectorEnv

@@ -30,8 +30,8 @@ def test_score_table_has_the_published_layout() -> None:
 
 
 def test_rotation_vectors() -> None:
-    np.testing.assert_allclose(axis_angle([0, 0, 0, 1]), [0, 0, 0])
-    np.testing.assert_allclose(axis_angle([0, math.sin(0.3), 0, math.cos(0.3)]), [0, 0.6, 0])
+    np.testing.assert_allclose(axis_angle([0.0, 0.0, 0.0, 1.0]), [0, 0, 0])
+    np.testing.assert_allclose(axis_angle([0.0, math.sin(0.3), 0.0, math.cos(0.3)]), [0, 0.6, 0])
 
 
 def test_evaluation_order() -> None:
