@@ -169,7 +169,7 @@ def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:
     """In the latents of an untrained autoencoder, better than a copy; the state by actions alone."""
     world = untrained(clips, replace(DIT, steps=1))
     fit = DynamicsFit(
-        world, DynamicsFitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, roll_in=0), clips, seed=0
+        world, DynamicsFitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, roll_in=0.0), clips, seed=0
     )
     while fit.step < fit.steps:
         metrics = fit.update()
