@@ -35,8 +35,8 @@ from real_robot.safety.filter import Command, Measurement, RobotLimits, SafetyFi
 from real_robot.safety.limits import load_limits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.protocol import Act
-from sims.tabletop.episode import START_JOINTS
-from sims.tabletop.tool_control import POSITION_SCALE
+from sims.tabletop.end_effector_control import POSITION_SCALE
+from sims.tabletop.layout import START_JOINTS
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench import Row, row, write_record

@@ -112,7 +112,7 @@ class World:
     def look(self, size: Sequence[int], age_s: float) -> dict[str, NDArray[np.uint8]]:
         images = np.zeros((len(CAMERAS), *PICTURE, 3), dtype=np.uint8)
         qpos = self._past[max(0, len(self._past) - 1 - round(age_s * JOINT_HZ))]
-        self._renderer.draw(qpos, self._arm.episode.fixtures, self._arm.episode.look, images)
+        self._renderer.draw(qpos, self._arm.episode.fixtures, self._arm.episode.appearance, images)
         return {name: fit_image(image, size).numpy() for name, image in zip(CAMERAS, images, strict=True)}
 
 

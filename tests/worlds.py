@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, VectorEnv, encode_instructions
 
 
 class ChainEnv:
@@ -80,6 +80,15 @@ class ChainEnv:
         return self.cell, self.elapsed, self.success, self.standing
 
     def close(self) -> None: ...
+
+
+class WithoutAdvance:
+    """The environment ``env`` without its method to execute a whole chunk."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.spec = env.spec
+        self.reset, self.step, self.observe = env.reset, env.step, env.observe
+        self.capture, self.close = env.capture, env.close
 
 
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}

@@ -1,6 +1,7 @@
 """The tabletop suite's Panda: tool motions in, tool pose out, on a real arm as in simulation.
 
-The suite's own control law (``sims.tabletop.tool_control``), so that a policy trained there finds its own arm here.
+The suite's own control law (``sims.tabletop.end_effector_control``), so that a policy trained there finds its own arm
+here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.safety.stopping import AxisLimits
-from sims.tabletop.episode import START_JOINTS
-from sims.tabletop.kinematics import tool_orientation
-from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
+from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
+from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.layout import START_JOINTS
 
 
 class PandaTool:
@@ -31,25 +32,25 @@ class PandaTool:
                 "embodiment panda_tool needs limits.joints in the order joint 1 to 7 (revolute), finger (prismatic); "
                 f"got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
             )
-        self._control = ToolControl()
+        self._control = EndEffectorControl()
         self.begin([*START_JOINTS, 0.0])
 
     def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
         tool = self._look(joints)
         finger = joints[7]
-        parts = [tool.position[0], tool_orientation(tool.rotation)[0], torch.tensor([finger, -finger]).double()]
+        parts = [tool.position[0], end_effector_orientation(tool.rotation)[0], torch.tensor([finger, -finger]).double()]
         return np.asarray(torch.cat(parts).float().numpy())
 
     def begin(self, joints: Sequence[float]) -> None:
         tool = self._look(joints)
-        self._target = ToolTarget(position=tool.position, rotation=tool.rotation, joints=tool.joints)
+        self._target = EndEffectorTarget(position=tool.position, rotation=tool.rotation, joints=tool.joints)
 
     def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
         move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
         self._target = self._control.next_target(self._target, move, self._look(joints))
         return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
 
-    def _look(self, joints: Sequence[float]) -> ToolState:
+    def _look(self, joints: Sequence[float]) -> EndEffectorState:
         arm = torch.tensor([joints[:7]], dtype=torch.float64)
         position, rotation, jacobian = self._control.panda.forward(arm)
-        return ToolState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)
+        return EndEffectorState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)

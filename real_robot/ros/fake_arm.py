@@ -34,10 +34,10 @@ from real_robot.priority import take_priority
 from real_robot.ros import fake_cameras
 from real_robot.ros.fake_cameras import Scenery, begin_episode, start_cameras
 from real_robot.ros.ros_io import LATCHED_QOS
-from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS
 from sims.tabletop.kinematics import Panda
+from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS
 from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
-from sims.tabletop.tasks import TASKS, Scene, outcome
+from sims.tabletop.tasks import TASKS, SceneState, check_task
 
 JOINT_HZ = 500
 CAMERA_HZ = 30
@@ -139,8 +139,8 @@ class TabletopArm:
         qpos = torch.from_numpy(positions)[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
         single = qpos.float()
-        scene = Scene(
-            tool=position.float(),
+        scene = SceneState(
+            end_effector=position.float(),
             rotation=rotation.float(),
             fingers=single[:, FINGERS],
             blocks=single[:, BLOCK_QPOS].view(-1, 3, 7),
@@ -149,7 +149,7 @@ class TabletopArm:
             fixtures=torch.from_numpy(self.episode.fixtures)[None].float(),
         )
         candidate = torch.tensor([self.episode.candidate])
-        success, ended = outcome(TASKS[self.episode.task.name], scene, candidate)
+        success, ended = check_task(TASKS[self.episode.task.name], scene, candidate)
         return bool(success), bool(ended & ~success)
 
 

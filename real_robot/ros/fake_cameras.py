@@ -17,7 +17,7 @@ from sensor_msgs.msg import Image
 
 from real_robot.priority import give_up_priority
 from real_robot.ros.ros_io import SENSOR_QOS
-from sims.tabletop.episode import NQ, Episode, sample_episode
+from sims.tabletop.layout import NQ, Layout, sample_layout
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.tasks import TASKS
 
@@ -49,9 +49,9 @@ class Scenery:
 
 
 @lru_cache(maxsize=1)
-def begin_episode(task: str, seed: int) -> Episode:
+def begin_episode(task: str, seed: int) -> Layout:
     """As the suite's with its defaults."""
-    return sample_episode(task, seed, split="train", look=1.0)
+    return sample_layout(task, seed, split="train", appearance=1.0)
 
 
 def start_cameras(scenery: Scenery, image_size: tuple[int, int], hz: int) -> BaseProcess:
@@ -75,7 +75,7 @@ def _film(scenery: Scenery, image_size: tuple[int, int], hz: int, parent: int) -
         if fault != "frozen":
             stamp = node.get_clock().now().to_msg()
             episode = begin_episode(task, seed)
-            renderer.draw(qpos, episode.fixtures, episode.look, images)
+            renderer.draw(qpos, episode.fixtures, episode.appearance, images)
         for publisher, image in zip(publishers, images, strict=True) if fault != "silent" else ():
             message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
             message.header.stamp = stamp

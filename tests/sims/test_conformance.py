@@ -20,6 +20,7 @@ from sims.vector_env import (
     decode_instructions,
 )
 from tests.sims.environments_to_check import ENVIRONMENTS, MAX_STEPS
+from tests.worlds import WithoutAdvance
 
 FLAGS = ("terminated", "truncated", "success", "intervened", "valid")
 CASES = [
@@ -125,21 +126,14 @@ def test_partial_reset_leaves_the_others(world: VectorEnv) -> None:
     assert chunk.truncated.tolist() == [True, False, True]
 
 
-class Stepped:
-    """Hides what a world may offer beyond ``step``."""
-
-    def __init__(self, env: VectorEnv) -> None:
-        self.spec, self.step = env.spec, env.step
-
-
 def test_a_chunk_is_its_steps_and_ends_at_the_true_successor(world: VectorEnv) -> None:
     """Two of three rows run out of time in mid-chunk; what is seen then is where they stopped."""
     ways: list[tuple[ChunkStep, Any]] = []
-    for env in (world, Stepped(world)):
+    for env in (world, WithoutAdvance(world)):
         world.reset(start=starts(world, 1, 2, 3))
         step_chunk(world, actions(world, 8, seed=1), 1.0)
         world.reset([1], start=starts(world, 4))
-        chunk = step_chunk(env, actions(world, 6, seed=2), 0.9)  # type: ignore[arg-type]
+        chunk = step_chunk(env, actions(world, 6, seed=2), 0.9)
         ways.append((chunk, world.observe()))
     assert ways[0][0].num_executed.tolist() == [MAX_STEPS - 8, 6, MAX_STEPS - 8]
     assert ways[0][0].truncated.tolist() == [True, False, True]

@@ -21,6 +21,7 @@ from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
+from tests.worlds import WithoutAdvance
 
 UP = torch.tensor([1.0, 0.0])
 QUICK = WorkerConfig(step_timeout_s=3.0, max_failures_in_a_row=1)
@@ -97,11 +98,7 @@ def test_chunk_is_its_steps() -> None:
         env.reset(start=[StartState(task=i % 2, seed=i) for i in range(3)])
         whole = env.advance(action, 0.9)
         env.reset(start=[StartState(task=i % 2, seed=i) for i in range(3)])
-
-        class OnlySteps:  # hides ``advance``
-            spec, step = env.spec, staticmethod(env.step)
-
-        stepped = step_chunk(OnlySteps(), action, 0.9)  # type: ignore[arg-type]
+        stepped = step_chunk(WithoutAdvance(env), action, 0.9)
     for name in ("reward", "num_executed", "terminated", "truncated", "success", "valid"):
         torch.testing.assert_close(getattr(whole, name), getattr(stepped, name))
 
@@ -233,11 +230,7 @@ def test_simulator_that_does_not_start() -> None:
 def test_chunk_masks_a_failed_row_step_by_step() -> None:
     with pool(num_envs=2, fault="raise", workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 2))
-
-        class OnlySteps:
-            spec, step = env.spec, staticmethod(env.step)
-
-        chunk = step_chunk(OnlySteps(), UP.expand(2, 4, 2), 1.0)  # type: ignore[arg-type]
+        chunk = step_chunk(WithoutAdvance(env), UP.expand(2, 4, 2), 1.0)
         assert chunk.valid.tolist() == [True, False]
         assert chunk.num_executed.tolist() == [4, 0]
         assert chunk.reward[1] == 0

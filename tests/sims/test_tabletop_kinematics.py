@@ -14,9 +14,9 @@ from sims.tabletop.kinematics import (
     JOINT_HIGH,
     JOINT_LOW,
     Panda,
+    end_effector_orientation,
     rotation_matrix,
     rotation_vector,
-    tool_orientation,
 )
 from sims.tabletop.scene import build_mjcf
 
@@ -77,8 +77,8 @@ def test_tool_orientation_is_smooth_where_plain_axis_angle_jumps():
     zero = torch.zeros_like(yaw)
     down = torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64))
     rotation = rotation_matrix(torch.stack([zero, zero, yaw], 1)) @ rotation_matrix(torch.stack([tilt, zero, zero], 1))
-    vector = tool_orientation(rotation @ down)
+    vector = end_effector_orientation(rotation @ down)
     assert (vector[1:] - vector[:-1]).norm(dim=1).max() < 0.1
-    assert tool_orientation(down[None])[0].tolist() == pytest.approx([math.pi, 0.0, 0.0], abs=1e-5)
+    assert end_effector_orientation(down[None])[0].tolist() == pytest.approx([math.pi, 0.0, 0.0], abs=1e-5)
     # It is an axis-angle of the very rotation: rebuilding gives the matrix back.
     assert torch.allclose(rotation_matrix(vector), rotation @ down, atol=1e-6)

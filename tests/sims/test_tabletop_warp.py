@@ -83,7 +83,7 @@ def test_free_motion_agrees_with_c_mujoco(env: TabletopEnv, reference: TabletopE
         action = expert.act()
         env.step(action)
         reference.step(action)
-    assert (env.scene.tool - reference.scene.tool).abs().max() < 1e-5
+    assert (env.scene.end_effector - reference.scene.end_effector).abs().max() < 1e-5
     assert (env.scene.rotation - reference.scene.rotation).abs().max() < 1e-5
     np.testing.assert_allclose(env.backend.export()[0], reference.backend.export()[0], atol=3e-4)
 
@@ -98,7 +98,7 @@ def test_grasps_and_pulls_agree_with_c_mujoco(env: TabletopEnv, reference: Table
         assert torch.equal(ours.terminated, theirs.terminated)
     assert ((_things(reference) - start).norm(dim=2).amax(1) > 0.01).all()
     assert (_things(env) - _things(reference)).norm(dim=2).max() < 5e-3
-    assert (env.scene.tool - reference.scene.tool).norm(dim=1).max() < 2e-3
+    assert (env.scene.end_effector - reference.scene.end_effector).norm(dim=1).max() < 2e-3
 
 
 def test_pictures_look_like_those_of_opengl(env: TabletopEnv, reference: TabletopEnv) -> None:

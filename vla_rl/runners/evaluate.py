@@ -25,6 +25,7 @@ from sims.registry import (
     with_split,
 )
 from sims.vector_env import Observation, StartState, VectorEnv
+from vla_rl.config.environments import make_env
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
 from vla_rl.runs.progress import progress
