@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from world_models.evaluation.action_sequences import recorded_sequences
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
@@ -21,13 +20,14 @@ from sims.vector_env import Observation, StartState
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.loader import load_config
 from vla_rl.config.imagination import ImaginationConfig
+from vla_rl.config.loader import load_config
 from vla_rl.runners.imagination import Perturbed, branch_steps
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import load_experiment
+from world_models.evaluation.action_sequences import recorded_sequences
 
 CONFIG = """\
 extends: {tiny}
