@@ -13,6 +13,7 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
 from tests.worlds import ChainEnv
 from vla_rl.algorithms.ppo import with_advantages
+from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
@@ -32,8 +33,11 @@ class Walker(GaussianPolicy):
         return torch.ones_like(noise)
 
 
-class ExactCritic:
+class ExactCritic(ValueCritic):
     """V of the walker where time never runs out: gamma ** (steps to the goal - 1)."""
+
+    def __init__(self) -> None:
+        super().__init__(CriticConfig(), 2)
 
     def predict(self, features: Tensor) -> Tensor:
         return GAMMA ** (LENGTH - 2 - features[:, 0])
@@ -47,7 +51,7 @@ def collector(env: ChainEnv, policy: GaussianPolicy | None = None) -> Collector:
     return Collector(
         env,
         policy or walker(env),
-        critic=ExactCritic(),  # type: ignore[arg-type]
+        critic=ExactCritic(),
         gamma=GAMMA,
         failure_weight=0.0,
         seed=1,
