@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sims.registry import object_locator
+from sims.registry import ObjectLocator, object_locator
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
 from vla_rl.bench import row, write_record
 from vla_rl.config.experiment import Experiment
@@ -30,7 +30,7 @@ from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from world_models.bundle import load_world_model
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
-from world_models.evaluation.open_loop import Locate, open_loop_errors
+from world_models.evaluation.open_loop import open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.models.inverse_dynamics import InverseDynamics, InverseDynamicsConfig, to_pixels
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
@@ -156,7 +156,7 @@ def action_errors(model: FlowWorldModel, inverse: InverseDynamics, clips: ClipSa
     return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
 
 
-def image_errors(model: FlowWorldModel, clips: ClipSampler, locate: Locate | None) -> dict[str, float]:
+def image_errors(model: FlowWorldModel, clips: ClipSampler, locate: ObjectLocator | None) -> dict[str, float]:
     found = {}
     for one in open_loop_errors(model, clips, horizons=HORIZONS, locate=locate, seed=0):
         found[f"psnr after {one['horizon']} chunks [dB]"] = one["psnr"]

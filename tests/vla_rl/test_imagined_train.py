@@ -127,7 +127,8 @@ def test_every_real_step_is_counted(run: Path) -> None:
     for store in recorded:
         assert all(store.read(entry.id).observation_steps[-1] == entry.steps for entry in store.entries())
     for number in range(2):
-        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"evaluate_model_{number}"])
+        report = stages[f"evaluate_model_{number}"]
+        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(report)
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1
     assert (run / "result.json").exists()
 

@@ -142,6 +142,10 @@ def test_bfloat16_is_float32_rounded(clips: ClipSampler) -> None:
     assert 0 < difference < 0.02 * exact.latent.abs().mean()
 
 
+CHECKED = hasattr(CausalTransformer.forward, "__wrapped__")  # by --jaxtyping-packages
+
+
+@pytest.mark.skipif(CHECKED, reason="the checks of annotations cannot be compiled")
 def test_the_network_compiles_to_one_graph() -> None:
     """Without graph breaks, both ways it is called; code generation is not tested."""
     torch.manual_seed(0)
