@@ -91,11 +91,11 @@ def test_the_world_models_evaluation_is_shown_round_by_round(tmp_path: Path):
     assert "Success of imagined episodes" in {label.partition(".")[0] for label in page.labels}
 
 
-def test_a_round_that_has_just_begun(tmp_path: Path):
+def test_a_round_that_has_just_started(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     stages = json.loads((run / "stages.json").read_text())
     (run / "stages.json").write_text(
-        json.dumps({"validate_start": stages["validate_start"], "real_0": stages["real_0"]})
+        json.dumps({"validate_start": stages["validate_start"], "record_0": stages["record_0"]})
     )
     shutil.rmtree(run / "imagination")
     page = check(write_report(run))

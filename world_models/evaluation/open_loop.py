@@ -32,7 +32,8 @@ def open_loop_errors(
 ) -> list[dict[str, Any]]:
     """Errors after h chunks of an episode's own actions from its start, for every h of ``horizons``.
 
-    ``locate``: see ``sims.registry.object_locator``. PSNR [dB] over all cameras; object error [m] over objects that moved; the same for a copy of the first frame.
+    PSNR [dB] over all cameras; object error [m] over objects that moved, found by ``locate``
+    (``sims.registry.object_locator``); the same for a copy of the first frame.
     """
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     parts: dict[int, list[dict[str, np.ndarray]]] = {h: [] for h in horizons}
