@@ -8,6 +8,7 @@ and fails at the left edge. state = [position, 0].
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -109,3 +110,21 @@ def imagined_env(
         usual_error=1.0,
         fingerprint="untrained",
     )
+
+
+class Steppable(Protocol):
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def update(self) -> dict[str, float]: ...
+
+
+def finish(fit: Steppable) -> dict[str, float]:
+    """Make all remaining updates; the metrics of the last one."""
+    metrics: dict[str, float] = {}
+    while fit.step < fit.steps:
+        metrics = fit.update()
+    return metrics

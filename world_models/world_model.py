@@ -13,7 +13,7 @@ Observations within a chunk are other values of ``length`` from the same prefill
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -99,6 +99,7 @@ class ImaginedObservation(TensorDataclass):
     error: Float[Tensor, "*B"]
 
 
+@runtime_checkable
 class WorldModel(Protocol):
     """Action-conditioned video dynamics of all cameras together with the robot's state, one action chunk per call."""
 

@@ -17,9 +17,9 @@ from world_models.training.dynamics import DynamicsFitConfig
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
-    """``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into fewer
-    denoising steps. ``device``: where the dynamics are fitted and run. ``no_action_steps``: fit steps of a baseline that
-    is not given the actions, for the evaluation (0: none).
+    """``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into
+    fewer denoising steps. ``device``: where the dynamics are fitted and run. ``no_action_steps``: fit steps of a
+    baseline that is not given the actions, for the evaluation (0: none).
     """
 
     dynamics: DynamicsConfig = field(default_factory=ConvFlowConfig)

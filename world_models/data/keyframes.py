@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class KeyframeConfig:
             raise ValueError(f"keyframes.before_end must be two increasing numbers of steps, got {self.before_end}")
 
 
+@runtime_checkable
 class ImaginedStarts(Protocol):
     """Maps a StartState to the recorded observation that an imagined episode starts from."""
 

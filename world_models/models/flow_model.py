@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, UInt8
@@ -48,6 +48,7 @@ class FlowWorldModelConfig:
             )
 
 
+@runtime_checkable
 class Codec(Protocol):
     """Images to latents and back. ``limit``: largest magnitude of a latent; predictions are clamped to it."""
 
@@ -62,7 +63,7 @@ class Codec(Protocol):
     ) -> UInt8[Tensor, "N image_height image_width 3"]: ...
 
 
-class Pixels:
+class PixelCodec:
     """The codec whose latents are the pixels in [-1, 1]."""
 
     limit = 1.0

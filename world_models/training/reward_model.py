@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class RewardModelFit(Optimization[LabeledObservations]):
         self._recorded_classes = _classes(clips, config)
         status = [imagined.status == status for status in (SUCCESS, FAILED, RUNNING)]
         self._imagined_classes = [np.flatnonzero(chosen.numpy()) for chosen in (*status, imagined.before_end)]
+        model.train()
 
     def learning_rate(self) -> float:
         config, step = self.model.config, self.step
@@ -65,6 +67,13 @@ class RewardModelFit(Optimization[LabeledObservations]):
         correct = (logits.argmax(1) == examples.status).float().mean()
         metrics = {"accuracy": correct.item(), "goal_error": goal_error.item()}
         return classification + self.model.config.goal_weight * goal_error, metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"dropout": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        torch.set_rng_state(state["dropout"])
 
     def _predict(self, examples: LabeledObservations) -> tuple[Float[Tensor, "B 3"], Float[Tensor, ""]]:
         """Logits, and the mean squared error of the predicted goals [normalized states]."""
