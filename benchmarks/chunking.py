@@ -133,7 +133,7 @@ def clone(seed: int, steps: int) -> DenoisingPolicy:
 def observe(state: torch.Tensor) -> Observation:
     n = len(state)
     return Observation(
-        images=torch.zeros(n, 0, 8, 8, 3, dtype=torch.uint8), state=state, text=encode_instructions([""] * n)
+        images=torch.zeros(n, 0, 8, 8, 3, dtype=torch.uint8), state=state, instruction=encode_instructions([""] * n)
     )
 
 

@@ -80,7 +80,7 @@ class RecordedEnv:
         rows = range(self.spec.num_envs) if env_ids is None else env_ids
         images, state = obs.images.cpu().numpy(), obs.state.cpu().numpy()
         for i, row in enumerate(rows):
-            self._rows[row].look(int(self._steps.count[row]), images[i], state[i], obs.text[i])
+            self._rows[row].look(int(self._steps.count[row]), images[i], state[i], obs.instruction[i])
         self.commit(rows)
         return obs
 

@@ -157,7 +157,7 @@ class WindowSampler:
         obs = Observation(
             images=self._images(episode, look),
             state=self._state[torch.from_numpy(state_row)],
-            text=self._text[torch.from_numpy(episode)],
+            instruction=self._text[torch.from_numpy(episode)],
         )
         targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],

@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
 from sims.errors import UserError
-from sims.vector_env import TEXT_BYTES
 
 SCHEMA = "vla-rl-episode/1"
 SOURCES = ("expert", "policy", "human")
@@ -137,8 +136,6 @@ def _check_words(episode: Episode) -> None:
     for name in ("task", "split", "instruction"):
         if not getattr(episode, name):
             raise _refuse(episode, f"{name} is empty")
-    if len(episode.instruction.encode()) > TEXT_BYTES:
-        raise _refuse(episode, f"instruction is longer than {TEXT_BYTES} bytes: {episode.instruction!r}")
     if not (np.isfinite(episode.control_hz) and episode.control_hz > 0):
         raise _refuse(episode, f"control_hz is {episode.control_hz}, it must be positive")
     for camera in episode.images:

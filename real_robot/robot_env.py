@@ -194,6 +194,7 @@ class RobotEnv:
             tasks=config.tasks,
             device=torch.device("cpu"),
             fingerprint={"robot": config.robot_file.stem},
+            can_capture=False,
         )
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
@@ -326,7 +327,7 @@ class RobotEnv:
         return Observation(
             images=torch.from_numpy(np.stack([images[camera] for camera in self.spec.cameras]))[None],
             state=torch.from_numpy(self._embodiment.state(measured.positions).copy())[None],
-            text=encode_instructions([self._instruction]),
+            instruction=encode_instructions([self._instruction]),
         )
 
     def _wait(self, condition: Callable[[], bool], trouble: Callable[[], str]) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class TensorDataclass:
-    """Mixin for a dataclass whose fields are tensors (or other TensorDataclass, or None) with the same leading dimensions.
+    """Mixin for a dataclass whose fields are tensors, other TensorDataclass or None, with the same leading dimensions.
 
-    Indexing, stacking and moving then work on the whole record: ``obs[env_ids]``, ``Rollout.stack(steps)``.
+    Indexing, stacking and moving apply to every tensor of the record: ``obs[env_ids]``, ``Rollout.stack(steps)``.
+    ``ragged`` names the tensor fields whose last dimension may differ between records (text of different lengths):
+    ``stack``, ``cat`` and ``where`` pad them with zeros at the end to the longest.
     """
+
+    ragged: ClassVar[tuple[str, ...]] = ()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same record with ``function`` applied to every tensor in it."""
@@ -40,29 +46,52 @@ class TensorDataclass:
     def detach(self) -> Self:
         return self.map(Tensor.detach)
 
-    @classmethod
-    def _combine(cls, rows: Sequence[Self], function: Callable[[list[Tensor]], Tensor]) -> Self:
-        def apply(values: list[Any]) -> Any:
-            if values[0] is None:
-                return None
-            return (
-                type(values[0])._combine(values, function)
-                if isinstance(values[0], TensorDataclass)
-                else function(values)
-            )
+    def where(self, mask: Bool[Tensor, "*N"], other: Self) -> Self:
+        """This record where ``mask`` is True, ``other`` elsewhere; mask: bool, one value per leading index."""
 
-        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        return cls(**{name: apply([getattr(row, name) for row in rows]) for name in names})
+        def choose(values: list[Tensor]) -> Tensor:
+            here, there = values
+            return torch.where(mask.reshape(*mask.shape, *[1] * (here.dim() - mask.dim())), here, there)
+
+        return type(self)._combine([self, other], choose)
 
     @classmethod
-    def stack(cls, rows: Sequence[Self]) -> Self:
+    def stack(cls, records: Sequence[Self]) -> Self:
         """A new leading dimension, as ``torch.stack``."""
-        return cls._combine(rows, torch.stack)
+        return cls._combine(records, torch.stack)
 
     @classmethod
-    def cat(cls, rows: Sequence[Self]) -> Self:
+    def cat(cls, records: Sequence[Self]) -> Self:
         """Along the first dimension, as ``torch.cat``."""
-        return cls._combine(rows, torch.cat)
+        return cls._combine(records, torch.cat)
+
+    @classmethod
+    def _combine(cls, records: Sequence[Self], function: Callable[[list[Tensor]], Tensor]) -> Self:
+        """One record whose tensors are ``function`` of the records' tensors of that field.
+
+        Raises ValueError where a field is None in some records only.
+        """
+
+        def combine(name: str) -> Any:
+            values = [getattr(record, name) for record in records]
+            if any(value is None for value in values):
+                if not all(value is None for value in values):
+                    raise ValueError(f"{cls.__name__}.{name} is None in some of the records only")
+                return None
+            if isinstance(values[0], TensorDataclass):
+                return type(values[0])._combine(values, function)
+            return function(pad_to_longest(values) if name in cls.ragged else values)
+
+        fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: combine(name) for name in fields})
+
+
+def pad_to_longest(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors with zeros appended to their last dimension, so that it is as long in all of them."""
+    longest = max(tensor.shape[-1] for tensor in tensors)
+    return [
+        tensor if tensor.shape[-1] == longest else F.pad(tensor, (0, longest - tensor.shape[-1])) for tensor in tensors
+    ]
 
 
 def _tensors(record: TensorDataclass) -> Iterator[Tensor]:

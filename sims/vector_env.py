@@ -12,41 +12,65 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from sims.tensor_dataclass import TensorDataclass
+from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass, pad_to_longest
 
-TEXT_BYTES = 96
+MIN_INSTRUCTION_BYTES = 96
+INSTRUCTION_BYTES_STEP = 32
 
 
-def encode_instructions(texts: Sequence[str], length: int = TEXT_BYTES) -> UInt8[Tensor, "N length"]:
-    """UTF-8 bytes, zero padded; ValueError if an instruction is longer than ``length`` bytes."""
-    out = np.zeros((len(texts), length), dtype=np.uint8)
-    for row, text in zip(out, texts, strict=True):
-        data = text.encode()
-        if len(data) > length:
-            raise ValueError(f"instruction of {len(data)} bytes, at most {length} are allowed: {text!r}")
+class CannotCapture(UserError):
+    """``VectorEnv.capture`` was called on an environment whose ``spec.can_capture`` is False."""
+
+
+def encode_instructions(instructions: Sequence[str]) -> UInt8[Tensor, "N instruction_bytes"]:
+    """UTF-8 bytes of any length, zero padded to a common multiple of 32 bytes, at least 96."""
+    encoded = [instruction.encode() for instruction in instructions]
+    longest = max([MIN_INSTRUCTION_BYTES, *map(len, encoded)])
+    width = -(-longest // INSTRUCTION_BYTES_STEP) * INSTRUCTION_BYTES_STEP
+    out = np.zeros((len(encoded), width), dtype=np.uint8)
+    for row, data in zip(out, encoded, strict=True):
         row[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     return torch.from_numpy(out)
 
 
-def decode_instructions(text: UInt8[Tensor, "N length"]) -> list[str]:
+def decode_instructions(instructions: UInt8[Tensor, "N instruction_bytes"]) -> list[str]:
     """Inverse of ``encode_instructions``."""
-    return [bytes(row).rstrip(b"\0").decode() for row in text.cpu().numpy()]
+    return [bytes(row).rstrip(b"\0").decode() for row in instructions.cpu().numpy()]
+
+
+def update_instructions(
+    buffer: UInt8[Tensor, "N bytes_before"],
+    env_ids: Sequence[int],
+    instructions: UInt8[Tensor, "n bytes_new"],
+) -> UInt8[Tensor, "N bytes_after"]:
+    """A copy of ``buffer`` with ``buffer[env_ids] = instructions``, as wide as the wider of the two."""
+    buffer, instructions = pad_to_longest([buffer, instructions.to(buffer.device)])
+    updated = buffer.clone()
+    updated[list(env_ids)] = instructions
+    return updated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(TensorDataclass):
-    """What a policy sees. Images are RGB, row 0 at the top; text is the instruction as zero-padded UTF-8 bytes."""
+    """What a policy sees.
+
+    images: RGB, first image row at the top. instruction: zero-padded UTF-8 bytes; observations whose instructions have
+    different widths can be stacked and concatenated.
+    """
+
+    ragged: ClassVar[tuple[str, ...]] = ("instruction",)
 
     images: UInt8[Tensor, "*N cameras height width 3"]
     state: Float[Tensor, "*N state_dim"]
-    text: UInt8[Tensor, "*N text_bytes"]
+    instruction: UInt8[Tensor, "*N instruction_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +112,11 @@ class StartState:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """``tasks``: names that StartState.task indexes. ``fingerprint``: versions that a result depends on."""
+    """Sizes, rates and names of a VectorEnv.
+
+    image_size: (height, width) in pixels. max_steps: the longest episode, in control steps. tasks: names that
+    ``StartState.task`` indexes. fingerprint: versions that a result depends on. can_capture: whether ``capture`` works.
+    """
 
     name: str
     num_envs: int
@@ -101,6 +129,7 @@ class EnvSpec:
     tasks: tuple[str, ...]
     device: torch.device
     fingerprint: Mapping[str, str]
+    can_capture: bool = True
 
 
 class VectorEnv(Protocol):
@@ -121,7 +150,11 @@ class VectorEnv(Protocol):
         ...
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        """These rows as they are now; ``reset(start=...)`` brings them back exactly, in this or another process."""
+        """The present states of ``env_ids`` (default: all); ``reset(start=...)`` restores them, in any process.
+
+        Optional: raises CannotCapture where ``spec.can_capture`` is False. Such environments restart their episodes
+        when a run is resumed.
+        """
         ...
 
     def close(self) -> None: ...

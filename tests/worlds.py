@@ -8,20 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
 
-class ChainWorld:
+class ChainEnv:
     """Cells 0 .. length-1; an action above 0 moves right, else left. Reward 1 and success at the last cell.
 
     Time runs out after ``max_steps``. The start cell is seed % (length - 1). state = [cell, elapsed].
+    ``can_capture`` False: an environment whose states cannot be saved.
     """
 
-    def __init__(self, *, num_envs: int, length: int = 10, max_steps: int = 12) -> None:
+    def __init__(self, *, num_envs: int, length: int = 10, max_steps: int = 12, can_capture: bool = True) -> None:
         self.length = length
         self.spec = EnvSpec(
             name="chain", num_envs=num_envs, action_dim=1, state_dim=2, cameras=("front",), image_size=(4, 4),
             control_hz=10.0, max_steps=max_steps, tasks=("walk", "run"), device=torch.device("cpu"), fingerprint={},
+            can_capture=can_capture,
         )  # fmt: skip
         self.cell = torch.zeros(num_envs, dtype=torch.int64)
         self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
@@ -58,10 +60,12 @@ class ChainWorld:
         return Observation(
             images=torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8),
             state=torch.stack([self.cell[rows], self.elapsed[rows]], -1).float(),
-            text=encode_instructions(["go right"] * len(rows)),
+            instruction=encode_instructions(["go right"] * len(rows)),
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        if not self.spec.can_capture:
+            raise CannotCapture("chain: this environment was made with can_capture=False")
         rows = range(self.spec.num_envs) if env_ids is None else env_ids
         return tuple(
             StartState(
@@ -81,7 +85,7 @@ class ChainWorld:
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}
 
 
-class PointWorld:
+class PointEnv:
     """A white point on a plane with three colored squares: "go to the red square". 32 x 32 images, sparse reward.
 
     Actions are velocities, 1.0 = 0.1 per step on a plane of side 2; success within 0.1 of the named square, while
@@ -151,7 +155,7 @@ class PointWorld:
             inside_y = (cell - place[:, 1:]).abs() < half
             image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(color, dtype=torch.uint8)
         words = [f"go to the {list(COLORS)[task]} square" for task in self.task[rows].tolist()]
-        return Observation(images=image[:, None], state=self.point[rows], text=encode_instructions(words))
+        return Observation(images=image[:, None], state=self.point[rows], instruction=encode_instructions(words))
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         rows = range(self.spec.num_envs) if env_ids is None else env_ids
@@ -175,7 +179,7 @@ class PointWorld:
 class PointExpert:
     """Heads for the named square, straight."""
 
-    def __init__(self, world: PointWorld, *, noise: float, generator: torch.Generator) -> None:
+    def __init__(self, world: PointEnv, *, noise: float, generator: torch.Generator) -> None:
         self.world, self.noise, self.generator = world, noise, generator
 
     def act(self) -> Tensor:

@@ -111,7 +111,7 @@ def bench_policy() -> list[Row]:
     obs = Observation(
         images=torch.randint(0, 255, (rows, 2, 64, 64, 3), dtype=torch.uint8),
         state=torch.randn(rows, 8),
-        text=encode_instructions(["pick up the red block"] * rows),
+        instruction=encode_instructions(["pick up the red block"] * rows),
     )
     generator = torch.Generator()
     with torch.no_grad():

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, Step
+from sims.vector_env import MIN_INSTRUCTION_BYTES, EnvSpec, Observation, StartState, Step
 from world_models.data.clips import Clip
 from world_models.data.keyframes import Starts
 from world_models.models.flow_model import FlowWorld
@@ -105,7 +105,7 @@ class ImaginedEnv:
             ),
             pending=torch.zeros(n, world.action_horizon, robot.action_dim),
             num_pending=count,
-            text=torch.zeros(n, TEXT_BYTES, dtype=torch.uint8),
+            text=torch.zeros(n, MIN_INSTRUCTION_BYTES, dtype=torch.uint8),
             first=torch.zeros(n, outcome.first_width),
             error=torch.zeros(n),
             elapsed=count.clone(),
@@ -275,7 +275,7 @@ class ImaginedEnv:
         present = self._rows.moment
         pairs = [self._shown[row] or (present.current[row], present.state[row]) for row in rows]
         latent, state = (torch.stack(part) for part in zip(*pairs, strict=True))
-        return Observation(images=self.world.decode(latent), state=state, text=self._rows.text[rows])
+        return Observation(images=self.world.decode(latent), state=state, instruction=self._rows.text[rows])
 
     @property
     def error(self) -> Float[Tensor, " N"]:

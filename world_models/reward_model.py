@@ -109,7 +109,7 @@ class OutcomeModel(nn.Module):
 
     def read(self, images: Tensor, state: Tensor, text: Tensor) -> Float[Tensor, "B first_width"]:
         """What one look tells: its summary, and the normalized state in which the task will be done."""
-        obs = Observation(images=images, state=state, text=text)
+        obs = Observation(images=images, state=state, instruction=text)
         pooled = self.vla.encode(obs, self.normalizer.normalize_state(state)).pooled
         return torch.cat([pooled, self.vla.forecast(pooled)[:, -self.vla.forecast_dims :]], dim=1)
 

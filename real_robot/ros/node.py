@@ -38,7 +38,6 @@ from real_robot.ros.ros_io import LATCHED_QOS, CameraInput, CommandOutput, Frame
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.protocol import Hello, Outcome
 from real_robot.serving.remote_policy import RemotePolicy
-from sims.vector_env import TEXT_BYTES
 
 PRIORITY = 40
 # read on configuration
@@ -308,8 +307,6 @@ class PolicyNode(LifecycleNode):
             reason = ""
             if parameter.name in _CONNECTIONS and self._robot is not None:
                 reason = f"{parameter.name} is read on configuration; deactivate and clean up first"
-            elif parameter.name == "instruction" and len(parameter.value.encode()) > TEXT_BYTES:
-                reason = f"an instruction has at most {TEXT_BYTES} bytes"
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
             if parameter.name == "instruction" and self._policy is not None:

@@ -92,7 +92,7 @@ class ChunkBackend(ABC):
         return Observation(
             images=images,
             state=torch.from_numpy(question.state.copy())[None],
-            text=encode_instructions([question.instruction]),
+            instruction=encode_instructions([question.instruction]),
         ).to(self.device)  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from policies.bundle import BundleError, load_bundle, read_bundle_info, write_atomically
 from policies.denoising.policy import DenoisingPolicy
 from sims.errors import UserError
-from sims.vector_env import TEXT_BYTES, Observation
+from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
 
 FORMAT = 1
 GRAPH, SPEC = "policy.onnx", "policy.onnx.json"
@@ -58,7 +58,7 @@ class DeployedPolicy(nn.Module):
     def forward(
         self, images: Tensor, state: Tensor, text: Tensor, noise: Tensor, committed: Tensor, delay: Tensor
     ) -> Tensor:
-        context = self.policy.encode(Observation(images=images, state=state, text=text))
+        context = self.policy.encode(Observation(images=images, state=state, instruction=text))
         known = torch.arange(self.policy.action_horizon) < delay
         return self.policy.flow(context, noise, committed, known)
 
@@ -149,7 +149,7 @@ def _look(policy: DenoisingPolicy, seed: int) -> tuple[Tensor, ...]:
     """Random inputs of every shape and type; the prefix as long as ``seed``, up to the longest trained."""
     generator = torch.Generator().manual_seed(seed)
     robot, horizon = policy.robot, policy.action_horizon
-    text = torch.zeros(1, TEXT_BYTES, dtype=torch.uint8)
+    text = torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8)
     words = torch.randint(ord(" "), ord("z"), (8 * seed,), generator=generator, dtype=torch.uint8)
     text[0, : len(words)] = words
     return (

@@ -39,7 +39,7 @@ class OnnxBackend(ChunkBackend):
 
     def chunk(self, obs: Observation, noise: Tensor, planned: Tensor, question: Act) -> NDArray[np.float32]:
         delay = np.array(question.delay if question.method == "prefix" else 0, dtype=np.int64)
-        parts = (obs.images, obs.state, obs.text, noise, planned)
+        parts = (obs.images, obs.state, obs.instruction, noise, planned)
         return run_session(self._session, *(part.numpy() for part in parts), delay)
 
 

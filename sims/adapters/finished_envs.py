@@ -63,20 +63,7 @@ class FinishedEnvs:
 
     def shown(self, live: Observation) -> Observation:
         """``live`` with what standing rows showed at their end."""
-        return live if self._last is None else choose(self.standing, self._last, live)
+        return live if self._last is None else self._last.where(self.standing, live)
 
     def _keep(self, rows: Tensor, seen: Observation) -> None:
-        self._last = seen.map(torch.clone) if self._last is None else choose(rows, seen, self._last)
-
-
-def choose(rows: Tensor, first: Observation, second: Observation) -> Observation:
-    """``first`` where ``rows``, else ``second``."""
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(rows.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-
-    return Observation(
-        images=pick(first.images, second.images),
-        state=pick(first.state, second.state),
-        text=pick(first.text, second.text),
-    )
+        self._last = seen.map(torch.clone) if self._last is None else seen.where(rows, self._last)

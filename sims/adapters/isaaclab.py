@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sims.adapters.finished_envs import FinishedEnvs, choose
+from sims.adapters.finished_envs import FinishedEnvs
 from sims.errors import UserError
 from sims.subproc.single_env import seed32, words
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
 _app: Any = None  # Isaac Sim starts once per process, before anything of it is imported
 
@@ -69,12 +69,13 @@ class IsaacLabEnv:
             tasks=(config.instruction or words(config.task.removeprefix("Isaac-")),),
             device=device,
             fingerprint={"isaaclab": _version("isaaclab"), "isaacsim": _version("isaacsim")},
+            can_capture=False,
         )
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         if any(state.snapshot is not None for state in start):
-            raise UserError(_NO_CAPTURE)
+            raise CannotCapture(_NO_CAPTURE)
         groups = [[row] for row in rows] if self.config.start_each_row else [rows]
         for group, state in zip(groups, start, strict=False):
             self._env.seed(seed32(state.seed) % 2**31)
@@ -104,7 +105,7 @@ class IsaacLabEnv:
         return seen if env_ids is None else seen[list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        raise UserError(_NO_CAPTURE)
+        raise CannotCapture(_NO_CAPTURE)
 
     def close(self) -> None:
         self._env.close()
@@ -121,7 +122,10 @@ class IsaacLabEnv:
         return self._reset_rows(env_ids)
 
     def _successors(self) -> Observation:
-        return self._look() if self._caught is None else choose(*self._caught, self._look())
+        if self._caught is None:
+            return self._look()
+        reset, before = self._caught
+        return before.where(reset, self._look())
 
     def _compute(self) -> Mapping[str, Any]:
         """Observations now: managers compute them, a direct environment has a method."""
@@ -131,7 +135,7 @@ class IsaacLabEnv:
 
     def _look(self) -> Observation:
         state = self._state()
-        return Observation(images=self._images(), state=state, text=self._text.expand(len(state), -1))
+        return Observation(images=self._images(), state=state, instruction=self._text.expand(len(state), -1))
 
     def _state(self) -> Tensor:
         return torch.cat([_numbers(self._obs, key) for key in self.config.state], -1)

@@ -47,7 +47,7 @@ class ManiSkillGPU:
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        """TensorDataclass are started one by one: ManiSkill seeds a batch by its first row, a start's seed must decide alone."""
+        """Resets environments one by one: ManiSkill seeds a batch by its first environment only."""
         rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         for row, state in zip(rows, start, strict=True):
             ids = torch.tensor([row], device=self.device)
@@ -97,4 +97,4 @@ class ManiSkillGPU:
         images = torch.zeros(count, 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.device)
         if self.config.cameras:
             images = render(self._env, self.config.cameras)
-        return Observation(images=images, state=state, text=self._text.expand(count, -1))
+        return Observation(images=images, state=state, instruction=self._text.expand(count, -1))

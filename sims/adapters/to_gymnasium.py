@@ -11,21 +11,26 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
+from torch import Tensor
+from torch.nn import functional
 
+from sims.errors import UserError
 from sims.starts import StartSequence
-from sims.vector_env import TEXT_BYTES, EnvSpec, Observation, StartState, VectorEnv
+from sims.vector_env import MIN_INSTRUCTION_BYTES, EnvSpec, Observation, StartState, VectorEnv, decode_instructions
 
 
 class ToGymnasiumVector(gymnasium.vector.VectorEnv):
     """Gymnasium's default order: a finished row is reset by the next ``step``, whose action it ignores.
 
-    Observations: {"images": uint8 [N, cameras, height, width, 3] (with cameras), "state": float32 [N, S], "text": the
-    instruction as zero-padded UTF-8, uint8 [N, 96]}. Cameras are rendered at every step, as Gymnasium's interface asks.
+    Observations: {"images": uint8 [N, cameras, height, width, 3] (with cameras), "state": float32 [N, S],
+    "instruction": zero-padded UTF-8, uint8 [N, ``instruction_bytes``]}. Cameras are rendered at every step, as
+    Gymnasium's interface asks.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
-        self.env, self.num_envs = env, env.spec.num_envs
-        self.single_observation_space, self.single_action_space = observation_space(env.spec), action_space(env.spec)
+    def __init__(self, env: VectorEnv, *, instruction_bytes: int = MIN_INSTRUCTION_BYTES) -> None:
+        self.env, self.num_envs, self.instruction_bytes = env, env.spec.num_envs, instruction_bytes
+        self.single_observation_space = observation_space(env.spec, instruction_bytes)
+        self.single_action_space = action_space(env.spec)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": env.spec.control_hz}
@@ -38,7 +43,7 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         """``options``: {"start": a StartState per row} begins there."""
         self.env.reset(start=_chosen(options) or self._take(seed))
         self._ended[:] = False
-        return to_numpy(self.env.observe(), self.env.spec), {}
+        return self._observe(), {}
 
     def step(
         self, actions: np.ndarray
@@ -54,10 +59,13 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         reward = np.where(resetting, 0.0, step.reward.cpu().numpy()).astype(np.float64)
         self._ended = terminated | truncated
         info = {"success": success, "_success": ~resetting, "valid": valid, "_valid": ~resetting}
-        return to_numpy(self.env.observe(), self.env.spec), reward, terminated, truncated, info
+        return self._observe(), reward, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
         self.env.close()
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        return to_numpy(self.env.observe(), self.env.spec, self.instruction_bytes)
 
     def _take(self, seed: int | Sequence[int | None] | None) -> list[StartState]:
         tasks = len(self.env.spec.tasks)
@@ -73,11 +81,12 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
 class ToGymnasium(gymnasium.Env):
     """A VectorEnv of one row as a plain Gymnasium environment."""
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: VectorEnv, *, instruction_bytes: int = MIN_INSTRUCTION_BYTES) -> None:
         if env.spec.num_envs != 1:
-            raise ValueError(f"an environment of one row is needed, got num_envs = {env.spec.num_envs}")
-        self.env = env
-        self.observation_space, self.action_space = observation_space(env.spec), action_space(env.spec)
+            raise ValueError(f"ToGymnasium takes an environment with num_envs = 1, got {env.spec.num_envs}")
+        self.env, self.instruction_bytes = env, instruction_bytes
+        self.observation_space = observation_space(env.spec, instruction_bytes)
+        self.action_space = action_space(env.spec)
         self.metadata = {"render_modes": [], "render_fps": env.spec.control_hz}
 
     def reset(
@@ -97,13 +106,14 @@ class ToGymnasium(gymnasium.Env):
         self.env.close()
 
     def _observe(self) -> dict[str, np.ndarray]:
-        return {name: rows[0] for name, rows in to_numpy(self.env.observe(), self.env.spec).items()}
+        batch = to_numpy(self.env.observe(), self.env.spec, self.instruction_bytes)
+        return {name: values[0] for name, values in batch.items()}
 
 
-def observation_space(spec: EnvSpec) -> spaces.Dict:
+def observation_space(spec: EnvSpec, instruction_bytes: int) -> spaces.Dict:
     shown: dict[str, spaces.Space[Any]] = {
         "state": spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
-        "text": spaces.Box(0, 255, (TEXT_BYTES,), np.uint8),
+        "instruction": spaces.Box(0, 255, (instruction_bytes,), np.uint8),
     }
     if spec.cameras:
         shown["images"] = spaces.Box(0, 255, (len(spec.cameras), *spec.image_size, 3), np.uint8)
@@ -114,9 +124,22 @@ def action_space(spec: EnvSpec) -> spaces.Box:
     return spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
 
 
-def to_numpy(obs: Observation, spec: EnvSpec) -> dict[str, np.ndarray]:
-    names = ("images", "state", "text") if spec.cameras else ("state", "text")
-    return {name: getattr(obs, name).cpu().numpy().copy() for name in names}  # a caller may keep and change them
+def to_numpy(obs: Observation, spec: EnvSpec, instruction_bytes: int) -> dict[str, np.ndarray]:
+    """Copies, which the caller may keep and change. UserError if an instruction has more than ``instruction_bytes``."""
+    shown = {"state": _copy(obs.state), "instruction": _copy(resized(obs.instruction, instruction_bytes))}
+    return {"images": _copy(obs.images), **shown} if spec.cameras else shown
+
+
+def resized(instruction: Tensor, instruction_bytes: int) -> Tensor:
+    """Zero padding added or cut at the end of each instruction, [N, instruction_bytes]."""
+    if instruction[:, instruction_bytes:].any():
+        needed = max(len(text.encode()) for text in decode_instructions(instruction))
+        raise UserError(f"an instruction of {needed} bytes: set instruction_bytes, which is {instruction_bytes}")
+    return functional.pad(instruction, (0, instruction_bytes - instruction.shape[1]))
+
+
+def _copy(tensor: Tensor) -> np.ndarray:
+    return tensor.cpu().numpy().copy()
 
 
 def _chosen(options: dict[str, Any] | None) -> list[StartState] | None:

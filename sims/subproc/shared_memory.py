@@ -11,7 +11,6 @@ import numpy as np
 
 from sims.subproc.single_env import SingleSpec
 
-TEXT_BYTES = 96
 ALIGNMENT = 64
 SLOTS = 3  # places for a look: a caller may keep two while the next is written
 

@@ -21,7 +21,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class SingleSpec:
-    """EnvSpec without rows. ``image_size``: height, width. ``tasks``: their instructions, at most 96 bytes each."""
+    """EnvSpec without rows. ``image_size``: height, width. ``tasks``: their instructions."""
 
     name: str
     action_dim: int

@@ -115,7 +115,7 @@ class SubprocVectorEnv:
             images, state = self._memory.images[self._slot[rows], rows], self._memory.state[rows]
             text, blank = self._words[rows], ~self._fresh[rows]
             images[blank], state[blank] = 0, 0
-        return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), text=text)
+        return Observation(images=torch.from_numpy(images), state=torch.from_numpy(state), instruction=text)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """The snapshot is the actions since the start: running them again restores a deterministic simulator."""

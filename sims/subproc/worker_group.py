@@ -179,7 +179,7 @@ class WorkerGroup:
     def _hung(
         self, rows: Collection[int], silent: dict[int, tuple[int, float]], waited_s: float, timeout_s: float
     ) -> list[int]:
-        """TensorDataclass without an answer or progress for ``timeout_s``, now that another ``waited_s`` have passed."""
+        """Rows without an answer or progress for ``timeout_s``, now that another ``waited_s`` have passed."""
         rows = [row for row in rows if not self.workers[row].has_answered]
         for row in rows:
             progress, silence_s = silent.get(row, (-1, 0.0))

@@ -28,7 +28,7 @@ from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, MujocoBackend
 from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.tasks import SPLITS, TASKS, Scene, Split, outcome
 from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions, update_instructions
 
 if TYPE_CHECKING:
     from sims.tabletop.warp_backend import WarpBackend
@@ -120,7 +120,7 @@ class TabletopEnv:
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
         self._fixtures = torch.zeros(n, len(MOCAP), 3, device=device)
-        self._text = encode_instructions([""] * n).to(device)
+        self._instruction = encode_instructions([""] * n).to(device)
         flags = torch.zeros(n, dtype=torch.bool, device=device)
         self._clock = _Clock(
             elapsed=torch.zeros(n, dtype=torch.int64, device=device),
@@ -152,7 +152,8 @@ class TabletopEnv:
         self._task[rows] = torch.tensor([state.task for state in start], device=self.spec.device)
         self._candidate[rows] = torch.tensor([e.candidate for e in episodes], device=self.spec.device)
         self._fixtures[rows] = torch.from_numpy(np.stack([e.fixtures for e in episodes])).to(self._fixtures)
-        self._text[rows] = encode_instructions([e.instruction for e in episodes]).to(self.spec.device)
+        instructions = encode_instructions([e.instruction for e in episodes])
+        self._instruction = update_instructions(self._instruction, rows, instructions)
         for row, state, episode in zip(rows, start, episodes, strict=True):
             self.backend.place(row, episode)
             self._starts[row] = state
@@ -295,7 +296,7 @@ class TabletopEnv:
             images = self.backend.render(rows)
         else:
             images = torch.zeros(len(rows), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.spec.device)
-        return Observation(images=images, state=state[rows], text=self._text[rows])
+        return Observation(images=images, state=state[rows], instruction=self._instruction[rows])
 
     def expert(self, *, noise: float, seed: int) -> ScriptedExpert:
         """The scripted demonstrator; ``noise`` 1 is a mediocre operator (see ScriptedExpert)."""

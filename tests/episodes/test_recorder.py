@@ -57,7 +57,7 @@ class ClockWorld:
         return Observation(
             images=self._images[: len(rows)],
             state=state,
-            text=encode_instructions([f"wait {s}" for s in seed.tolist()]),
+            instruction=encode_instructions([f"wait {s}" for s in seed.tolist()]),
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:

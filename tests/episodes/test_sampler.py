@@ -39,7 +39,7 @@ def test_a_window_holds_what_was_recorded(store):
         assert batch.targets.mask[row].tolist() == [float(step + i < steps) for i in range(4)]
         assert batch.obs.images[row, 0].unique().tolist() == [step]
         assert batch.obs.images[row, 1].unique().tolist() == [step + 100]
-        assert decode_instructions(batch.obs.text[row : row + 1]) == [f"do number {seed}"]
+        assert decode_instructions(batch.obs.instruction[row : row + 1]) == [f"do number {seed}"]
     assert batch.obs.images.shape == (len(whole), 2, 8, 8, 3)
 
 

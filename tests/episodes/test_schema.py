@@ -33,7 +33,6 @@ def changed(name: str, index, value) -> dict[str, np.ndarray]:
         ({"images": {"front": np.zeros((7, 8, 8, 4), np.uint8)}}, r"expected \[7, h, w, 3\]"),
         ({"images": {"../up": np.zeros((7, 8, 8, 3), np.uint8)}}, "camera name"),
         ({"source": "ghost"}, "source is 'ghost', allowed are expert, policy, human"),
-        ({"instruction": "x" * 97}, "longer than 96 bytes"),
         ({"task": ""}, "task is empty"),
         ({"seed": 2**63}, "seed does not fit 64 bits"),
         ({"control_hz": 0.0}, "must be positive"),

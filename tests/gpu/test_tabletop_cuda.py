@@ -53,7 +53,7 @@ def _play(env: TabletopEnv, actions: torch.Tensor) -> np.ndarray:
 def test_everything_is_on_the_gpu(env: TabletopEnv) -> None:
     assert env.spec.device.type == "cuda"
     step, look = env.step(_actions(1)[0]), env.observe()
-    for tensor in (step.reward, step.terminated, step.success, look.images, look.state, look.text):
+    for tensor in (step.reward, step.terminated, step.success, look.images, look.state, look.instruction):
         assert tensor.is_cuda
     assert look.images.shape == (ROWS, 2, 64, 64, 3)
 

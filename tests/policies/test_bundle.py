@@ -47,7 +47,7 @@ def observe():
     return Observation(
         images=torch.randint(0, 256, (3, 2, 32, 32, 3), generator=generator, dtype=torch.uint8),
         state=torch.randn(3, 5, generator=generator),
-        text=encode_instructions(["pick", "push the red block", ""]),
+        instruction=encode_instructions(["pick", "push the red block", ""]),
     )
 
 

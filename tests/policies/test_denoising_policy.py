@@ -52,7 +52,7 @@ def observe(batch, seed=0, words=("push the red block", "pick up the blue cube")
     return Observation(
         images=torch.randint(0, 256, (batch, 2, 32, 32, 3), generator=generator, dtype=torch.uint8),
         state=torch.randn(batch, 5, generator=generator),
-        text=encode_instructions([words[i % len(words)] for i in range(batch)]),
+        instruction=encode_instructions([words[i % len(words)] for i in range(batch)]),
     )
 
 

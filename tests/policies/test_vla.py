@@ -61,7 +61,7 @@ def test_longest_instruction_and_none_at_all():
     obs = Observation(
         images=torch.zeros(3, 1, 64, 64, 3, dtype=torch.uint8),
         state=torch.zeros(3, 2),
-        text=encode_instructions(["a " * 48, "", "x" * 96]),
+        instruction=encode_instructions(["a " * 48, "", "x" * 96]),
     )
     context = network.encode(obs, obs.state)
     assert torch.isfinite(context.tokens).all()
@@ -75,7 +75,7 @@ def test_the_instruction_steers_what_is_seen():
     network = VLA(VLAConfig(), cameras=1, state_dim=2, action_dim=3)
     image = torch.randint(0, 256, (1, 1, 64, 64, 3), dtype=torch.uint8).expand(2, -1, -1, -1, -1)
     obs = Observation(
-        images=image, state=torch.zeros(2, 2), text=encode_instructions(["the red block", "the blue block"])
+        images=image, state=torch.zeros(2, 2), instruction=encode_instructions(["the red block", "the blue block"])
     )
     camera = network.encode(obs, obs.state).tokens[:, :4]
     assert (camera[0] - camera[1]).abs().max() > 0.1
@@ -87,7 +87,7 @@ def test_other_image_sizes_fit():
     obs = Observation(
         images=torch.zeros(1, 1, 96, 128, 3, dtype=torch.uint8),
         state=torch.zeros(1, 2),
-        text=encode_instructions(["go"]),
+        instruction=encode_instructions(["go"]),
     )
     assert network.encode(obs, obs.state).tokens.shape == (1, 6, 192)
 

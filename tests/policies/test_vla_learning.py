@@ -23,7 +23,7 @@ def scenes(count, seed):
     obs = Observation(
         images=image.clamp(0, 255).to(torch.uint8).unsqueeze(1),
         state=torch.zeros(count, 1),
-        text=encode_instructions([f"push the {list(COLORS)[i]} block to the goal" for i in named.tolist()]),
+        instruction=encode_instructions([f"push the {list(COLORS)[i]} block to the goal" for i in named.tolist()]),
     )
     return obs, place
 

@@ -14,7 +14,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.vector_env import TEXT_BYTES, StartState, VectorEnv, decode_instructions
+from sims.vector_env import MIN_INSTRUCTION_BYTES, StartState, VectorEnv, decode_instructions
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -68,8 +68,8 @@ def test_shapes_types_and_words(world: VectorEnv) -> None:
     obs = world.observe()
     assert (obs.images.shape, obs.images.dtype) == ((1, 2, 64, 64, 3), torch.uint8)
     assert (obs.state.shape, obs.state.dtype) == ((1, 8), torch.float32)
-    assert obs.text.shape == (1, TEXT_BYTES)
-    assert "block" in decode_instructions(obs.text)[0]
+    assert obs.instruction.shape == (1, MIN_INSTRUCTION_BYTES)
+    assert "block" in decode_instructions(obs.instruction)[0]
     assert obs.images.float().std() > 1.0
     assert world.observe([]).state.shape == (0, 8)
     step = world.step(forward(1)[:, 0])

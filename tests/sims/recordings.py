@@ -23,7 +23,7 @@ def record(env: VectorEnv, *, steps: int, seed: int) -> tuple[np.ndarray, np.nda
         images.append(seen.images[0].numpy())
         states.append(seen.state[0].numpy())
         env.step(torch.from_numpy(row).expand(rows, -1))
-    return np.stack(images), np.stack(states), action, decode_instructions(seen.text)[0]
+    return np.stack(images), np.stack(states), action, decode_instructions(seen.instruction)[0]
 
 
 def write_robomimic(path: Path, env: VectorEnv, *, episodes: int, steps: int) -> Path:

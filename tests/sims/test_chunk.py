@@ -4,7 +4,7 @@ import torch
 
 from sims.chunk import ChunkStep, step_chunk
 from sims.vector_env import StartState
-from tests.worlds import ChainWorld
+from tests.worlds import ChainEnv
 
 
 def starts(*cells: int) -> list[StartState]:
@@ -13,7 +13,7 @@ def starts(*cells: int) -> list[StartState]:
 
 def test_success_and_truncation_inside_a_chunk() -> None:
     """TensorDataclass: succeeds after 3 of 8 actions; walks on; runs out of time after 4."""
-    env = ChainWorld(num_envs=3, length=20, max_steps=12)
+    env = ChainEnv(num_envs=3, length=20, max_steps=12)
     env.reset(start=starts(16, 0, 5))
     env.elapsed[2] = 8
     step = step_chunk(env, torch.ones(3, 8, 1), gamma=0.9)
@@ -26,7 +26,7 @@ def test_success_and_truncation_inside_a_chunk() -> None:
 
 
 def test_a_finished_row_stands_still_until_it_is_reset() -> None:
-    env = ChainWorld(num_envs=2, length=20, max_steps=100)
+    env = ChainEnv(num_envs=2, length=20, max_steps=100)
     env.reset(start=starts(17, 0))
     step_chunk(env, torch.ones(2, 8, 1), gamma=1.0)
     again = step_chunk(env, torch.ones(2, 8, 1), gamma=1.0)
@@ -37,7 +37,7 @@ def test_a_finished_row_stands_still_until_it_is_reset() -> None:
 
 
 def test_a_world_with_its_own_advance_is_asked() -> None:
-    class Leaper(ChainWorld):
+    class Leaper(ChainEnv):
         def advance(self, actions: torch.Tensor, gamma: float) -> ChunkStep:
             nothing = torch.zeros(1, dtype=torch.bool)
             return ChunkStep(

@@ -11,7 +11,7 @@ from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
-from tests.worlds import ChainWorld
+from tests.worlds import ChainEnv
 from vla_rl.report import write_report
 from vla_rl.runs.failures import FailureLog, read_failures
 
@@ -49,5 +49,5 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_worlds_that_cannot_fail_have_no_log(tmp_path: Path) -> None:
-    assert FailureLog(tmp_path, ChainWorld(num_envs=1)).write("imitation") == 0
+    assert FailureLog(tmp_path, ChainEnv(num_envs=1)).write("imitation") == 0
     assert not (tmp_path / "failures.jsonl").exists()

@@ -10,7 +10,7 @@ import torch
 
 from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
 from sims.errors import UserError
-from sims.vector_env import StartState
+from sims.vector_env import CannotCapture, StartState
 from tests.sims import isaaclab_double
 
 CONFIG = IsaacLabConfig(
@@ -101,5 +101,6 @@ def test_unknown_success_term(env: IsaacLabEnv) -> None:
 
 
 def test_states_are_not_captured(env: IsaacLabEnv) -> None:
-    with pytest.raises(UserError, match="start from a task and a seed only"):
+    assert not env.spec.can_capture
+    with pytest.raises(CannotCapture, match="start from a task and a seed only"):
         env.capture()

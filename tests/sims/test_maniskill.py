@@ -20,7 +20,7 @@ def test_a_task_moves_and_is_seen(task: str) -> None:
     try:
         env.reset(start=[StartState(task=0, seed=3)])
         begun = env.observe()
-        assert decode_instructions(begun.text) == [INSTRUCTIONS[task]]
+        assert decode_instructions(begun.instruction) == [INSTRUCTIONS[task]]
         assert len(begun.images[0, 0].flatten(0, 1).unique(dim=0)) > 20  # colors: a scene, not a blank
         for _ in range(4):
             step = env.step(torch.full((1, env.spec.action_dim), 0.5))

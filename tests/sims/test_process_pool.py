@@ -82,7 +82,7 @@ def test_episode_in_numbers() -> None:
         assert step.truncated.tolist() == [False, True]
         obs = env.observe()
         assert obs.images[:, 0, 0, 0, 0].tolist() == [3, 4]  # each its own last state
-        assert bytes(obs.text[1]).rstrip(b"\0") == b"go down"
+        assert bytes(obs.instruction[1]).rstrip(b"\0") == b"go down"
 
 
 def test_rows_stand_before_their_first_reset() -> None:

@@ -205,7 +205,7 @@ def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
     look = other.observe()
     assert torch.equal(look.images, seen.images[order])
     assert torch.equal(look.state, seen.state[order])
-    assert torch.equal(look.text, seen.text[order])
+    assert torch.equal(look.instruction, seen.instruction[order])
     other.close()
 
 
@@ -283,8 +283,8 @@ def test_observation_shows_only_the_rows_asked_for():
     assert everything.images.shape == (6, 2, 32, 48, 3)
     assert everything.state.shape == (6, 8)
     assert torch.equal(some.images, everything.images[[4, 1]])
-    assert torch.equal(some.text, everything.text[[4, 1]])
-    assert decode_instructions(some.text)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
+    assert torch.equal(some.instruction, everything.instruction[[4, 1]])
+    assert decode_instructions(some.instruction)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
     assert everything.state[0, 6:].tolist() == pytest.approx([0.04, -0.04], abs=1e-3)
     env.close()
 

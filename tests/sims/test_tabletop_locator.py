@@ -16,7 +16,7 @@ def test_it_finds_the_named_block() -> None:
     try:
         env.reset(start=[start_state("demos", seed=5, index=i, num_tasks=1) for i in range(12)])
         obs = env.observe()
-        found = locate(obs.images[:, 0], [named_color(text) for text in decode_instructions(obs.text)])
+        found = locate(obs.images[:, 0], [named_color(text) for text in decode_instructions(obs.instruction)])
         true = env.scene.blocks[torch.arange(12), env.candidate, :2]
         error = (found - true).norm(dim=1)
         assert (error < 0.03).sum() >= 10, error

@@ -111,7 +111,7 @@ def test_pictures_look_like_those_of_opengl(env: TabletopEnv, reference: Tableto
     assert difference.max() < 3.0
     between_rows = (theirs.images[:, None].float() - theirs.images[None].float()).abs().mean((3, 4, 5))
     assert between_rows[~torch.eye(4, dtype=torch.bool)].min() > 6.0
-    assert torch.equal(ours.text, theirs.text)
+    assert torch.equal(ours.instruction, theirs.instruction)
     torch.testing.assert_close(ours.state, theirs.state, atol=1e-5, rtol=0.0)
 
 

@@ -22,7 +22,7 @@ from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_stand_in import stand_ins
-from tests.worlds import ChainWorld
+from tests.worlds import ChainEnv
 
 NUM_ENVS = 3
 MAX_STEPS = 12
@@ -103,7 +103,10 @@ def _isaaclab(max_steps: int) -> VectorEnv:
 
 
 WORLDS = {
-    "chain": World(make=lambda steps: ChainWorld(num_envs=NUM_ENVS, length=60, max_steps=steps)),
+    "chain": World(make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps)),
+    "chain without capture": World(
+        make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps, can_capture=False)
+    ),
     "counting": World(
         make=lambda steps: SubprocVectorEnv(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
         solved_within=25,

@@ -10,7 +10,7 @@ from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from sims.errors import UserError
 from sims.starts import StartSequence
-from tests.worlds import PointExpert, PointWorld
+from tests.worlds import PointEnv, PointExpert
 from vla_rl.runners.demonstrations import Tries, run_expert
 
 
@@ -25,7 +25,7 @@ class LameExpert(PointExpert):
 
 
 def record(lame: tuple[int, ...], path: Path) -> tuple[Tries, EpisodeStore]:
-    world = PointWorld(num_envs=50)
+    world = PointEnv(num_envs=50)
     store = EpisodeStore(path, create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     expert = LameExpert(world, noise=0.0, generator=torch.Generator())

@@ -9,7 +9,7 @@ from policies.policy import ActionSample, DenoisingTrace
 from sims.starts import start_state
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
-from tests.worlds import ChainWorld
+from tests.worlds import ChainEnv
 from vla_rl.algorithms.ppo import ppo_batch
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.starts import TrainingStarts
@@ -50,7 +50,7 @@ class ExactCritic:
         return GAMMA ** (LENGTH - 2 - features[:, 0])
 
 
-def collector(env: ChainWorld) -> Collector:
+def collector(env: ChainEnv) -> Collector:
     return Collector(
         env, Walker(), critic=ExactCritic(), gamma=GAMMA, keep_context=False,  # type: ignore[arg-type]
         generator=torch.Generator(), timer=Timer(),
@@ -59,7 +59,7 @@ def collector(env: ChainWorld) -> Collector:
 
 def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
     """Successes inside chunks, time-outs inside chunks, restarts and the rollout's own end: all advantages are 0."""
-    env = ChainWorld(num_envs=7, length=LENGTH, max_steps=7)
+    env = ChainEnv(num_envs=7, length=LENGTH, max_steps=7)
     runner = collector(env)
     starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
     runner.start(starts.take(7))
@@ -74,7 +74,7 @@ def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
 
 
 def test_a_continued_collect_does_not_look_twice() -> None:
-    env = ChainWorld(num_envs=3, length=1000, max_steps=1000)
+    env = ChainEnv(num_envs=3, length=1000, max_steps=1000)
     runner = collector(env)
     starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
     runner.start(starts.take(3))
@@ -84,7 +84,7 @@ def test_a_continued_collect_does_not_look_twice() -> None:
 
 
 def test_episodes_run_each_row_once_and_look_only_at_the_living() -> None:
-    env = ChainWorld(num_envs=3, length=LENGTH, max_steps=100)
+    env = ChainEnv(num_envs=3, length=LENGTH, max_steps=100)
     rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])
     assert env.looks == [3, 2, 1]
     assert rollout.valid.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
@@ -101,7 +101,7 @@ def test_streams_never_share_a_start() -> None:
     assert [start_state("train", seed=0, index=i, num_tasks=3).task for i in range(4)] == [0, 1, 2, 0]
 
 
-class FailingChain(ChainWorld):
+class FailingChain(ChainEnv):
     """Row 1's world breaks once, at its third step: as a dead worker would be reported."""
 
     broken = False

@@ -16,7 +16,7 @@ from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from sims.registry import make_env
 from sims.vector_env import StartState
-from tests.worlds import ChainWorld
+from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
@@ -74,7 +74,7 @@ def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
     """TensorDataclass that end at different steps between the looks, and one that is reset meanwhile: every last look is there."""
-    world = ChainWorld(num_envs=3)
+    world = ChainEnv(num_envs=3)
     store = EpisodeStore(tmp_path / "store", create=True)
     env = LookingOften(RecordedEnv(world, store, source="policy", split="train"), every=4)
     env.reset(start=[StartState(task=0, seed=seed) for seed in (8, 6, 0)])
@@ -93,7 +93,7 @@ def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
 def test_perturbed_chunks_are_pushed_aside_as_a_whole() -> None:
     """A share of them, each its own way; within the action range; the others are the policy's own."""
     settings = ImaginationConfig(perturbed_chunks=0.25, perturbation=0.1)
-    obs = ChainWorld(num_envs=1).observe([0])
+    obs = ChainEnv(num_envs=1).observe([0])
     act = perturbed(lambda _: torch.full((4000, 8, 3), 0.95), settings, torch.Generator().manual_seed(0))
     action = act(obs)
     assert torch.equal(action, action[:, :1].expand_as(action))

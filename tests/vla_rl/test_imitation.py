@@ -18,7 +18,7 @@ from policies.compact_vla import VLAConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
-from tests.worlds import PointWorld
+from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig, imitation_loss
 from vla_rl.algorithms.shards import Shards
 from vla_rl.runners.demonstrations import run_expert
@@ -27,7 +27,7 @@ from vla_rl.runs.checkpoint import load_tree, save_tree
 
 
 def demonstrations(path: Path, *, observe_every: int) -> EpisodeStore:
-    world = PointWorld(num_envs=4)
+    world = PointEnv(num_envs=4)
     store = EpisodeStore(path, create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
@@ -49,7 +49,7 @@ def imitation(store: EpisodeStore, config: BCConfig) -> tuple[BC, WindowSampler]
     sampler = WindowSampler(store, action_horizon=8, batch_size=8, seed=0, future_steps=(16, 32))
     torch.manual_seed(0)
     policy_config = DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1))
-    policy = DenoisingPolicy(policy_config, RobotSpec.of(PointWorld(num_envs=1).spec))
+    policy = DenoisingPolicy(policy_config, RobotSpec.of(PointEnv(num_envs=1).spec))
     policy.normalizer.fit(*sampler.statistics())
     return BC(policy, config, seed=0), sampler
 
@@ -64,7 +64,7 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
         torch.manual_seed(0)
         policy = DenoisingPolicy(
             DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1)),
-            RobotSpec.of(PointWorld(num_envs=1).spec),
+            RobotSpec.of(PointEnv(num_envs=1).spec),
         )
         folder = tmp_path / "_".join(path.name for path in paths)
         config = BCConfig(steps=3, warmup=1, batch_size=9)

@@ -11,7 +11,7 @@ from episodes.store import EpisodeStore
 from policies.compact_vla import VLAConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from sims.starts import StartSequence
-from tests.worlds import PointWorld
+from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update import UpdateConfig
@@ -26,7 +26,7 @@ SMALL = VLAConfig(width=96, depth=2, text_width=32)
 def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     """Cloned from a sloppy expert: it knows what the words mean and is clumsy."""
     torch.set_num_threads(1)
-    world = PointWorld(num_envs=50)
+    world = PointEnv(num_envs=50)
     store = EpisodeStore(Path(tmp_path_factory.mktemp("demonstrations")), create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
@@ -44,7 +44,7 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
 
 
 def success(policy: DenoisingPolicy, words: Words = "given") -> float:
-    world = PointWorld(num_envs=50)
+    world = PointEnv(num_envs=50)
     starts = StartSequence("evaluation", seed=0, num_tasks=3).take(150)
     return evaluate_policy(policy, world, starts, seed=0, stochastic=False, words=words)["success"]
 
@@ -65,7 +65,7 @@ def test_reinforcement_improves_what_imitation_began(imitator: DenoisingPolicy) 
         critic_warmup=1,
         update=UpdateConfig(learning_rate=1e-4, minibatch=256, micro_batch=256, epochs=3),
     )
-    learner = Learner(imitator, PointWorld(num_envs=96), config, seed=0)
+    learner = Learner(imitator, PointEnv(num_envs=96), config, seed=0)
     for _ in range(config.iterations):
         learner.iterate()
     assert success(learner.deployed()) > before + 0.08

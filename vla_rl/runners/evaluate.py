@@ -101,10 +101,10 @@ def actor(policy: Policy, generator: torch.Generator, *, stochastic: bool, words
 def change_words(obs: Observation, words: Words, generator: torch.Generator) -> Observation:
     if words == "given":
         return obs
-    text = torch.zeros_like(obs.text)
+    text = torch.zeros_like(obs.instruction)
     if words == "shuffled":
-        text = obs.text[torch.randperm(len(obs.text), generator=generator)]
-    return Observation(images=obs.images, state=obs.state, text=text)
+        text = obs.instruction[torch.randperm(len(obs.instruction), generator=generator)]
+    return Observation(images=obs.images, state=obs.state, instruction=text)
 
 
 def evaluate_policy(
