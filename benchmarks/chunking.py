@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from policies.compact_vla import VLAConfig
 
 from episodes.sampler import Targets, WindowBatch
-from policies.compact_vla import VLAConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
 from real_robot.control.panda_tool import PandaTool

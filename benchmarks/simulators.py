@@ -1,7 +1,7 @@
 """Our worker processes beside other libraries' vectorization, state and 128 x 128 RGB, in one run per simulator.
 
     python -m benchmarks.simulators nothing pusht metaworld robosuite        under six minutes on two quiet cores
-    python -m benchmarks.simulators libero --sizes 0                         with stand-in assets, so named
+    python -m benchmarks.simulators libero --sizes 0                         with placeholder assets, so named
 
 writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
 per environment of each, and the ratio of ours (step, then look) to theirs: for steps per second the median over rounds
@@ -18,10 +18,10 @@ from typing import Any
 
 from sims.adapters.libero import LiberoConfig
 from sims.bench.throughput import compare
-from sims.registry import pooled
-from sims.subproc.single_env import SingleEnv
+from sims.examples import worker_example
+from sims.subproc.single_env import SimulatorClass
 from tests.sims.counting import Counting, CountingConfig
-from tests.sims.libero_stand_in import stand_ins
+from tests.sims.libero_placeholder_assets import placeholder_assets
 from vla_rl.bench import Row, compared, write_record
 
 PEERS = ("gymnasium", "stable-baselines3")
@@ -49,16 +49,16 @@ def main() -> None:
         print(write_record(f"simulators_{name}", rows, command=command))
 
 
-def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, type[SingleEnv]]:
+def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, SimulatorClass]:
     """What is measured in words, its configuration and its class; ``size`` 0: state alone."""
     if name == NOTHING:  # the exchange itself: it only counts, and its two cameras show one color
         side = size or 8
         config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
         return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting
-    pooled_config, simulator = pooled(name, num_envs=num_envs, image_size=size)
+    pooled_config, simulator = worker_example(name, num_envs=num_envs, image_size=size)
     if isinstance(pooled_config, LiberoConfig):
-        pooled_config = dataclasses.replace(pooled_config, assets=str(stand_ins()))
-        name = "libero with stand-in assets"
+        pooled_config = dataclasses.replace(pooled_config, assets=str(placeholder_assets()))
+        name = "libero with placeholder assets"
     seen = f"{size} x {size} RGB" if size else "state"
     return f"{name}, {num_envs} rows, {seen}", pooled_config, simulator
 

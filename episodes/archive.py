@@ -2,10 +2,10 @@
 
     [local header | member | local header | member | ... | central directory | zip64 end | end] [sha256 of all before]
 
-Every member is stored uncompressed at a 64-byte aligned offset, and every array is one chunk, so an array is a slice
-of the mapped file. The zip comment at the very end holds the SHA-256 of every byte before it: one flat hash finds any
-torn or altered byte, headers included. Sizes and offsets are always written as zip64, so that files over 4 GiB take
-the same path as all others. (The standard library's writer seeks back to patch headers, and cannot align members.)
+Members are stored uncompressed at 64-byte aligned offsets, and every array is one chunk, so an array is a slice of the
+mapped file. The zip comment at the end holds the SHA-256 of all bytes before it, headers included, so any missing or
+altered byte is found. Sizes and offsets are always zip64, so files over 4 GiB need no special case. (The standard
+library's writer seeks back to patch headers, and cannot align members.)
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _DOS_DATE = 0x0021  # 1980-01-01: the same arrays give the same bytes
 _MAX32 = 0xFFFFFFFF
 
 # name in the group -> (offset in the file, dtype, shape)
-Layout = dict[str, tuple[int, str, tuple[int, ...]]]
+ArrayLocations = dict[str, tuple[int, str, tuple[int, ...]]]
 
 
-def write_archive(file: BinaryIO, *, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Layout:
-    """Write a zarr group; nested names ("images/wrist") become nested groups. Returns where each array lies."""
+def write_archive(file: BinaryIO, *, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> ArrayLocations:
+    """Write a zarr group; nested names ("images/wrist") become nested groups. Returns the location of each array."""
     out = _Writer(file)
     out.member("zarr.json", _group_json(attributes))
     for group in sorted({name.rsplit("/", 1)[0] for name in arrays if "/" in name}):
         out.member(f"{group}/zarr.json", _group_json({}))
-    layout: Layout = {}
+    locations: ArrayLocations = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
         out.member(f"{name}/zarr.json", _array_json(array))
         chunk = "/".join(["c"] + ["0"] * array.ndim)
         offset = out.member(f"{name}/{chunk}", array.reshape(-1).view(np.uint8).data)
-        layout[name] = (offset, str(array.dtype), array.shape)
+        locations[name] = (offset, str(array.dtype), array.shape)
     out.finish()
-    return layout
+    return locations
 
 
 class _Writer:
@@ -108,21 +108,21 @@ def _array_json(array: np.ndarray) -> bytes:
     return json.dumps(node).encode()
 
 
-def read_directory(path: Path) -> tuple[Layout, dict[str, Any]]:
-    """Layout and group attributes, without the array data. Raises CorruptEpisode if the file is no such archive."""
+def read_directory(path: Path) -> tuple[ArrayLocations, dict[str, Any]]:
+    """Locations of the arrays and attributes of the group. Raises CorruptEpisode if the file is no such archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             attributes = json.loads(archive.read("zarr.json"))["attributes"]
-            layout: Layout = {}
+            locations: ArrayLocations = {}
             for info in archive.infolist():
                 name, _, _ = info.filename.rpartition("/c/")
-                if name and not info.filename.endswith("/zarr.json"):  # of a camera that is called "c"
+                if name and not info.filename.endswith("/zarr.json"):  # that of a camera named "c"
                     node = json.loads(archive.read(f"{name}/zarr.json"))
                     offset = _data_offset(archive, info)
-                    layout[name] = (offset, node["data_type"], tuple(node["shape"]))
+                    locations[name] = (offset, node["data_type"], tuple(node["shape"]))
     except (zipfile.BadZipFile, KeyError, ValueError, struct.error, EOFError) as error:
         raise corrupt(path, str(error)) from error
-    return layout, attributes
+    return locations, attributes
 
 
 def _data_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
@@ -138,7 +138,7 @@ def corrupt(path: Path, problem: str) -> CorruptEpisode:
 
 
 def verify_archive(path: Path) -> None:
-    """Raises CorruptEpisode unless every byte is as it was written."""
+    """Raises CorruptEpisode unless the content matches its SHA-256."""
     digest, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as file:
         remaining = size - _COMMENT_BYTES
@@ -149,10 +149,11 @@ def verify_archive(path: Path) -> None:
             raise corrupt(path, "its content does not match its SHA-256")
 
 
-def map_arrays(path: Path, layout: Layout, *, size: int) -> dict[str, np.ndarray]:
-    """The arrays of an archive of ``size`` bytes as views of one private mapping; pages are read when touched.
+def map_arrays(path: Path, locations: ArrayLocations, *, size: int) -> dict[str, np.ndarray]:
+    """The arrays of an archive of ``size`` bytes as views of one private memory map; pages are read on access.
 
-    torch closes the descriptor once mapped (``mmap.mmap`` keeps one per file, which runs into ``ulimit -n``).
+    torch closes the file descriptor after mapping. ``mmap.mmap`` keeps one open per file, so large stores would exceed
+    the limit of open files. Raises CorruptEpisode if the file is missing or of another size.
     """
     try:
         found = path.stat().st_size
@@ -161,7 +162,7 @@ def map_arrays(path: Path, layout: Layout, *, size: int) -> dict[str, np.ndarray
     if found != size:
         raise corrupt(path, f"it has {found} bytes, {size} were written")
     mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
-    return {name: view_array(mapped, *entry) for name, entry in layout.items()}
+    return {name: view_array(mapped, *entry) for name, entry in locations.items()}
 
 
 def view_array(mapped: np.ndarray, offset: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The index of a store: one SQLite table that a scan of the episode files can always rebuild.
+"""The index of a store: one SQLite table that can always be rebuilt from the episode files.
 
-It is a cache, so commits are not synced to disk; WAL mode lets several processes write at once.
+It is a cache, so commits are not synced to disk. WAL mode lets several processes write at once.
 """
 
 from __future__ import annotations
@@ -9,44 +9,51 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from episodes.archive import Layout
+from episodes.archive import ArrayLocations, corrupt, map_arrays, read_directory
+from episodes.packing import ATTRIBUTES
+from episodes.schema import ARRAYS, READABLE_SCHEMAS, SCHEMA
 
 CATALOG_NAME = "catalog.sqlite"
-_VERSION = 1
+_VERSION = 2
+_FROM_ATTRIBUTES = ("id", "task", "instruction", "source", "split", "seed", "policy_version")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One episode as the catalog knows it. ``bytes`` is the size of its file."""
+    """One episode in the catalog.
+
+    ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it.
+    """
 
     id: str
     task: str
     instruction: str
     success: bool
     steps: int
-    looks: int
+    observations: int
     bytes: int
     source: str
     split: str
     seed: int
     policy_version: str
-    layout: Layout
+    locations: ArrayLocations
 
 
 _COLUMNS = tuple(Entry.__dataclass_fields__)
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,
-    steps INTEGER NOT NULL, looks INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,
-    split TEXT NOT NULL, seed INTEGER NOT NULL, policy_version TEXT NOT NULL, layout TEXT NOT NULL) WITHOUT ROWID"""
+    steps INTEGER NOT NULL, observations INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,
+    split TEXT NOT NULL, seed INTEGER NOT NULL, policy_version TEXT NOT NULL, locations TEXT NOT NULL) WITHOUT ROWID"""
 _INSERT = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
 class Catalog:
-    """In ``folder``, or in memory if None. Raises sqlite3.DatabaseError where the file is no usable catalog."""
+    """In ``folder``, or in memory if None. Raises sqlite3.DatabaseError if it is damaged or of another version."""
 
     def __init__(self, folder: Path | None):
         self._path = ":memory:" if folder is None else folder / CATALOG_NAME
@@ -63,7 +70,7 @@ class Catalog:
                 connection.execute(_CREATE)
                 connection.execute(f"PRAGMA user_version={_VERSION}")
             elif version != _VERSION:
-                raise sqlite3.DatabaseError(f"catalog of version {version}, this is {_VERSION}")
+                raise sqlite3.DatabaseError(f"catalog version is {version}, expected {_VERSION}")
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("damaged catalog")
         except sqlite3.DatabaseError:
@@ -72,7 +79,7 @@ class Catalog:
         return connection
 
     def _db(self) -> sqlite3.Connection:
-        if os.getpid() != self._pid:  # SQLite connections must not cross a fork
+        if os.getpid() != self._pid:  # SQLite connections must not be used after a fork
             self._connection, self._pid = self._connect(), os.getpid()
         return self._connection
 
@@ -94,25 +101,55 @@ class Catalog:
         """All episodes, oldest first."""
         with self._lock:
             rows = self._db().execute(f"SELECT {', '.join(_COLUMNS)} FROM episodes ORDER BY id").fetchall()
-        return [_entry(row) for row in rows]
+        return [_from_row(row) for row in rows]
 
     def entry(self, id: str) -> Entry | None:
         with self._lock:
             query = f"SELECT {', '.join(_COLUMNS)} FROM episodes WHERE id = ?"
             row = self._db().execute(query, (id,)).fetchone()
-        return None if row is None else _entry(row)
+        return None if row is None else _from_row(row)
 
     def close(self) -> None:
         if os.getpid() == self._pid:
             self._connection.close()
 
 
-def _entry(row: Sequence) -> Entry:
+def _from_row(row: Sequence) -> Entry:
     values = dict(zip(_COLUMNS, row, strict=True))
-    layout = {name: (offset, dtype, tuple(shape)) for name, (offset, dtype, shape) in json.loads(row[-1]).items()}
-    return Entry(**{**values, "success": bool(values["success"]), "layout": layout})
+    stored = json.loads(values["locations"])
+    locations = {name: (offset, dtype, tuple(shape)) for name, (offset, dtype, shape) in stored.items()}
+    return Entry(**{**values, "success": bool(values["success"]), "locations": locations})
 
 
 def delete_catalog(folder: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         (folder / (CATALOG_NAME + suffix)).unlink(missing_ok=True)
+
+
+def read_entry(path: Path) -> Entry:
+    """The entry of an episode file of any readable schema, from the file alone. Raises CorruptEpisode."""
+    stored, attributes = read_directory(path)
+    schema = str(attributes.get("schema"))
+    if schema not in READABLE_SCHEMAS:
+        raise corrupt(path, f"schema is {schema!r}, this version reads {SCHEMA!r} and older")
+    renamed = READABLE_SCHEMAS[schema]
+    locations = {renamed.get(name, name): location for name, location in stored.items()}
+    missing = set(ARRAYS) - set(locations) | set(ATTRIBUTES) - set(attributes)
+    if missing:
+        raise corrupt(path, f"without {', '.join(sorted(missing))}")
+    size = path.stat().st_size
+    success = map_arrays(path, {"success": locations["success"]}, size=size)["success"]
+    return make_entry(attributes, locations, success=bool(success.any()), size=size)
+
+
+def make_entry(attributes: Mapping[str, Any], locations: ArrayLocations, *, success: bool, size: int) -> Entry:
+    """The entry of a file of ``size`` bytes with these attributes and arrays."""
+    steps, observations = locations["action"][2][0], locations["state"][2][0]
+    return Entry(
+        **{name: attributes[name] for name in _FROM_ATTRIBUTES},
+        success=success,
+        steps=steps,
+        observations=observations,
+        bytes=size,
+        locations=locations,
+    )

@@ -1,6 +1,6 @@
-"""What ``vla-rl data`` does: look into a store, check every byte of it, rebuild its catalog.
+"""The functions behind ``vla-rl data info``, ``verify`` and ``rebuild``.
 
-Each returns {path, episodes, steps, looks, bytes, successes, tasks, sources, splits, corrupt}, ready for JSON.
+Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from episodes.store import EpisodeStore
 
 
 def info(path: str | Path) -> dict[str, Any]:
-    """Counts, and the files that are unreadable or of the wrong size. ``verify`` looks closer."""
+    """Counts, and the files that are unreadable or of the wrong size. ``verify`` also checks their content."""
     with EpisodeStore(path) as store:
         wrong = [
             store.file(entry.id).name
@@ -26,7 +26,7 @@ def info(path: str | Path) -> dict[str, Any]:
 
 
 def verify(path: str | Path) -> dict[str, Any]:
-    """As ``info``, after comparing every byte of every file with its hash. Changes nothing."""
+    """As ``info``, after comparing the content of every file with its hash. Changes nothing."""
     with EpisodeStore(path) as store:
         altered = set()
         for entry in store.entries():
@@ -38,7 +38,7 @@ def verify(path: str | Path) -> dict[str, Any]:
 
 
 def rebuild(path: str | Path) -> dict[str, Any]:
-    """Write the catalog anew from the episode files, then ``info``."""
+    """Delete the catalog and write it again from the episode files, then ``info``."""
     with EpisodeStore(path) as store:
         store.rebuild()
     return info(path)
@@ -50,7 +50,7 @@ def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:
         "path": str(store.path),
         "episodes": len(entries),
         "steps": sum(entry.steps for entry in entries),
-        "looks": sum(entry.looks for entry in entries),
+        "observations": sum(entry.observations for entry in entries),
         "bytes": sum(entry.bytes for entry in entries),
         "successes": sum(entry.success for entry in entries),
         "tasks": dict(Counter(entry.task for entry in entries)),

@@ -1,10 +1,11 @@
 """An episode as the arrays and attributes of a zarr group, and back.
 
-look_steps state action reward terminated truncated success actor      as in ``Episode``
-images/CAMERA        [L, h, w, 3] uint8                                exact images, or instead
-jpeg/CAMERA/blob     [bytes] uint8       all JPEG files end to end
-jpeg/CAMERA/offsets  [L + 1] int64       where each begins
-jpeg/CAMERA/size     [2] int32           height, width
+observation_steps state action reward terminated truncated success actor    as in ``Episode``
+step_policy_version                                                         as in ``Episode``, where it is known
+images/CAMERA        [L, height, width, 3] uint8       exact images, or instead of them
+jpeg/CAMERA/blob     [bytes] uint8                     all JPEG files, one after another
+jpeg/CAMERA/offsets  [L + 1] int64                     where each begins
+jpeg/CAMERA/size     [2] int32                         height, width
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64, UInt8
 
-from episodes.schema import ARRAYS, SCHEMA, Episode
+from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, SCHEMA, Episode
 
 Arrays = dict[str, np.ndarray]
 
-ATTRIBUTES = tuple(f.name for f in dataclasses.fields(Episode) if f.name not in (*ARRAYS, "images"))
+ATTRIBUTES = tuple(f.name for f in dataclasses.fields(Episode) if f.name not in (*ARRAYS, *OPTIONAL_ARRAYS, "images"))
 
 
 def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[str, Any]]:
     """``jpeg_quality`` 1-95, or None to keep images exactly."""
     arrays: Arrays = {name: getattr(episode, name) for name in ARRAYS}
+    arrays |= {name: array for name in OPTIONAL_ARRAYS if (array := getattr(episode, name)) is not None}
     for camera, frames in episode.images.items():
         if jpeg_quality is None:
             arrays[f"images/{camera}"] = frames
@@ -40,14 +43,15 @@ def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[st
 
 def unpack(arrays: Arrays, attributes: Mapping[str, Any]) -> Episode:
     """Exact images are views of ``arrays``; JPEG images are decoded."""
-    looks = range(len(arrays["look_steps"]))
+    observations = range(len(arrays["observation_steps"]))
     images = {
         camera: arrays[f"images/{camera}"]
         if f"images/{camera}" in arrays
-        else np.stack([frame(arrays, camera, look) for look in looks])
+        else np.stack([frame(arrays, camera, index) for index in observations])
         for camera in frame_sizes(arrays)
     }
-    fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES} | {name: arrays[name] for name in ARRAYS}
+    fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES}
+    fields |= {name: arrays[name] for name in ARRAYS} | {name: arrays.get(name) for name in OPTIONAL_ARRAYS}
     return Episode(images=images, **fields)
 
 
@@ -63,19 +67,21 @@ def frame_sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def frame(arrays: Mapping[str, np.ndarray], camera: str, look: int) -> np.ndarray:
-    """[h, w, 3] uint8, of exact or JPEG images."""
-    raw = arrays.get(f"images/{camera}")
-    if raw is not None:
-        return raw[look]
+def frame(arrays: Mapping[str, np.ndarray], camera: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
+    """The camera's image in observation ``index``, from exact or JPEG images."""
+    exact = arrays.get(f"images/{camera}")
+    if exact is not None:
+        return exact[index]
     from PIL import Image
 
-    begin, end = arrays[f"jpeg/{camera}/offsets"][look : look + 2]
+    begin, end = arrays[f"jpeg/{camera}/offsets"][index : index + 2]
     return np.asarray(Image.open(io.BytesIO(arrays[f"jpeg/{camera}/blob"][begin:end].tobytes())))
 
 
-def _encode_jpeg(frames: np.ndarray, quality: int) -> tuple[np.ndarray, np.ndarray]:
-    """[L, h, w, 3] -> blob, offsets. Full color resolution: cameras of 64-128 pixels have none to spare."""
+def _encode_jpeg(
+    frames: UInt8[np.ndarray, "L height width 3"], quality: int
+) -> tuple[UInt8[np.ndarray, " bytes"], Int64[np.ndarray, " offsets"]]:
+    """Blob and offsets. Without chroma subsampling, which is visible in images of 64-128 pixels."""
     from PIL import Image
 
     blob, offsets = io.BytesIO(), [0]

@@ -1,15 +1,15 @@
-"""Record what happens in a world while anything acts in it: the recorder is itself the world.
+"""Records the episodes of an environment into a store, whatever acts in it.
 
-``RecordedEnv`` wraps a VectorEnv and is one. Whoever steps it (an expert, ``step_chunk``, an evaluation, a person) does
-not know; every episode that ends is cut from its row and committed to a store:
+``RecordedEnv`` wraps a VectorEnv and is one itself, so an expert, ``step_chunk``, an evaluation or a person steps it as
+any other environment. Every episode that ends is committed to the store:
 
-    reset    begins an episode in its rows; one that had not ended there is dropped
-    observe  is a look: its images and state are kept (on the CPU) for the rows it shows
-    step     appends action and outcome to the rows that have not ended
+    reset    begins an episode in these environments; an unfinished one is dropped
+    observe  keeps images and state of the environments that it returns, on the CPU
+    step     keeps action and result of the environments whose episode has not ended
 
-An ended episode waits for its final look and is committed by the ``observe`` that shows it, else by the row's next
-``reset``, or by ``commit``. Chunks are stepped one by one (``advance`` of a ChunkedEnv is not used: its steps would
-be lost).
+An ended episode waits for its final observation and is committed by the ``observe`` that returns it, or else by the
+next ``reset`` of its environment, or by ``commit``. Chunks are executed step by step (``advance`` of a ChunkedEnv is
+not used, since it does not return the single steps).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from episodes.schema import HUMAN, SOURCES, Episode, EpisodeError
+from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
 from episodes.store import EpisodeStore
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, decode_instructions
+
+_STEP_FIELDS = ("reward", "terminated", "truncated", "success")
 
 
 def keep_all(_: Episode) -> bool:
@@ -37,11 +39,13 @@ def keep_successes(episode: Episode) -> bool:
 class RecordedEnv:
     """A VectorEnv that commits every ended episode for which ``keep`` holds.
 
-    ``source``: who acts where ``Step.intervened`` is false (a person does where it is true).
-    ``policy_version`` may be set at any time; an episode carries the one it began with.
-    ``recorded`` counts committed episodes and ``ended`` all that ended, kept or not.
+    ``source``: the actor where ``Step.intervened`` is False, one of ``ACTORS`` (a person acts where it is True).
+    ``policy_version`` may be set at any time; an episode carries the one that it began with.
+    ``recorded`` counts the committed episodes and ``ended`` all that ended, kept or not.
+    Raises EpisodeError for an unknown ``source``, and what ``EpisodeStore.add`` raises when an episode is committed.
 
-    Memory: low-dimensional arrays for ``max_steps`` of every row, and the frames of episodes under way.
+    Memory: the low-dimensional arrays of ``max_steps`` steps of every environment, and the frames of unfinished
+    episodes.
     """
 
     def __init__(
@@ -54,100 +58,110 @@ class RecordedEnv:
         policy_version: str = "",
         keep: Callable[[Episode], bool] = keep_all,
     ):
-        if source not in SOURCES:
-            raise EpisodeError(f"source is {source!r}, allowed are {', '.join(SOURCES)}")
+        if source not in ACTORS:
+            raise EpisodeError(f"source is {source!r}, allowed are {', '.join(ACTORS)}")
         self.env, self.store, self.spec = env, store, env.spec
         self.source, self.split, self.policy_version, self.keep = source, split, policy_version, keep
         self.recorded = self.ended = 0
-        self._rows = [_Row() for _ in range(env.spec.num_envs)]
-        self._steps = _Steps(env.spec)
+        self._unfinished = [_Unfinished() for _ in range(env.spec.num_envs)]
+        self._steps = _StepBuffer(env.spec)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
-        self.commit(rows)
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        self.commit(ids)
         self.env.reset(env_ids, start=start)
-        for row, state in zip(rows, start, strict=True):
-            self._rows[row] = _Row(start=state, policy_version=self.policy_version)
-            self._steps.begin(row)
+        for env_id, state in zip(ids, start, strict=True):
+            self._unfinished[env_id] = _Unfinished(start=state, policy_version=self.policy_version)
+            self._steps.begin(env_id)
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         step = self.env.step(action)
-        self._steps.append(action, step, actor=SOURCES.index(self.source))
+        self._steps.append(action, step, actor=ACTORS.index(self.source))
         return step
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         obs = self.env.observe(env_ids)
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
         images, state = obs.images.cpu().numpy(), obs.state.cpu().numpy()
-        for i, row in enumerate(rows):
-            self._rows[row].look(int(self._steps.count[row]), images[i], state[i], obs.instruction[i])
-        self.commit(rows)
+        for i, env_id in enumerate(ids):
+            self._unfinished[env_id].observe(int(self._steps.count[env_id]), images[i], state[i], obs.instruction[i])
+        self.commit(ids)
         return obs
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         return self.env.capture(env_ids)
 
     def close(self) -> None:
-        """Commit what has ended, drop what has not, close the world. The store stays open."""
+        """Commit ended episodes, drop unfinished ones, close the environment. The store stays open."""
         self.commit()
         self.env.close()
 
-    def commit(self, rows: Sequence[int] | None = None) -> None:
-        """Commit the ended episodes of these rows (default: all)."""
-        ended = [row for row in (range(self.spec.num_envs) if rows is None else rows) if self._steps.ended(row)]
-        # one at a time through a generator: a cut episode holds a second copy of its frames
-        self.recorded += len(self.store.add_all(filter(self.keep, map(self._cut, ended))))
+    def commit(self, env_ids: Sequence[int] | None = None) -> None:
+        """Commit the ended episodes of these environments (default: all)."""
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        ended = [env_id for env_id in ids if self._steps.ended(env_id)]
+        # one at a time through a generator: an episode holds a second copy of its frames
+        self.recorded += len(self.store.add_all(filter(self.keep, map(self._take_episode, ended))))
         self.ended += len(ended)
 
-    def _cut(self, row: int) -> Episode:
-        under_way, self._rows[row] = self._rows[row], _Row()
-        arrays = self._steps.cut(row)
-        start = under_way.start
-        if start is None or not under_way.looks:
-            raise EpisodeError(f"row {row} ended an episode that was never looked at; call observe() after reset()")
-        frames = np.stack(under_way.images)
+    def _take_episode(self, env_id: int) -> Episode:
+        """The ended episode of this environment, whose buffers are empty afterwards."""
+        unfinished, self._unfinished[env_id] = self._unfinished[env_id], _Unfinished()
+        arrays = self._steps.take(env_id)
+        start = unfinished.start
+        if start is None or not unfinished.observed_at:
+            raise EpisodeError(
+                f"environment {env_id} ended an episode that was never observed; call observe() after reset()"
+            )
+        frames = np.stack(unfinished.images)
         return Episode(
             images={camera: frames[:, i] for i, camera in enumerate(self.spec.cameras)},
-            look_steps=np.array(under_way.looks, dtype=np.int32),
-            state=np.stack(under_way.states),
-            instruction=under_way.instruction,
+            observation_steps=np.array(unfinished.observed_at, dtype=np.int32),
+            state=np.stack(unfinished.states),
+            instruction=unfinished.instruction,
             task=self.spec.tasks[start.task],
             split=self.split,
             seed=start.seed,
             source=self.source,
             control_hz=self.spec.control_hz,
-            policy_version=under_way.policy_version,
-            fingerprint={"world": self.spec.name, **self.spec.fingerprint},
+            policy_version=unfinished.policy_version,
+            fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
             **arrays,
         )
 
 
-class _Row:
-    """The episode under way in one row: where it began, and its looks."""
+class _Unfinished:
+    """Start and observations of the current episode of one environment."""
 
     def __init__(self, *, start: StartState | None = None, policy_version: str = ""):
         self.start, self.policy_version, self.instruction = start, policy_version, ""
-        self.looks: list[int] = []
+        self.observed_at: list[int] = []
         self.images: list[np.ndarray] = []
         self.states: list[np.ndarray] = []
 
-    def look(self, step: int, images: np.ndarray, state: np.ndarray, text: Tensor) -> None:
-        if self.start is None or step in self.looks[-1:]:  # nothing under way, or a second look at the same moment
+    def observe(
+        self,
+        step: int,
+        images: UInt8[np.ndarray, "cameras height width 3"],
+        state: Float[np.ndarray, " state_dim"],
+        instruction: UInt8[Tensor, " instruction_bytes"],
+    ) -> None:
+        if self.start is None or step in self.observed_at[-1:]:  # no current episode, or observed again at this step
             return
-        if not self.looks:
-            self.instruction = decode_instructions(text[None])[0]
-        self.looks.append(step)
-        self.images.append(images.copy())  # the world may reuse its buffers
+        if not self.observed_at:
+            self.instruction = decode_instructions(instruction[None])[0]
+        self.observed_at.append(step)
+        self.images.append(images.copy())  # the environment may reuse its buffers
         self.states.append(state.astype(np.float32))
 
 
-class _Steps:
-    """What happened in every row since its episode began: arrays [N, max_steps, ...] filled to ``count``."""
+class _StepBuffer:
+    """The steps of every environment since its episode began: arrays [N, max_steps, ...] filled up to ``count``."""
 
     def __init__(self, spec: EnvSpec):
         shape = (spec.num_envs, spec.max_steps)
         self.count = np.zeros(spec.num_envs, dtype=np.int64)
-        self._live = np.zeros(spec.num_envs, dtype=bool)
+        self._running = np.zeros(spec.num_envs, dtype=bool)
         self._arrays = {
             "action": np.zeros((*shape, spec.action_dim), dtype=np.float32),
             "reward": np.zeros(shape, dtype=np.float32),
@@ -155,28 +169,24 @@ class _Steps:
             "actor": np.zeros(shape, dtype=np.uint8),
         }
 
-    def begin(self, row: int) -> None:
-        self.count[row], self._live[row] = 0, True
+    def begin(self, env_id: int) -> None:
+        self.count[env_id], self._running[env_id] = 0, True
 
-    def append(self, action: Tensor, step: Step, *, actor: int) -> None:
-        rows = np.flatnonzero(self._live)
-        at = self.count[rows]
+    def append(self, action: Float[Tensor, "N A"], step: Step, *, actor: int) -> None:
+        ids = np.flatnonzero(self._running)
+        at = self.count[ids]
         if len(at) and at.max() >= len(self._arrays["reward"][0]):
-            raise EpisodeError(f"row {rows[at.argmax()]} went on past max_steps ({at.max()}) of its world's spec")
-        values = {
-            "action": action,
-            **{name: getattr(step, name) for name in ("reward", "terminated", "truncated", "success")},
-        }
-        for name, tensor in values.items():
-            self._arrays[name][rows, at] = tensor.detach().cpu().numpy()[rows]
-        self._arrays["actor"][rows, at] = np.where(step.intervened.cpu().numpy()[rows], HUMAN, actor)
-        self.count[rows] += 1
-        self._live[rows] = ~(step.terminated | step.truncated).cpu().numpy()[rows]
+            raise EpisodeError(f"environment {ids[at.argmax()]} did not end at max_steps ({at.max()}) of its EnvSpec")
+        for name, tensor in {"action": action, **{name: getattr(step, name) for name in _STEP_FIELDS}}.items():
+            self._arrays[name][ids, at] = tensor.detach().cpu().numpy()[ids]
+        self._arrays["actor"][ids, at] = np.where(step.intervened.cpu().numpy()[ids], HUMAN, actor)
+        self.count[ids] += 1
+        self._running[ids] = ~(step.terminated | step.truncated).cpu().numpy()[ids]
 
-    def ended(self, row: int) -> bool:
-        return bool(not self._live[row] and self.count[row])
+    def ended(self, env_id: int) -> bool:
+        return bool(not self._running[env_id] and self.count[env_id])
 
-    def cut(self, row: int) -> dict[str, Any]:
-        """The arrays of the row's ended episode, and the row empty again."""
-        count, self.count[row] = self.count[row], 0
-        return {name: array[row, :count].copy() for name, array in self._arrays.items()}
+    def take(self, env_id: int) -> dict[str, Any]:
+        """The arrays of the ended episode of this environment, whose buffer is empty afterwards."""
+        count, self.count[env_id] = self.count[env_id], 0
+        return {name: array[env_id, :count].copy() for name, array in self._arrays.items()}

@@ -1,13 +1,13 @@
-"""Windows of recorded experience for imitation: an observation and the action chunk that followed it.
+"""Windows of recorded episodes for imitation: an observation and the action chunk that followed it.
 
 A chunk ends where the episode ends or another actor takes over; the rest is padding.
 
-    step     0  1  2  3  4  5  6      an episode of 7 steps (p: policy, h: human), action horizon 4:
-    actor    p  p  p  h  h  h  h      window at step 2: actions 2 2 2 2, mask 1 0 0 0
-    looked   x     x  x     x         window at step 5: actions 5 6 6 6, mask 1 1 0 0
+    step      0  1  2  3  4  5  6      an episode of 7 steps (p: policy, h: human), action horizon 4:
+    actor     p  p  p  h  h  h  h      window at step 2: actions 2 2 2 2, mask 1 0 0 0
+    observed  x     x  x     x         window at step 5: actions 5 6 6 6, mask 1 1 0 0
 
-State and actions of all selected episodes are held in memory, end to end; images stay in their files and are copied
-out of the memory map, one frame per camera and window.
+States and actions of all selected episodes are held in memory, joined along time. Images stay in their files; one frame
+per camera and window is copied from the memory map.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
 from episodes.packing import Arrays, frame, frame_sizes
-from episodes.schema import SOURCES, EpisodeError
+from episodes.schema import ACTORS, EpisodeError
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
@@ -59,12 +59,12 @@ class WindowBatch(TensorDataclass):
 class WindowSampler:
     """Shuffled epochs without replacement, in batches of exactly ``batch_size`` windows.
 
-    A batch may finish one epoch and begin the next. The order depends on ``seed`` and the selected episodes alone;
-    ``state_dict`` is a position in it, and a sampler that loads it goes on with exactly the same batches.
+    A batch may finish one epoch and begin the next. The order depends only on ``seed`` and the selected episodes;
+    ``state_dict`` is a position in it, and a sampler that loads it continues with exactly the same batches.
 
-    ``cameras``: which, and in which order (None: as recorded). ``actors``: only windows that begin under one of these
-    (``("human",)`` learns from corrections alone). Raises EpisodeError if nothing matches or if episodes differ in
-    shape, CorruptEpisode if a file is torn.
+    ``cameras``: which, and in which order (None: as recorded). ``future_steps``: control steps ahead, of
+    ``Targets.future``. ``actors``: only windows that begin under one of these (``("human",)`` learns from corrections
+    alone). Raises EpisodeError if nothing matches or if episodes differ in shape, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class WindowSampler:
         cameras: Sequence[str] | None = None,
         future_steps: Sequence[int] = (),
         where: Selection = EVERYTHING,
-        actors: Sequence[str] = SOURCES,
+        actors: Sequence[str] = ACTORS,
     ):
         if min(action_horizon, batch_size) < 1:
             raise EpisodeError(f"action_horizon {action_horizon} and batch_size {batch_size} must be at least 1")
-        if not set(actors) <= set(SOURCES):
-            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(SOURCES)}")
+        if not set(actors) <= set(ACTORS):
+            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(ACTORS)}")
         entries = store.select(where)
         if not entries:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
@@ -90,35 +90,38 @@ class WindowSampler:
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
-        self._text = encode_instructions([entry.instruction for entry in entries])
+        self._instructions = encode_instructions([entry.instruction for entry in entries])
         self._digest = hashlib.sha256("".join(entry.id for entry in entries).encode()).hexdigest()
-        self._index(store, entries, [SOURCES.index(actor) for actor in actors])
+        self._index(store, entries, [ACTORS.index(actor) for actor in actors])
         if not len(self):
             raise EpisodeError(f"{store.path}: no window begins under {', '.join(actors)}")
         self._position, self._epoch, self._order = 0, -1, np.empty(0, dtype=np.int64)
 
     def _index(self, store: EpisodeStore, entries: list[Entry], actors: list[int]) -> None:
-        """Everything but images end to end, and the windows: looks that an action of ``actors`` follows."""
-        parts = [self._parts(store, entry) for entry in entries]
-        state, action, actor, look_step = (np.concatenate(part) for part in zip(*parts, strict=True))
-        steps, looks = np.array([e.steps for e in entries]), np.array([e.looks for e in entries])
-        step_episode, look_episode = np.repeat(np.arange(len(steps)), steps), np.repeat(np.arange(len(looks)), looks)
+        """Join the arrays of all episodes and list the windows: observations followed by an action of ``actors``.
+
+        A window is (episode, observation within it, observation among all, step among all).
+        """
+        parts = [self._read_arrays(store, entry) for entry in entries]
+        state, action, actor, observed_at = (np.concatenate(part) for part in zip(*parts, strict=True))
+        steps, observations = np.array([e.steps for e in entries]), np.array([e.observations for e in entries])
+        step_episode, episode = (np.repeat(np.arange(len(entries)), count) for count in (steps, observations))
         changes = np.flatnonzero(np.diff(actor) | np.diff(step_episode)) + 1
-        run_ends = np.append(changes, len(actor))
-        step = look_step + (np.cumsum(steps) - steps)[look_episode]
-        look = np.arange(len(look_step)) - (np.cumsum(looks) - looks)[look_episode]
-        followed = np.flatnonzero(look_step < steps[look_episode])
-        followed = followed[np.isin(actor[step[followed]], actors)]
+        run_ends = np.append(changes, len(actor))  # a run: consecutive steps of one episode by one actor
+        step = observed_at + (np.cumsum(steps) - steps)[episode]
+        frame_index = np.arange(len(observed_at)) - (np.cumsum(observations) - observations)[episode]
+        chosen = np.flatnonzero(observed_at < steps[episode])
+        chosen = chosen[np.isin(actor[step[chosen]], actors)]
         self._state, self._action = torch.from_numpy(state), torch.from_numpy(action)
         self._run_end = torch.from_numpy(run_ends[np.searchsorted(run_ends, np.arange(len(actor)), side="right")])
-        self._windows = np.stack([look_episode, look, np.arange(len(step)), step], axis=1)[followed]
-        # An episode of T steps has T + 1 moments, so moments of all episodes end to end increase strictly.
-        moment, run_end = step + look_episode, self._run_end.numpy()[step[followed]] + look_episode[followed]
-        ahead = [np.minimum(moment[followed] + steps, run_end) for steps in self.future_steps] + [run_end]
-        self._future = torch.from_numpy(np.searchsorted(moment, np.stack(ahead, axis=1), side="right") - 1)
+        self._windows = np.stack([episode, frame_index, np.arange(len(step)), step], axis=1)[chosen]
+        # An episode of T steps can be observed at T + 1 times, so the times of all episodes increase strictly.
+        time, run_end = step + episode, self._run_end.numpy()[step[chosen]] + episode[chosen]
+        ahead = [np.minimum(time[chosen] + steps_ahead, run_end) for steps_ahead in self.future_steps] + [run_end]
+        self._future = torch.from_numpy(np.searchsorted(time, np.stack(ahead, axis=1), side="right") - 1)
 
-    def _parts(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
-        """Copies of state, action, actor and look steps of one episode, checked against the first one's shapes."""
+    def _read_arrays(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
+        """Copies of state, action, actor and observation steps of one episode, checked against the first's shapes."""
         arrays, first = store.map(entry), self._map(0)
         sizes = frame_sizes(arrays)
         for name, got, expected in (
@@ -131,7 +134,7 @@ class WindowSampler:
                     f"{store.file(entry.id)}: {name} {got}, but {expected} expected (cameras {self.cameras}); "
                     "select episodes of one robot and one set of cameras"
                 )
-        return tuple(np.array(arrays[name]) for name in ("state", "action", "actor", "look_steps"))
+        return tuple(np.array(arrays[name]) for name in ("state", "action", "actor", "observation_steps"))
 
     def __len__(self) -> int:
         """Windows in an epoch."""
@@ -139,43 +142,45 @@ class WindowSampler:
 
     @property
     def epoch(self) -> float:
-        """Epochs completed, with the fraction of the present one."""
+        """Completed epochs, with the fraction of the current one."""
         return self._position / len(self)
 
-    def statistics(self) -> tuple[Float[Tensor, "looks state_dim"], Float[Tensor, "steps action_dim"]]:
-        """Every state and every action of the selected episodes, to fit a normalizer."""
+    def statistics(self) -> tuple[Float[Tensor, "observations state_dim"], Float[Tensor, "steps action_dim"]]:
+        """All states and all actions of the selected episodes, to fit a normalizer."""
         return self._state, self._action
 
     def next_batch(self) -> WindowBatch:
         return self.windows(self._next_windows(self.batch_size))
 
-    def windows(self, picked: np.ndarray) -> WindowBatch:
-        """The windows with these numbers in 0 .. len - 1, in this order."""
-        episode, look, state_row, step = self._windows[picked].T
+    def windows(self, indices: Int64[np.ndarray, " B"]) -> WindowBatch:
+        """The windows with these indices, each in 0 .. len - 1, in this order."""
+        episode, frame_index, observation, step = self._windows[indices].T
         ahead = torch.from_numpy(step)[:, None] + torch.arange(self.action_horizon)
         end = self._run_end[torch.from_numpy(step)][:, None]
         obs = Observation(
-            images=self._images(episode, look),
-            state=self._state[torch.from_numpy(state_row)],
-            instruction=self._text[torch.from_numpy(episode)],
+            images=self._images(episode, frame_index),
+            state=self._state[torch.from_numpy(observation)],
+            instruction=self._instructions[torch.from_numpy(episode)],
         )
         targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],
             mask=(ahead < end).float(),
-            future=self._state[self._future[torch.from_numpy(picked)]],
+            future=self._state[self._future[torch.from_numpy(indices)]],
         )
         return WindowBatch(obs=obs, targets=targets)
 
-    def _images(self, episode: np.ndarray, look: np.ndarray) -> Tensor:
-        out = torch.empty((len(look), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)
+    def _images(
+        self, episode: Int64[np.ndarray, " B"], frame_index: Int64[np.ndarray, " B"]
+    ) -> UInt8[Tensor, "B cameras height width 3"]:
+        out = torch.empty((len(frame_index), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)
         frames = out.numpy()
-        for row, (e, at) in enumerate(zip(episode.tolist(), look.tolist(), strict=True)):
+        for row, (e, index) in enumerate(zip(episode.tolist(), frame_index.tolist(), strict=True)):
             arrays: Arrays = self._map(e)
             for column, camera in enumerate(self.cameras):
-                frames[row, column] = frame(arrays, camera, at)
+                frames[row, column] = frame(arrays, camera, index)
         return out
 
-    def _next_windows(self, count: int) -> np.ndarray:
+    def _next_windows(self, count: int) -> Int64[np.ndarray, " count"]:
         parts: list[np.ndarray] = []
         while count > 0:
             epoch, offset = divmod(self._position, len(self))
@@ -195,7 +200,7 @@ class WindowSampler:
         for name in ("seed", "windows", "episodes"):
             if own[name] != state[name]:
                 raise EpisodeError(
-                    f"the sampler cannot go on exactly: {name} was {state[name]}, now it is {own[name]}; "
+                    f"the sampler cannot resume exactly: {name} was {state[name]}, now it is {own[name]}; "
                     "train on the same store with the same settings, or start a new run"
                 )
         self._position = int(state["position"])

@@ -1,12 +1,13 @@
-"""What an episode is, and what is refused before it reaches the disk.
+"""The record of one episode, its validation before it is written, and the errors of the package.
 
-An episode has T control steps and L looks. A *look* is a moment at which the robot was observed: images and state,
-taken before control step ``look_steps[i]`` (``look_steps[i] == T`` is the final observation, after the last action).
-Demonstrations look at every step; a chunked policy looks at the start of every chunk. Nothing is ever interpolated.
+An episode has T control steps and L observations. An observation (images and robot state) is taken before control step
+``observation_steps[i]``; ``observation_steps[i] == T`` is the final observation, after the last action. Demonstrations
+are observed at every step, a policy that executes action chunks is observed at the start of each chunk. Nothing is
+interpolated.
 
     EpisodeError            anything wrong with an episode or a store
-    ├── InvalidEpisode      refused on write: NaN, wrong shape or dtype, action outside [-1, 1], empty
-    ├── CorruptEpisode      a file on disk is torn or altered
+    ├── InvalidEpisode      refused before writing: NaN, wrong shape or dtype, action outside [-1, 1], empty
+    ├── CorruptEpisode      a file on disk is truncated or altered
     └── StoreFull           no space left; everything committed before is intact
 """
 
@@ -20,12 +21,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8
+from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 
 from sims.errors import UserError
 
-SCHEMA = "vla-rl-episode/1"
-SOURCES = ("expert", "policy", "human")
+SCHEMA = "vla-rl-episode/2"
+# Schemas that can be read, each with its names of arrays that are called differently now.
+READABLE_SCHEMAS: Mapping[str, Mapping[str, str]] = {
+    "vla-rl-episode/1": {"look_steps": "observation_steps"},
+    SCHEMA: {},
+}
+ACTORS = ("expert", "policy", "human")
 EXPERT, POLICY, HUMAN = range(3)
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -42,7 +48,7 @@ class InvalidEpisode(EpisodeError):
 
 
 class CorruptEpisode(EpisodeError):
-    """A file of the store is torn or altered."""
+    """A file of the store is truncated or altered."""
 
 
 class StoreFull(EpisodeError):
@@ -62,14 +68,18 @@ def new_ulid() -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Episode:
-    """One recorded episode. ``actor``: who drove each step (an index into ``SOURCES``); ``source``: who was in charge.
+    """One recorded episode of T control steps and L observations.
 
-    ``images`` maps camera name to RGB frames, row 0 at the top. ``policy_version`` is "" where no policy acted.
-    ``fingerprint``: the versions that the recording world depends on (``EnvSpec.fingerprint``).
+    ``images``: camera name -> RGB frames, row 0 at the top. ``action`` is in [-1, 1].
+    ``actor``: who chose each action, an index into ``ACTORS``. ``source``: the actor the episode was recorded for, one
+    of ``ACTORS``; a person may have intervened in some of its steps.
+    ``policy_version`` names the policy at the beginning, "" where none acted. ``step_policy_version``: number of the
+    weights that chose each action, -1 where no policy did; None where it was not recorded.
+    ``fingerprint``: versions of what the environment depends on (``EnvSpec.fingerprint``).
     """
 
     images: Mapping[str, UInt8[np.ndarray, "L height width 3"]]
-    look_steps: Int32[np.ndarray, " L"]
+    observation_steps: Int32[np.ndarray, " L"]
     state: Float32[np.ndarray, "L state_dim"]
     action: Float32[np.ndarray, "T action_dim"]
     reward: Float32[np.ndarray, " T"]
@@ -77,6 +87,7 @@ class Episode:
     truncated: Bool[np.ndarray, " T"]
     success: Bool[np.ndarray, " T"]
     actor: UInt8[np.ndarray, " T"]
+    step_policy_version: Int64[np.ndarray, " T"] | None = None
     instruction: str
     task: str
     split: str
@@ -97,19 +108,23 @@ class Episode:
         return bool(self.success.any())
 
 
-_DTYPES = {
-    "look_steps": (np.int32, 1), "state": (np.float32, 2), "action": (np.float32, 2), "reward": (np.float32, 1),
+_ARRAY_TYPES = {
+    "observation_steps": (np.int32, 1), "state": (np.float32, 2), "action": (np.float32, 2), "reward": (np.float32, 1),
     "terminated": (np.bool_, 1), "truncated": (np.bool_, 1), "success": (np.bool_, 1), "actor": (np.uint8, 1),
+    "step_policy_version": (np.int64, 1),
 }  # fmt: skip
-ARRAYS = tuple(_DTYPES)
+OPTIONAL_ARRAYS = ("step_policy_version",)
+ARRAYS = tuple(name for name in _ARRAY_TYPES if name not in OPTIONAL_ARRAYS)
 
 
 def validate(episode: Episode) -> None:
     """Raises InvalidEpisode, naming episode, array, step and dimension."""
-    _check_words(episode)
-    for name, (dtype, ndim) in _DTYPES.items():
-        _check_array(episode, name, getattr(episode, name), dtype, ndim)
+    _check_attributes(episode)
+    for name, (dtype, ndim) in _ARRAY_TYPES.items():
+        if name in ARRAYS or getattr(episode, name) is not None:
+            _check_array(episode, name, getattr(episode, name), dtype, ndim)
     _check_lengths(episode)
+    _check_order(episode)
     for name in ("state", "action", "reward"):
         _check_finite(episode, name)
     over = np.argwhere(np.abs(episode.action) > 1.0)
@@ -126,11 +141,11 @@ def _refuse(episode: Episode, problem: str) -> InvalidEpisode:
     return InvalidEpisode(f"episode {episode.id} ({episode.task}, seed {episode.seed}): {problem}")
 
 
-def _check_words(episode: Episode) -> None:
+def _check_attributes(episode: Episode) -> None:
     if not re.fullmatch(f"[{_CROCKFORD}]{{26}}", episode.id):
         raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
-    if episode.source not in SOURCES:
-        raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
+    if episode.source not in ACTORS:
+        raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(ACTORS)}")
     if not -(2**63) <= episode.seed < 2**63:
         raise _refuse(episode, "seed does not fit 64 bits")
     for name in ("task", "split", "instruction"):
@@ -148,28 +163,36 @@ def _check_array(episode: Episode, name: str, array: object, dtype: type, ndim: 
         got = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
         raise _refuse(episode, f"{name} is {got}, expected a {ndim}-dimensional {np.dtype(dtype)} array")
     if 0 in array.shape:
-        raise _refuse(episode, f"{name} is empty, shape {list(array.shape)}; an episode has at least one step and look")
+        raise _refuse(
+            episode, f"{name} is empty, shape {list(array.shape)}; an episode has at least one step and one observation"
+        )
 
 
 def _check_lengths(episode: Episode) -> None:
-    steps, looks = episode.action.shape[0], episode.look_steps.shape[0]
-    for name in ("reward", "terminated", "truncated", "success", "actor"):
-        if len(getattr(episode, name)) != steps:
-            raise _refuse(episode, f"{name} has {len(getattr(episode, name))} steps, action has {steps}")
-    if len(episode.state) != looks:
-        raise _refuse(episode, f"state has {len(episode.state)} rows, look_steps has {looks}")
+    steps, observations = episode.action.shape[0], episode.observation_steps.shape[0]
+    for name in ("reward", "terminated", "truncated", "success", "actor", "step_policy_version"):
+        array = getattr(episode, name)
+        if array is not None and len(array) != steps:
+            raise _refuse(episode, f"{name} has {len(array)} steps, action has {steps}")
+    if len(episode.state) != observations:
+        raise _refuse(episode, f"state has {len(episode.state)} observations, observation_steps has {observations}")
     for camera, frames in episode.images.items():
         _check_array(episode, f"images[{camera!r}]", frames, np.uint8, 4)
-        if frames.shape[0] != looks or frames.shape[3] != 3:
-            raise _refuse(episode, f"images[{camera!r}] has shape {list(frames.shape)}, expected [{looks}, h, w, 3]")
-    at = episode.look_steps
+        if frames.shape[0] != observations or frames.shape[3] != 3:
+            expected = f"[{observations}, h, w, 3]"
+            raise _refuse(episode, f"images[{camera!r}] has shape {list(frames.shape)}, expected {expected}")
+
+
+def _check_order(episode: Episode) -> None:
+    """Observations in order of time, no step after the end, known actors."""
+    steps, at = len(episode.action), episode.observation_steps
     if at[0] != 0 or at[-1] > steps or (np.diff(at) <= 0).any():
-        raise _refuse(episode, f"look_steps must start at 0 and increase to at most {steps}, got {at.tolist()}")
+        raise _refuse(episode, f"observation_steps must start at 0 and increase to at most {steps}, got {at.tolist()}")
     if (episode.terminated | episode.truncated)[:-1].any():
         end = int(np.argmax(episode.terminated | episode.truncated))
-        raise _refuse(episode, f"it ended at step {end}, but {steps} steps are given; cut it there")
-    if episode.actor.max() >= len(SOURCES):
-        raise _refuse(episode, f"actor has code {episode.actor.max()}, allowed are 0..{len(SOURCES) - 1} ({SOURCES})")
+        raise _refuse(episode, f"it ended at step {end}, but {steps} steps are given; remove those after it")
+    if episode.actor.max() >= len(ACTORS):
+        raise _refuse(episode, f"actor has code {episode.actor.max()}, allowed are 0..{len(ACTORS) - 1} ({ACTORS})")
 
 
 def _check_finite(episode: Episode, name: str) -> None:
@@ -177,8 +200,8 @@ def _check_finite(episode: Episode, name: str) -> None:
     bad = np.argwhere(~np.isfinite(array))
     if not len(bad):
         return
-    row = int(bad[0][0])
-    step = int(episode.look_steps[row]) if name == "state" else row
+    first = int(bad[0][0])
+    step = int(episode.observation_steps[first]) if name == "state" else first
     where = f"step {step}" + (f", dimension {bad[0][1]}" if array.ndim == 2 else "")
     index = ", ".join(str(int(i)) for i in bad[0])
     raise _refuse(episode, f"{name}[{index}] ({where}) is {array[tuple(bad[0])]}, {len(bad)} such values; not recorded")

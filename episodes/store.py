@@ -1,11 +1,12 @@
 """A folder of episodes that survives crashes.
 
-    STORE/ep-<ulid>.zarr.zip   one immutable episode each, a zarr v3 group any zarr reader opens
-    STORE/catalog.sqlite       an index; a scan rebuilds it
-    STORE/labels.jsonl         append-only labels and tombstones
+    STORE/ep-<ulid>.zarr.zip   one immutable episode each, a zarr v3 group that any zarr reader opens
+    STORE/catalog.sqlite       an index, rebuilt from the episode files when needed
+    STORE/labels.jsonl         append-only labels and deletions
 
-An episode is committed by its rename: written to a temporary file, synced, renamed, and the folder synced. Whatever
-kills the writer, every file with an episode's name is whole. Any number of processes may write at once.
+An episode is committed by renaming its file: it is written to a temporary file, synced and renamed, then the folder is
+synced. A file with an episode's name is therefore always complete, even if the writer is killed at any point. Any
+number of processes may write at once.
 """
 
 from __future__ import annotations
@@ -22,22 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from episodes.archive import Layout, corrupt, map_arrays, read_directory, write_archive
-from episodes.catalog import Catalog, Entry, delete_catalog
+from episodes.archive import map_arrays, read_directory, write_archive
+from episodes.catalog import Catalog, Entry, delete_catalog, make_entry, read_entry
 from episodes.overlays import DELETED, SUCCESS, LabelValue, append_label, read_labels
-from episodes.packing import ATTRIBUTES, Arrays, pack, unpack
-from episodes.schema import ARRAYS, SCHEMA, CorruptEpisode, Episode, EpisodeError, StoreFull, validate
+from episodes.packing import Arrays, pack, unpack
+from episodes.schema import CorruptEpisode, Episode, EpisodeError, StoreFull, validate
 
 _SUFFIX = ".zarr.zip"
-_STALE_S = 3600.0
-_CATALOGUED = ("id", "task", "instruction", "source", "split", "seed", "policy_version")
+_STALE_S = 3600.0  # age at which the temporary file of a killed writer is deleted
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which episodes: every condition that is not None must hold."""
+    """Which episodes: all conditions that are not None must hold."""
 
     tasks: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
@@ -59,8 +59,9 @@ EVERYTHING = Selection()
 class EpisodeStore:
     """``create`` makes the folder if it is missing. ``jpeg_quality`` (1-95): store images as JPEG; None: exactly.
 
-    Opening brings the catalog up to date with the folder, and rebuilds it if it is missing or unreadable.
-    ``corrupt`` lists the files that could not be catalogued.
+    Opening brings the catalog up to date with the folder, and rebuilds it if it is missing, damaged or of an older
+    version. ``corrupt``: file name -> problem, of the files that could not be read.
+    Raises EpisodeError if there is no such folder or the catalog cannot be opened.
     """
 
     def __init__(self, path: str | Path, *, create: bool = False, jpeg_quality: int | None = None):
@@ -85,7 +86,7 @@ class EpisodeStore:
         return self.add_all([episode])[0]
 
     def add_all(self, episodes: Iterable[Episode]) -> list[str]:
-        """As ``add`` for each, syncing folder and catalog once. If one is refused, those before it stay committed."""
+        """As ``add`` for each, with one sync of the folder. If one is refused, those before it stay committed."""
         written: list[Entry] = []
         try:
             for episode in episodes:
@@ -94,7 +95,7 @@ class EpisodeStore:
         finally:
             if written:
                 _sync_folder(self.path)
-                self._try_catalog(lambda catalog: catalog.add(written))
+                self._use_catalog(lambda catalog: catalog.add(written))
         return [entry.id for entry in written]
 
     def _write(self, episode: Episode) -> Entry:
@@ -104,7 +105,7 @@ class EpisodeStore:
             raise EpisodeError(f"{final}: this episode is already in the store; episodes never change")
         try:
             with open(temporary, "xb", buffering=1 << 16) as file:
-                layout = write_archive(file, arrays=arrays, attributes=attributes)
+                locations = write_archive(file, arrays=arrays, attributes=attributes)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -112,27 +113,30 @@ class EpisodeStore:
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in _FULL:
-                megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
-                raise StoreFull(
-                    f"{self.path}: no space left for episode {episode.id} of {megabytes:.1f} MB: "
-                    f"{error.strerror}. All episodes committed before are intact; free some space and go on"
-                ) from error
+                raise self._full(episode, arrays, error) from error
             raise
-        return _entry(attributes, layout, success=episode.succeeded, size=size)
+        return make_entry(attributes, locations, success=episode.succeeded, size=size)
+
+    def _full(self, episode: Episode, arrays: Arrays, error: OSError) -> StoreFull:
+        megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
+        return StoreFull(
+            f"{self.path}: no space left for episode {episode.id} of {megabytes:.1f} MB: {error.strerror}. "
+            "All episodes committed before are intact; free some space and continue"
+        )
 
     def label(self, id: str, key: str, value: LabelValue, *, author: str) -> None:
-        """Append a label; the episode's file stays as it is. ``select`` heeds ``success`` and ``deleted``."""
+        """Append a label; the episode's file does not change. ``select`` uses ``success`` and ``deleted``."""
         self._entry(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
 
     def delete(self, id: str, *, author: str) -> None:
-        """A tombstone: the episode is no longer selected. ``label(id, "deleted", False)`` takes it back."""
+        """Exclude the episode from ``select``; its file stays. ``label(id, "deleted", False)`` restores it."""
         self.label(id, DELETED, True, author=author)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def select(self, where: Selection = EVERYTHING) -> list[Entry]:
-        """Catalog entries, oldest first, labels applied, deleted ones left out."""
+        """Entries of the episodes that match, oldest first, with labels applied and without the deleted ones."""
         labels, _ = read_labels(self.path)
         selected = []
         for entry in self.entries():
@@ -146,22 +150,22 @@ class EpisodeStore:
         return selected
 
     def entries(self) -> list[Entry]:
-        """The catalog as it is: every committed episode, oldest first, labels not applied."""
-        return self._try_catalog(Catalog.entries)
+        """Entries of all committed episodes, oldest first, without labels applied."""
+        return self._use_catalog(Catalog.entries)
 
     def labels(self, id: str) -> dict[str, LabelValue]:
         return read_labels(self.path)[0].get(id, {})
 
     def read(self, id: str) -> Episode:
-        """The episode, its raw arrays as views of a private memory map. Raises CorruptEpisode if the file is torn."""
+        """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""
         entry = self._entry(id)
         arrays = self.map(entry)
         _, attributes = read_directory(self.file(id))
         return unpack(arrays, attributes)
 
     def map(self, entry: Entry) -> Arrays:
-        """The stored arrays of an episode, memory-mapped."""
-        return map_arrays(self.file(entry.id), entry.layout, size=entry.bytes)
+        """The stored arrays of an episode, memory-mapped. Raises CorruptEpisode if the file is missing or truncated."""
+        return map_arrays(self.file(entry.id), entry.locations, size=entry.bytes)
 
     def file(self, id: str) -> Path:
         return self.path / f"ep-{id}{_SUFFIX}"
@@ -176,7 +180,7 @@ class EpisodeStore:
         self.close()
 
     def _entry(self, id: str) -> Entry:
-        entry = self._try_catalog(lambda catalog: catalog.entry(id))
+        entry = self._use_catalog(lambda catalog: catalog.entry(id))
         if entry is None:
             raise EpisodeError(f"{self.path}: no episode {id}")
         return entry
@@ -184,7 +188,7 @@ class EpisodeStore:
     # -- the catalog -----------------------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Write the catalog anew from the episode files."""
+        """Delete the catalog and write it again from the episode files."""
         with self._repair_lock():
             self._catalog.close()
             delete_catalog(self.path)
@@ -192,31 +196,31 @@ class EpisodeStore:
 
     def _open_catalog(self) -> Catalog:
         try:
-            return self._reconciled(Catalog(self.path))
+            return self._synchronized(Catalog(self.path))
         except sqlite3.DatabaseError as error:
-            return self._replacement(error)
+            return self._replace_catalog(error)
 
-    def _try_catalog(self, use: Callable[[Catalog], Any]) -> Any:
+    def _use_catalog(self, use: Callable[[Catalog], Any]) -> Any:
         try:
             return use(self._catalog)
         except sqlite3.DatabaseError as error:
             self._catalog.close()
             with self._repair_lock():
-                self._catalog = self._replacement(error)
+                self._catalog = self._replace_catalog(error)
             return use(self._catalog)
 
-    def _replacement(self, error: sqlite3.DatabaseError) -> Catalog:
-        """A damaged catalog is rebuilt; where none can be written (full, read-only), one in memory serves as well."""
+    def _replace_catalog(self, error: sqlite3.DatabaseError) -> Catalog:
+        """Rebuild a damaged or outdated catalog; use one in memory if none can be written (disk full, read-only)."""
         if not isinstance(error, sqlite3.OperationalError):
             delete_catalog(self.path)
             return self._open_catalog()
         if error.sqlite_errorcode & 0xFF in _UNWRITABLE:
-            return self._reconciled(Catalog(None))
+            return self._synchronized(Catalog(None))
         raise EpisodeError(f"{self.path}: the catalog cannot be used: {error}") from error
 
-    def _reconciled(self, catalog: Catalog) -> Catalog:
-        """Catalog what a killed writer had committed, forget what is gone, sweep what it left half-written."""
-        catalogued, on_disk = catalog.ids(), set()
+    def _synchronized(self, catalog: Catalog) -> Catalog:
+        """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers."""
+        known, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
             if item.name.startswith("ep-") and item.name.endswith(_SUFFIX):
                 on_disk.add(item.name[3 : -len(_SUFFIX)])
@@ -225,12 +229,12 @@ class EpisodeStore:
                     if time.time() - item.stat().st_mtime > _STALE_S:
                         os.unlink(item.path)
         self.corrupt, found = {}, []
-        for id in sorted(on_disk - catalogued):
+        for id in sorted(on_disk - known):
             try:
-                found.append(_scan(self.file(id)))
+                found.append(read_entry(self.file(id)))
             except CorruptEpisode as error:
                 self.corrupt[self.file(id).name] = str(error)
-        if gone := catalogued - on_disk:
+        if gone := known - on_disk:
             catalog.remove(gone)
         if found:
             catalog.add(found)
@@ -238,9 +242,9 @@ class EpisodeStore:
 
     @contextlib.contextmanager
     def _repair_lock(self) -> Iterator[None]:
-        """One process at a time opens or rebuilds: SQLite cannot switch to WAL or be deleted under another."""
+        """One process at a time opens or rebuilds: another must not switch to WAL or delete the file meanwhile."""
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # a store that cannot be written needs no lock: its catalog is in memory
+            with contextlib.suppress(OSError):  # read-only: no lock is needed, the catalog is in memory
                 lock = stack.enter_context(open(self.path / ".lock", "wb"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -252,22 +256,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _scan(path: Path) -> Entry:
-    """The catalog entry of a file, from the file alone. Raises CorruptEpisode."""
-    layout, attributes = read_directory(path)
-    if attributes.get("schema") != SCHEMA:
-        raise corrupt(path, f"schema is {attributes.get('schema')!r}, this version reads {SCHEMA!r}")
-    missing = set(ARRAYS) - set(layout) | set(ATTRIBUTES) - set(attributes)
-    if missing:
-        raise corrupt(path, f"without {', '.join(sorted(missing))}")
-    size = path.stat().st_size
-    success = map_arrays(path, {"success": layout["success"]}, size=size)["success"]
-    return _entry(attributes, layout, success=bool(success.any()), size=size)
-
-
-def _entry(attributes: dict[str, Any], layout: Layout, *, success: bool, size: int) -> Entry:
-    words = {name: attributes[name] for name in _CATALOGUED}
-    steps, looks = layout["action"][2][0], layout["state"][2][0]
-    return Entry(**words, success=success, steps=steps, looks=looks, bytes=size, layout=layout)

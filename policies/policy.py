@@ -8,6 +8,7 @@ A policy class is known to its own file, its line in ``policies/registry.py`` an
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -201,6 +202,9 @@ class GuidedPolicy(Protocol):
         ...
 
 
+P = TypeVar("P", bound=Policy)
+
+
 def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
     """Freeze these parameter groups and train all others. UserError for a name that the policy does not have."""
     groups = policy.parameter_groups()
@@ -216,3 +220,10 @@ def trained_parameters(policy: Policy) -> list[nn.Parameter]:
     """The parameters that are not frozen, group by group."""
     groups = policy.parameter_groups().values()
     return [parameter for group in groups for parameter in group if parameter.requires_grad]
+
+
+def copy_trained(policy: P) -> P:
+    """A deep copy that shares the frozen parameters and the buffers with ``policy``."""
+    frozen = [parameter for parameter in policy.parameters() if not parameter.requires_grad]
+    shared = {id(tensor): tensor for tensor in (*frozen, *policy.buffers())}
+    return copy.deepcopy(policy, shared)

@@ -18,6 +18,8 @@ POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     GaussianPolicyConfig: GaussianPolicy,
 }
 
+DEFAULT_POLICY = DenoisingPolicyConfig
+
 if TYPE_CHECKING:
     PolicyConfig = Any
 else:

@@ -180,7 +180,7 @@ class EpisodeBuilder:
                 camera: np.stack([obs["images"][camera] for obs in observations])
                 for camera in observations[0]["images"]
             },
-            look_steps=np.array(sorted(step for step in self._observations if step <= count), dtype=np.int32),
+            observation_steps=np.array(sorted(step for step in self._observations if step <= count), dtype=np.int32),
             state=np.stack([obs["state"] for obs in observations]).astype(np.float32),
             action=np.clip(np.stack(self._actions), -1.0, 1.0).astype(np.float32),
             reward=(last & success).astype(np.float32),

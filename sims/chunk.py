@@ -1,4 +1,4 @@
-"""Execute an action chunk: written once, for every world."""
+"""Execute an action chunk in any VectorEnv."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sims.vector_env import VectorEnv
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkStep(TensorDataclass):
-    """Outcome of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
+    """Result of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
 
-    ``valid`` is False where a row's world failed in this chunk (see Step): the chunk is data of nothing. It comes back
-    truncated, with reward 0 and nothing executed.
+    ``valid`` is False where the environment failed during this chunk (see Step). Such a chunk must not be learned from;
+    it comes back truncated, with reward 0 and no action executed.
     """
 
     reward: Float[Tensor, "*N"]
@@ -40,17 +40,17 @@ class ChunkStep(TensorDataclass):
 
 @runtime_checkable
 class ChunkedEnv(Protocol):
-    """A world that can advance a whole chunk at once (an imagined one, a captured CUDA graph)."""
+    """An environment that executes a whole chunk in one call (an imagined one, worker processes)."""
 
     def advance(self, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep: ...
 
 
 def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) -> ChunkStep:
-    """Execute ``actions`` in every row until the chunk or the row's episode ends.
+    """Execute ``actions`` in every environment until the chunk or the environment's episode ends.
 
-    Everything after a row's end is masked: its later actions are not executed, its reward is
-    sum_{i < num_executed} gamma^i r_i. A row that stood finished before the chunk comes back done; its numbers mean
-    nothing.
+    actions: [N, H, A] in [-1, 1]. The actions after an episode's end are not executed; the reward is
+    sum_{i < num_executed} gamma^i r_i. An environment that had finished before the chunk comes back done; its other
+    values are undefined.
     """
     if isinstance(env, ChunkedEnv):
         return env.advance(actions, gamma)
@@ -66,15 +66,15 @@ def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) ->
                 success=torch.zeros_like(step.terminated),
                 intervened=torch.zeros_like(step.terminated),
             )
-        alive = ~total.done
-        valid = total.valid & (step.valid | ~alive)
+        running = ~total.done
+        valid = total.valid & (step.valid | ~running)
         total = ChunkStep(
-            reward=torch.where(valid, total.reward + torch.where(alive, gamma**i * step.reward, 0.0), 0.0),
-            num_executed=torch.where(valid, total.num_executed + alive, 0),
-            terminated=total.terminated | (alive & step.terminated),
-            truncated=total.truncated | (alive & step.truncated),
-            success=total.success | (alive & step.success),
-            intervened=total.intervened | (alive & step.intervened),
+            reward=torch.where(valid, total.reward + torch.where(running, gamma**i * step.reward, 0.0), 0.0),
+            num_executed=torch.where(valid, total.num_executed + running, 0),
+            terminated=total.terminated | (running & step.terminated),
+            truncated=total.truncated | (running & step.truncated),
+            success=total.success | (running & step.success),
+            intervened=total.intervened | (running & step.intervened),
             valid=valid,
         )
         if bool(total.done.all()):

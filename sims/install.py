@@ -1,4 +1,4 @@
-"""Interpreters for simulators whose pins collide with the trainer's: ``vla-rl sims list`` and ``sims install NAME``."""
+"""Separate interpreters for simulators with conflicting dependencies: ``vla-rl sims list`` and ``sims install``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOCKS = Path(__file__).with_name("locks")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What ``locks/NAME.txt`` pins, and what there is to know before.
+    """How to install the packages of ``locks/NAME.txt``.
 
-    ``module``: what must be importable afterwards. ``resolve``: let pip add dependencies to the locked list, for
-    packages whose dependencies depend on the machine (torch).
+    ``module`` must be importable afterwards. ``note`` is shown before. ``resolve``: let pip add dependencies to the
+    locked list, for packages whose dependencies depend on the machine (torch).
     """
 
     summary: str
     module: str
-    before: str = ""
+    note: str = ""
     resolve: bool = False
 
 
@@ -36,13 +36,13 @@ RECIPES = {
     "maniskill": Recipe(
         summary="ManiSkill 3.0.1 with SAPIEN 3.0",
         module="sapien",
-        before="without an NVIDIA GPU it needs Mesa 25 or newer (Vulkan on the CPU), also for tasks without pictures",
+        note="without an NVIDIA GPU it needs Mesa 25 or newer (Vulkan on the CPU), even for tasks without cameras",
         resolve=True,
     ),
     "libero": Recipe(
         summary="LIBERO (hf-libero 0.1.4) with robosuite 1.4",
         module="robosuite",
-        before="the objects and scenes of the benchmark are a separate download: see docs/simulators/libero.md",
+        note="the objects and scenes of the benchmark are a separate download: see docs/simulators/libero.md",
         resolve=True,
     ),
     "pusht": Recipe(summary="gym-pusht 0.1.8, for sim.name: gymnasium", module="gym_pusht"),
@@ -51,8 +51,8 @@ RECIPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Installed:
-    """``python`` is None where the simulator is not installed; ``outdated``: its locked list changed since."""
+class InstalledSimulator:
+    """``python`` is None where it is not installed; ``outdated``: its locked list has changed since."""
 
     name: str
     summary: str
@@ -72,55 +72,60 @@ def interpreter(name: str) -> str | None:
     return str(path) if path.exists() else None
 
 
-def list_simulators() -> list[Installed]:
+def list_simulators() -> list[InstalledSimulator]:
     found = []
     for name, recipe in RECIPES.items():
         python = interpreter(name)
         lock = environments_folder() / name / "lock.sha256"
         outdated = python is not None and (not lock.exists() or lock.read_text() != _digest(name))
         found.append(
-            Installed(name=name, summary=recipe.summary, python=Path(python) if python else None, outdated=outdated)
+            InstalledSimulator(
+                name=name, summary=recipe.summary, python=Path(python) if python else None, outdated=outdated
+            )
         )
     return found
 
 
 def install(name: str, *, report: Callable[[str], None]) -> Path:
-    """Make the environment of simulator ``name`` and return its interpreter.
+    """Create the environment of simulator ``name`` and return its interpreter. ``report`` receives progress messages.
 
-    It is made beside its place and moved there when it works, so an interrupted installation leaves nothing that looks
-    finished, and a working environment stays until the new one replaces it. ``report`` is told what happens.
+    It is created under another name and renamed when it works: an interrupted installation is never mistaken for a
+    finished one, and a working environment is kept until the new one replaces it.
     """
     if name not in RECIPES:
-        raise UserError(f"sims install: there is no {name!r}; there are {', '.join(RECIPES)}")
-    recipe, place = RECIPES[name], environments_folder() / name
-    if recipe.before:
-        report(f"{name}: {recipe.before}")
-    fresh = place.with_name(f".{name}.new")
+        raise UserError(f"sims install: unknown simulator {name!r}; known are {', '.join(RECIPES)}")
+    recipe, folder = RECIPES[name], environments_folder() / name
+    if recipe.note:
+        report(f"{name}: {recipe.note}")
+    fresh = folder.with_name(f".{name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
-    report(f"making {place} with Python {sys.version_info.major}.{sys.version_info.minor}")
+    report(f"creating {folder} with Python {sys.version_info.major}.{sys.version_info.minor}")
     _run([sys.executable, "-m", "venv", str(fresh)], name)
     python = str(fresh / "bin" / "python")
     report(f"installing the {len(_lines(name))} packages of sims/locks/{name}.txt")
-    plain = [] if recipe.resolve else ["--no-deps"]
+    options = [] if recipe.resolve else ["--no-deps"]
     packages = [line for line in _lines(name) if not line.startswith("hf_libero")]
-    _run([python, "-m", "pip", "install", "--quiet", *plain, *packages], name)
-    alone = [line for line in _lines(name) if line.startswith("hf_libero")]  # its metadata demands half a workstation
-    if alone:
-        _run([python, "-m", "pip", "install", "--quiet", "--no-deps", *alone], name)
+    _run([python, "-m", "pip", "install", "--quiet", *options, *packages], name)
+    # The metadata of hf_libero requires many packages that are not needed.
+    without_dependencies = [line for line in _lines(name) if line.startswith("hf_libero")]
+    if without_dependencies:
+        _run([python, "-m", "pip", "install", "--quiet", "--no-deps", *without_dependencies], name)
     _run([python, "-c", f"import {recipe.module}"], name)
     (fresh / "lock.sha256").write_text(_digest(name))
-    shutil.rmtree(place, ignore_errors=True)
-    fresh.rename(place)
-    report(f"{name} is ready: {place}")
-    return place / "bin" / "python"
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+    report(f"{name} is ready: {folder}")
+    return folder / "bin" / "python"
 
 
 def _run(command: list[str], name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise UserError(f"sims install {name}: this failed:\n  {' '.join(command[:6])} ...\nIts last words:\n{tail}")
+        raise UserError(
+            f"sims install {name}: this command failed:\n  {' '.join(command[:6])} ...\nEnd of its output:\n{tail}"
+        )
 
 
 def _lines(name: str) -> list[str]:

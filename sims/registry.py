@@ -1,112 +1,101 @@
-"""Every simulator: configuration class to constructor, its splits, and a first step in each."""
+"""Every simulator: configuration class to constructor, and the optional methods of a configuration.
+
+To add a simulator, write a frozen dataclass with ``name: Literal["..."]`` and ``num_envs``, a constructor that takes it
+and returns a VectorEnv, and one line in ``BUILT_IN``; other distributions register theirs (sims/plugins.py). Beside its
+settings a configuration may have the methods of the protocols below.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, get_args, get_type_hints, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from sims.adapters.gymnasium import Gymnasium, GymnasiumConfig
 from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
-from sims.adapters.libero import Libero, LiberoConfig, fixed_starts
-from sims.adapters.maniskill import ManiSkill, ManiSkillConfig
-from sims.adapters.maniskill_gpu import ManiSkillGPU
+from sims.adapters.libero import Libero, LiberoConfig
+from sims.adapters.maniskill import ManiSkillConfig
+from sims.adapters.maniskill_gpu import make_maniskill
 from sims.adapters.metaworld import Metaworld, MetaworldConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
-from sims.install import interpreter
+from sims.plugins import with_plugins
 from sims.starts import StartSequence
-from sims.subproc.single_env import SingleEnv
 from sims.subproc.vector_env import SubprocVectorEnv
-from sims.subproc.worker_config import WorkerConfig
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState, VectorEnv
 
-SimulatorConfig = (
-    TabletopConfig
-    | RobosuiteConfig
-    | MetaworldConfig
-    | ManiSkillConfig
-    | LiberoConfig
-    | GymnasiumConfig
-    | IsaacLabConfig
-)
+PLUGIN_GROUP = "vla_rl.simulators"
+
+BUILT_IN: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
+    TabletopConfig: TabletopEnv,
+    RobosuiteConfig: partial(SubprocVectorEnv, simulator=Robosuite),
+    MetaworldConfig: partial(SubprocVectorEnv, simulator=Metaworld),
+    ManiSkillConfig: make_maniskill,
+    LiberoConfig: partial(SubprocVectorEnv, simulator=Libero),
+    GymnasiumConfig: partial(SubprocVectorEnv, simulator=Gymnasium),
+    IsaacLabConfig: IsaacLabEnv,
+}
+CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = with_plugins(BUILT_IN, PLUGIN_GROUP)
+
+if TYPE_CHECKING:
+    SimulatorConfig = (
+        TabletopConfig
+        | RobosuiteConfig
+        | MetaworldConfig
+        | ManiSkillConfig
+        | LiberoConfig
+        | GymnasiumConfig
+        | IsaacLabConfig
+    )
+else:
+    SimulatorConfig = Union[tuple(CONSTRUCTORS)]  # noqa: UP007
 C = TypeVar("C", bound=SimulatorConfig)
 
-
-POOLED: Mapping[type[Any], type[SingleEnv]] = {  # what runs in worker processes
-    RobosuiteConfig: Robosuite,
-    MetaworldConfig: Metaworld,
-    ManiSkillConfig: ManiSkill,
-    LiberoConfig: Libero,
-    GymnasiumConfig: Gymnasium,
-}
+ObjectLocator = Callable[[Tensor, Sequence[str]], Tensor]
 
 
-def _pool(config: Any) -> VectorEnv:
-    if isinstance(config, ManiSkillConfig) and config.backend == "physx_cuda":
-        return ManiSkillGPU(config)
-    return SubprocVectorEnv(config, POOLED[type(config)])
+@runtime_checkable
+class HasEvaluationStarts(Protocol):
+    """A configuration whose benchmark publishes its start states."""
+
+    def evaluation_starts(self, num_tasks: int, episodes: int) -> list[tuple[int, int]] | None:
+        """(task, seed) of each episode; None where the configuration does not ask for the published ones."""
+        ...
 
 
-CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
-    TabletopConfig: TabletopEnv,
-    IsaacLabConfig: IsaacLabEnv,
-    **dict.fromkeys(POOLED, _pool),
-}
+@runtime_checkable
+class HasSuites(Protocol):
+    """A configuration of a benchmark that consists of several suites."""
 
-SMALLEST: Mapping[str, tuple[str, SimulatorConfig]] = {  # name -> the module it needs, and its smallest world
-    "tabletop": ("mujoco", TabletopConfig(num_envs=1)),
-    "robosuite": ("robosuite", RobosuiteConfig(num_envs=1, image_size=(64, 64))),
-    "metaworld": ("metaworld", MetaworldConfig(num_envs=1, image_size=(64, 64))),
-    "maniskill": ("mani_skill", ManiSkillConfig(num_envs=1, image_size=(64, 64))),
-    "libero": ("libero", LiberoConfig(num_envs=1, image_size=(64, 64), tasks=(0,))),
-    "pusht": (
-        "gym_pusht",
-        GymnasiumConfig(
-            id="gym_pusht:gym_pusht/PushT-v0", num_envs=1, workers=WorkerConfig(environment="pusht"),
-            arguments={"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
-            images={"top": "render"},
-        ),
-    ),
-    "aloha": (
-        "gym_aloha",
-        GymnasiumConfig(
-            id="gym_aloha:gym_aloha/AlohaTransferCube-v0", num_envs=1, workers=WorkerConfig(environment="aloha"),
-            arguments={"obs_type": "pixels_agent_pos"}, state=("agent_pos",), images={"top": "pixels.top"},
-        ),
-    ),
-    "isaaclab": ("isaaclab", IsaacLabConfig(num_envs=2)),
-}  # fmt: skip
+    def evaluation_suites(self, names: Sequence[str]) -> tuple[Any, ...]:
+        """One configuration for each named suite; ("all",) means those of the published table. Raises UserError."""
+        ...
+
+    def score_table(self, success: Mapping[str, float]) -> str:
+        """The benchmark's table of success rates; success: EnvSpec.name -> share in 0..1."""
+        ...
 
 
-def pooled(name: str, *, num_envs: int, image_size: int) -> tuple[Any, type[SingleEnv]]:
-    """The smallest configuration of a simulator that runs in workers, with this many rows, and its class.
+@runtime_checkable
+class HasVideoConfig(Protocol):
+    """A configuration of a simulator that is cheap enough to run a second time for videos."""
 
-    ``image_size`` 0: without cameras. Raises UserError if there is none of that name or it is not installed.
-    """
-    known = [name for name, (_, config) in SMALLEST.items() if type(config) in POOLED]
-    if name not in known:
-        raise UserError(f"no simulator {name!r} that runs in workers; there are {', '.join(known)}")
-    if not is_installed(name):
-        raise UserError(f"{name} is not installed. Run: vla-rl sims install {name}")
-    config: Any = dataclasses.replace(SMALLEST[name][1], num_envs=num_envs)
-    if isinstance(config, GymnasiumConfig):
-        if not image_size:
-            return dataclasses.replace(config, images={}), Gymnasium
-        size = {key: image_size for key in config.arguments if key.startswith("visualization_")}
-        return dataclasses.replace(config, arguments={**config.arguments, **size}), Gymnasium
-    seen = {"image_size": (image_size, image_size)} if image_size else {"cameras": ()}
-    return dataclasses.replace(config, **seen), POOLED[type(config)]
+    def video_config(self, image_size: int, num_envs: int) -> Any:
+        """The same simulator with square images of ``image_size`` pixels."""
+        ...
 
 
-def is_installed(name: str) -> bool:
-    """In an interpreter of its own, or in this one."""
-    return interpreter(name) is not None or importlib.util.find_spec(SMALLEST[name][0]) is not None
+@runtime_checkable
+class HasObjectLocator(Protocol):
+    """A configuration that knows how to find the object an instruction names in its camera images."""
+
+    def object_locator(self, cameras: Sequence[str]) -> ObjectLocator | None:
+        """See ``sims.registry.object_locator``."""
+        ...
 
 
 def make_env(config: SimulatorConfig) -> VectorEnv:
@@ -115,7 +104,7 @@ def make_env(config: SimulatorConfig) -> VectorEnv:
 
 
 def splits(config: SimulatorConfig) -> tuple[str, ...]:
-    """What ``sim.split`` may be; simulators without that setting have one split, "train"."""
+    """Allowed values of ``sim.split``; simulators without that setting have one split, "train"."""
     hints = get_type_hints(type(config))
     return get_args(hints["split"]) if "split" in hints else ("train",)
 
@@ -125,7 +114,7 @@ def split_of(config: SimulatorConfig) -> str:
 
 
 def with_split(config: C, split: str) -> C:
-    """UserError where the simulator has no such split."""
+    """The configuration with another split. Raises UserError where the simulator has no such split."""
     if split not in splits(config):
         raise UserError(f"{config.name} has no split {split!r}; it has {', '.join(splits(config))}")
     changed: Any = config
@@ -133,46 +122,37 @@ def with_split(config: C, split: str) -> C:
 
 
 def evaluation_starts(config: SimulatorConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:
-    """Held-out starts, tasks in turns: the simulator's published ones where ``split`` asks for them."""
-    if isinstance(config, LiberoConfig) and config.split == "benchmark":
-        fixed = sorted(fixed_starts(num_tasks), key=lambda start: start[1])
-        if episodes > len(fixed):
-            raise UserError(f"the benchmark has {len(fixed)} starts of these tasks; {episodes} were asked for")
-        return [StartState(task=task, seed=number) for task, number in fixed[:episodes]]
+    """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them."""
+    published = config.evaluation_starts(num_tasks, episodes) if isinstance(config, HasEvaluationStarts) else None
+    if published is not None:
+        return [StartState(task=task, seed=number) for task, number in published]
     return StartSequence("evaluation", seed=seed, num_tasks=num_tasks).take(episodes)
 
 
-def larger(config: SimulatorConfig, size: int, *, num_envs: int) -> SimulatorConfig | None:
-    """A second world of the same kind, to film in; None where that is more than a few megabytes of this process."""
-    if isinstance(config, TabletopConfig):
-        return dataclasses.replace(config, num_envs=num_envs, image_size=(size, size))
-    return None
+def evaluation_suites(config: SimulatorConfig, names: Sequence[str]) -> tuple[SimulatorConfig, ...]:
+    """One configuration for each named suite of the simulator's benchmark.
 
-
-def first_steps(name: str) -> str:
-    """Start the smallest world of a simulator, step it, look at it, and say how that went.
-
-    Raises UserError when it does not start, RuntimeError when a step fails or a picture is blank.
+    Raises UserError where the simulator has no suites, or none of that name.
     """
-    _, config = SMALLEST[name]
-    env = make_env(config)
-    try:
-        spec = env.spec
-        env.reset(start=[StartState(task=0, seed=row) for row in range(spec.num_envs)])
-        started = time.perf_counter()
-        for _ in range(5):
-            step = env.step(torch.zeros(spec.num_envs, spec.action_dim, device=spec.device))
-            if not bool(step.valid.all()):
-                failures = env.failures if isinstance(env, SubprocVectorEnv) else ()
-                raise RuntimeError(failures[-1].stderr if failures else "a step failed")
-        stepped = time.perf_counter()
-        pictures = env.observe().images
-        looked = time.perf_counter()
-        if pictures.numel() and float(pictures.float().std()) < 1.0:
-            raise RuntimeError(f"the pictures of {spec.cameras} are blank")
-        return (
-            f"{spec.name}: a step in {(stepped - started) / 5 * 1000:.0f} ms, "
-            f"{len(spec.cameras)} cameras in {(looked - stepped) * 1000:.0f} ms"
-        )
-    finally:
-        env.close()
+    if not isinstance(config, HasSuites):
+        raise UserError(f"{config.name} has no evaluation suites, got {', '.join(names)}")
+    return config.evaluation_suites(names)
+
+
+def score_table(config: SimulatorConfig, success: Mapping[str, float]) -> str | None:
+    """The benchmark's own table of these success rates (EnvSpec.name -> 0..1); None where it has no suites."""
+    return config.score_table(success) if isinstance(config, HasSuites) else None
+
+
+def video_config(config: SimulatorConfig, *, image_size: int, num_envs: int) -> SimulatorConfig | None:
+    """A second, larger environment of the same kind for videos; None where that costs too much memory or time."""
+    return config.video_config(image_size, num_envs) if isinstance(config, HasVideoConfig) else None
+
+
+def object_locator(config: SimulatorConfig, cameras: Sequence[str]) -> ObjectLocator | None:
+    """A function from images and instructions to object positions, or None where the simulator has none.
+
+    It takes uint8 [N, cameras, height, width, 3] with these ``cameras`` and N instructions, and returns float [N, 2]:
+    where the object that each instruction names is, in meters, NaN where it is not visible.
+    """
+    return config.object_locator(cameras) if isinstance(config, HasObjectLocator) else None

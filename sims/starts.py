@@ -1,4 +1,4 @@
-"""Which episode starts where: seeds that never collide between demonstrations, training and evaluation."""
+"""Start states whose seeds never coincide between demonstrations, training, validation and evaluation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _STREAMS: tuple[Stream, ...] = ("demos", "train", "validation", "evaluation")
 
 
 def start_state(stream: Stream, *, seed: int, index: int, num_tasks: int) -> StartState:
-    """Start number ``index`` of a stream; tasks take turns, so any run of ``num_tasks`` starts holds each once.
+    """Start number ``index`` of a stream; any ``num_tasks`` consecutive starts have each task once.
 
-    The stream's number fills the seed's top bits: a start of one stream can never be a start of another.
+    The stream's number is in the seed's top bits, so that two streams never have a start in common.
     """
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=7).digest()
     number = (_STREAMS.index(stream) << 56) | int.from_bytes(digest, "big")
@@ -22,7 +22,7 @@ def start_state(stream: Stream, *, seed: int, index: int, num_tasks: int) -> Sta
 
 
 class StartSequence:
-    """The starts of a stream in order; ``next_index`` is all the state there is."""
+    """The starts of a stream in order; ``next_index`` is its whole state."""
 
     def __init__(self, stream: Stream, *, seed: int, num_tasks: int, next_index: int = 0) -> None:
         self.stream, self.seed, self.num_tasks, self.next_index = stream, seed, num_tasks, next_index

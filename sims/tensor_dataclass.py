@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
+
+R = TypeVar("R", bound="TensorDataclass")  # not Self, which cannot be checked at run time in undecorated classes
 
 
 class TensorDataclass:
@@ -22,7 +24,7 @@ class TensorDataclass:
 
     ragged: ClassVar[tuple[str, ...]] = ()
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+    def map(self: R, function: Callable[[Tensor], Tensor]) -> R:
         """The same record with ``function`` applied to every tensor in it."""
 
         def apply(value: Any) -> Any:
@@ -33,20 +35,29 @@ class TensorDataclass:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return dataclasses.replace(self, **{f.name: apply(getattr(self, f.name)) for f in fields})  # type: ignore[type-var]
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self: R, index: Any) -> R:
         return self.map(lambda tensor: tensor[index])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the record, in the order of ``map``."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, TensorDataclass):
+                yield from value.tensors()
+            elif value is not None:
+                yield value
 
     def __len__(self) -> int:
         """Size of the first leading dimension."""
-        return len(next(_tensors(self)))
+        return len(next(self.tensors()))
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: R, device: torch.device | str) -> R:
         return self.map(lambda tensor: tensor.to(device))
 
-    def detach(self) -> Self:
+    def detach(self: R) -> R:
         return self.map(Tensor.detach)
 
-    def where(self, mask: Bool[Tensor, "*N"], other: Self) -> Self:
+    def where(self: R, mask: Bool[Tensor, "*N"], other: R) -> R:
         """This record where ``mask`` is True, ``other`` elsewhere; mask: bool, one value per leading index."""
 
         def choose(values: list[Tensor]) -> Tensor:
@@ -56,17 +67,17 @@ class TensorDataclass:
         return type(self)._combine([self, other], choose)
 
     @classmethod
-    def stack(cls, records: Sequence[Self]) -> Self:
+    def stack(cls: type[R], records: Sequence[R]) -> R:
         """A new leading dimension, as ``torch.stack``."""
         return cls._combine(records, torch.stack)
 
     @classmethod
-    def cat(cls, records: Sequence[Self]) -> Self:
+    def cat(cls: type[R], records: Sequence[R]) -> R:
         """Along the first dimension, as ``torch.cat``."""
         return cls._combine(records, torch.cat)
 
     @classmethod
-    def _combine(cls, records: Sequence[Self], function: Callable[[list[Tensor]], Tensor]) -> Self:
+    def _combine(cls: type[R], records: Sequence[R], function: Callable[[list[Tensor]], Tensor]) -> R:
         """One record whose tensors are ``function`` of the records' tensors of that field.
 
         Raises ValueError where a field is None in some records only.
@@ -92,12 +103,3 @@ def pad_to_longest(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [
         tensor if tensor.shape[-1] == longest else F.pad(tensor, (0, longest - tensor.shape[-1])) for tensor in tensors
     ]
-
-
-def _tensors(record: TensorDataclass) -> Iterator[Tensor]:
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]
-        value = getattr(record, field.name)
-        if isinstance(value, TensorDataclass):
-            yield from _tensors(value)
-        elif value is not None:
-            yield value

@@ -1,11 +1,11 @@
-"""The seam between worlds and everything that acts in them.
+"""The interface of environments: simulated, imagined and real robots.
 
-Two rules make chunked policies fast and right:
+Two rules make chunked policies fast and correct:
 
-* **Looking is apart from stepping.** ``step`` never renders; ``observe`` does, and only when it is called.
-* **No auto-reset, and a finished row stands still** until it is reset. What ``observe`` shows after a chunk is
-  therefore the true successor of every row, so an end in mid-chunk needs no special case. Before its first
-  ``reset`` a row counts as finished.
+* **Observing is separate from stepping.** ``step`` never renders; ``observe`` does, and only when it is called.
+* **No auto-reset.** A finished environment does not change until it is reset, so ``observe`` after a chunk returns the
+  true successor even where the episode ended in the middle of the chunk. Before its first ``reset`` an environment
+  counts as finished.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Observation(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(TensorDataclass):
-    """Outcome of one control step. ``terminated``: the task ended, well or badly; ``truncated``: time ran out.
+    """Result of one control step. ``terminated``: the task ended in success or failure; ``truncated``: the time limit.
 
-    ``valid`` is False where a row's world failed (its simulator crashed or hung): the row comes back truncated, its
-    numbers mean nothing and it stands still until it is reset. A world that cannot fail leaves it out: all valid.
+    ``valid`` is False where the environment failed (its simulator crashed or hung): it is then truncated, its other
+    values are undefined, and it does not change until it is reset. Environments that cannot fail omit it: all valid.
     """
 
     reward: Float[Tensor, "*N"]
@@ -95,14 +95,14 @@ class Step(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class StartState:
-    """Where an episode starts. ``task`` and ``seed`` alone give the beginning: everything random derives from them.
+    """Where an episode starts. ``task`` and ``seed`` alone determine the initial state and all randomness.
 
-    ``snapshot`` is the simulator's own full state (elapsed steps and latches included) taken by ``capture``;
-    with it the episode goes on from there instead.
+    ``task`` is an index into ``EnvSpec.tasks``; 0 <= seed < 2**63. ``snapshot`` is the environment's own full state
+    (including elapsed steps and flags) taken by ``capture``; with it the episode continues from there instead.
     """
 
     task: int
-    seed: int  # of 63 bits
+    seed: int
     snapshot: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -132,21 +132,25 @@ class EnvSpec:
     can_capture: bool = True
 
 
+@runtime_checkable
 class VectorEnv(Protocol):
-    """N independent episodes stepped together: simulated, imagined or physical. Tensors live on ``spec.device``."""
+    """N independent episodes that are stepped together. Tensors are on ``spec.device``."""
 
     spec: EnvSpec
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        """Start row ``env_ids[i]`` (default: every row in order) at ``start[i]``. The caller owns all randomness."""
+        """Start environment ``env_ids[i]`` (default: all in order) at ``start[i]``, which determines all randomness."""
         ...
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
-        """One control step of every row, actions in [-1, 1]. A finished row stands still, reward 0, flags kept."""
+        """One control step of every environment; action: float32 in [-1, 1].
+
+        A finished environment does not change: reward 0, its flags stay.
+        """
         ...
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """What the policy would see now in these rows (default: all); images are made here, and only here."""
+        """The present observations of ``env_ids`` (default: all). Images are rendered here only."""
         ...
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -160,18 +164,19 @@ class VectorEnv(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class Expert(Protocol):
-    """A demonstrator that looks at the simulator's own state."""
+    """A demonstrator that reads the simulator's own state."""
 
     def act(self) -> Float[Tensor, "N A"]:
-        """The next action of every row."""
+        """The next action of every environment, in [-1, 1]."""
         ...
 
 
 @runtime_checkable
 class DemonstratedEnv(Protocol):
-    """A world that comes with a scripted demonstrator."""
+    """An environment with a scripted expert."""
 
     def expert(self, *, noise: float, seed: int) -> Expert:
-        """``noise`` = 0 is the best it can do, larger is worse; each world says in what way."""
+        """``noise`` 0 is the best it can do, larger is worse; each environment documents in which way."""
         ...

@@ -1,4 +1,4 @@
-"""Frames to an mp4 that every browser plays."""
+"""Write frames to an mp4 that every browser plays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 SUCCESS = (46, 160, 67)
 FAILURE = (207, 34, 46)
-BORDER = 3  # pixels before the picture is scaled up: 1 of 64 is hard to see
+BORDER = 3  # pixels at scale 1 or 2
 
 
 def write_video(
@@ -24,7 +24,7 @@ def write_video(
     """Write H.264 (yuv420p, moov atom first) to ``path`` and return it.
 
     frames: uint8 [T, h, w, 3], T >= 1, RGB.  scale: every pixel becomes scale x scale.  caption: one line below the
-    picture, cut where the picture ends.  success: a green (True) or red (False) border, None for no border.
+    image, cut at its width.  success: a green (True) or red (False) border, None for no border.
     Raises ValueError where ``frames`` is something else, OSError where the file cannot be written.
     """
     import imageio_ffmpeg
@@ -51,7 +51,7 @@ def write_video(
 
 
 def _bordered(frames: np.ndarray, color: tuple[int, int, int], width: int) -> np.ndarray:
-    """A frame drawn around the picture, not over it."""
+    """The frames with a border around them."""
     padding = ((0, 0), (width, width), (width, width), (0, 0))
     out = np.pad(frames, padding)
     mask = np.pad(np.zeros(frames.shape[1:3], dtype=bool), width, constant_values=True)
@@ -64,9 +64,9 @@ def _caption(text: str, width: int) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=14)
-    room = width - 8
-    if font.getlength(text) > room:
-        while text and font.getlength(text + "…") > room:
+    text_width = width - 8
+    if font.getlength(text) > text_width:
+        while text and font.getlength(text + "…") > text_width:
             text = text[:-1]
         text += "…"
     strip = Image.new("RGB", (width, 22))

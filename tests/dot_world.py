@@ -59,7 +59,7 @@ def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, l
     images = np.stack(frames)
     return Episode(
         images={"front": images[:, 0], "flipped": images[:, 1]},
-        look_steps=np.array(looks, dtype=np.int32),
+        observation_steps=np.array(looks, dtype=np.int32),
         state=np.array(states, dtype=np.float32),
         action=np.stack(actions),
         reward=(last & won).astype(np.float32),

@@ -27,7 +27,7 @@ from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.export import export_onnx
 from real_robot.serving.protocol import Act
 from real_robot.serving.runtimes import Runtime
-from sims.bench.throughput import Measured
+from sims.bench.throughput import Measurement
 from sims.chunk import step_chunk
 from sims.errors import UserError
 from sims.starts import StartSequence
@@ -62,15 +62,15 @@ def run_simulator(
     ``image_size`` 0: state alone. Raises UserError for a simulator that is unknown or not installed.
     """
     from sims.bench.throughput import compare
-    from sims.registry import pooled
+    from sims.examples import worker_example
 
-    config, simulator = pooled(name, num_envs=num_envs, image_size=image_size)
+    config, simulator = worker_example(name, num_envs=num_envs, image_size=image_size)
     rows = compared(compare(config, simulator, against=against, seconds=seconds))
     seen = f"{image_size} x {image_size} RGB" if image_size else "state"
     return {"bench": f"sim: {name}, {num_envs} rows, {seen}", "machine": machine(), "rows": rows}
 
 
-def compared(measured: Sequence[Measured]) -> list[Row]:
+def compared(measured: Sequence[Measurement]) -> list[Row]:
     """Speed, processor time and memory of each; ratios of ours, stepped and looked at one by one, to the peers'."""
     ours, rows = measured[0], []
     for one in measured:

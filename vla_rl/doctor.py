@@ -215,19 +215,19 @@ def _video() -> Check:
 
 def _simulators() -> list[Check]:
     """Each installed one is started, stepped and looked at."""
-    from sims.registry import SMALLEST
+    from sims.examples import EXAMPLES
 
-    return [*(_simulator(name) for name in SMALLEST), *_physx_gpu()]
+    return [*(_simulator(name) for name in EXAMPLES), *_physx_gpu()]
 
 
 def _simulator(name: str) -> Check:
-    from sims.registry import first_steps, is_installed
+    from sims.examples import check_simulator, is_installed
 
     fix = SIMULATOR_FIXES.get(name, f"vla-rl sims install {name}")
     if not is_installed(name):
         install = fix if name == "isaaclab" else f"vla-rl sims install {name}"
         return {"name": name, "status": "missing", "detail": "optional, not installed", "fix": install}
-    return _attempt(name, lambda: first_steps(name), fix=fix)
+    return _attempt(name, lambda: check_simulator(name), fix=fix)
 
 
 def _physx_gpu() -> list[Check]:

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
+from policies.compact_vla import VLA, VLAConfig
 from torch import Tensor, nn
 
-from policies.compact_vla import VLA, VLAConfig
 from policies.denoising.policy import RobotSpec
 from policies.normalizer import Normalizer
 from sims.tensor_dataclass import TensorDataclass

@@ -1,4 +1,4 @@
-"""LeRobot's data sets, versions 2.x (a file per episode) and 3.0 (many episodes in a file).
+"""Reads LeRobot's data sets, versions 2.x (a file per episode) and 3.0 (many episodes in a file).
 
     meta/info.json      codebase_version, fps, features {key: {dtype, shape}}, data_path, video_path, chunks_size (2.x)
     2.x  meta/episodes.jsonl, meta/tasks.jsonl, data/chunk-000/episode_000000.parquet,
@@ -16,13 +16,19 @@ import io
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
-from episodes.formats.importer import Recording
+from episodes.formats.recording import Recording
 from episodes.schema import EpisodeError
+
+
+def is_lerobot(path: Path) -> bool:
+    return (path / "meta" / "info.json").is_file()
 
 
 def read_lerobot(root: Path) -> Iterator[Recording]:
@@ -32,52 +38,75 @@ def read_lerobot(root: Path) -> Iterator[Recording]:
     if not version.startswith(("v2.", "v3.")):
         raise EpisodeError(f"{root}: LeRobot version {version!r}; 2.x and 3.0 can be read")
     packed = version.startswith("v3.")
-    tasks = _tasks(root, packed=packed)
-    for episode in _episodes(root, packed=packed):
-        yield _recording(root, info, episode, tasks, packed=packed)
+    data_set = _DataSet(root=root, info=info, tasks=_tasks(root, packed=packed), packed=packed)
+    yield from map(data_set.recording, _episodes(root, packed=packed))
 
 
-def _recording(
-    root: Path, info: dict[str, Any], episode: dict[str, Any], tasks: dict[int, str], *, packed: bool
-) -> Recording:
-    number = int(episode["episode_index"])
-    places = {
-        "episode_chunk": number // int(info.get("chunks_size", 1000)),
-        "episode_index": number,
-        "chunk_index": episode.get("data/chunk_index", 0),
-        "file_index": episode.get("data/file_index", 0),
-    }
-    table = _parquet(root / info["data_path"].format(**places))
-    rows = np.flatnonzero(np.asarray(table["episode_index"]) == number)
-    kinds = {key: feature["dtype"] for key, feature in info["features"].items()}
-    features = {key: kind for key, kind in kinds.items() if key in table or kind == "video"}
+@dataclass(frozen=True, kw_only=True)
+class _DataSet:
+    """A data set's folder, its meta/info.json and its instructions by task index. ``packed``: version 3.0."""
 
-    def read(key: str) -> np.ndarray:
-        if features[key] == "video":
-            video = places | {"video_key": key}
-            if packed:
-                video |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-            path = root / info["video_path"].format(**video)
-            first = round(float(episode.get(f"videos/{key}/from_timestamp", 0.0)) * info["fps"])
-            height, width = _picture_size(info["features"][key])
-            return _frames(path, first=first, count=len(rows), height=height, width=width)
-        values = [table[key][row] for row in rows]
-        return np.stack([_picture(value, root) for value in values] if features[key] == "image" else values)
+    root: Path
+    info: dict[str, Any]
+    tasks: dict[int, str]
+    packed: bool
 
-    reward = None  # recorded rewards are not on one scale; success is
-    if "next.success" in table:
-        reward = np.array([float(np.any(table["next.success"][row])) for row in rows])
-    named = episode.get("tasks")
-    instruction = str(named[0]) if named is not None and len(named) else tasks.get(int(table["task_index"][rows[0]]))
-    return Recording(
-        where=f"{root.name}: episode {number}",
-        read=read,
-        keys=tuple(features),
-        action=np.stack([table["action"][row] for row in rows]).astype(np.float64),
-        reward=reward,
-        instruction=instruction,
-        control_hz=float(info["fps"]),
-    )
+    def recording(self, episode: dict[str, Any]) -> Recording:
+        """``episode``: its line of meta/episodes."""
+        number = int(episode["episode_index"])
+        places = self._places(episode)
+        table = _parquet(self.root / self.info["data_path"].format(**places))
+        rows = np.flatnonzero(np.asarray(table["episode_index"]) == number).tolist()
+        kinds = {key: feature["dtype"] for key, feature in self.info["features"].items()}
+        features = {key: kind for key, kind in kinds.items() if key in table or kind == "video"}
+
+        def read(key: str) -> np.ndarray:
+            if features[key] == "video":
+                return self._video(key, episode, places, count=len(rows))
+            values = [table[key][row] for row in rows]
+            if features[key] == "image":
+                values = [_decode_image(value, self.root) for value in values]
+            return np.stack(values)
+
+        reward = None  # recorded rewards have no common scale; success has
+        if "next.success" in table:
+            reward = np.array([float(np.any(table["next.success"][row])) for row in rows])
+        return Recording(
+            name=f"{self.root.name}: episode {number}",
+            read=read,
+            keys=tuple(features),
+            action=np.stack([table["action"][row] for row in rows]).astype(np.float64),
+            reward=reward,
+            instruction=self._instruction(episode, table, rows[0]),
+            control_hz=float(self.info["fps"]),
+        )
+
+    def _instruction(self, episode: dict[str, Any], table: dict[str, Any], row: int) -> str | None:
+        named = episode.get("tasks")
+        if named is not None and len(named):
+            return str(named[0])
+        return self.tasks.get(int(table["task_index"][row]))
+
+    def _places(self, episode: dict[str, Any]) -> dict[str, Any]:
+        """The values of the fields in ``data_path`` and ``video_path``."""
+        number = int(episode["episode_index"])
+        return {
+            "episode_chunk": number // int(self.info.get("chunks_size", 1000)),
+            "episode_index": number,
+            "chunk_index": episode.get("data/chunk_index", 0),
+            "file_index": episode.get("data/file_index", 0),
+        }
+
+    def _video(
+        self, key: str, episode: dict[str, Any], places: dict[str, Any], *, count: int
+    ) -> UInt8[np.ndarray, "count height width 3"]:
+        fields = places | {"video_key": key}
+        if self.packed:
+            fields |= {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+        path = self.root / self.info["video_path"].format(**fields)
+        first = round(float(episode.get(f"videos/{key}/from_timestamp", 0.0)) * self.info["fps"])
+        height, width = _image_size(self.info["features"][key])
+        return _read_frames(path, first=first, count=count, height=height, width=width)
 
 
 def _episodes(root: Path, *, packed: bool) -> Iterator[dict[str, Any]]:
@@ -94,17 +123,17 @@ def _tasks(root: Path, *, packed: bool) -> dict[int, str]:
     if not packed:
         return {int(line["task_index"]): line["task"] for line in _json_lines(root / "meta" / "tasks.jsonl")}
     table = _parquet(root / "meta" / "tasks.parquet")
-    words = table.get("task", table.get("__index_level_0__"))
-    return {} if words is None else {int(i): str(text) for i, text in zip(table["task_index"], words, strict=True)}
+    texts = table.get("task", table.get("__index_level_0__"))
+    return {} if texts is None else {int(i): str(text) for i, text in zip(table["task_index"], texts, strict=True)}
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise EpisodeError(f"{path} is missing, so this is not a whole LeRobot data set")
+        raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
-@functools.lru_cache(maxsize=1)  # in 3.0 the next episode mostly lies in the same file
+@functools.lru_cache(maxsize=1)  # in 3.0 the next episode is mostly in the same file
 def _parquet(path: Path) -> dict[str, Any]:
     """Columns as lists of Python values."""
     try:
@@ -112,18 +141,18 @@ def _parquet(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise EpisodeError("reading parquet needs pyarrow. Run: pip install 'vla-rl[import]'") from error
     if not path.is_file():
-        raise EpisodeError(f"{path} is missing, so this is not a whole LeRobot data set")
+        raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
     columns: dict[str, Any] = parquet.read_table(path).to_pydict()
     return columns
 
 
-def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:
-    """height, width; ``names`` says which of the shape's numbers they are."""
+def _image_size(feature: dict[str, Any]) -> tuple[int, int]:
+    """Height and width; ``names`` says where they are in ``shape``."""
     names, shape = list(feature.get("names") or ("height", "width", "channels")), feature["shape"]
     return int(shape[names.index("height")]), int(shape[names.index("width")])
 
 
-def _picture(value: dict[str, Any], root: Path) -> np.ndarray:
+def _decode_image(value: dict[str, Any], root: Path) -> UInt8[np.ndarray, "height width 3"]:
     from PIL import Image
 
     source = io.BytesIO(value["bytes"]) if value.get("bytes") else root / value["path"]
@@ -131,18 +160,20 @@ def _picture(value: dict[str, Any], root: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def _frames(path: Path, *, first: int, count: int, height: int, width: int) -> np.ndarray:
-    """uint8 [count, height, width, 3] from frame ``first`` on; decoded from the beginning, so the frame is exact."""
+def _read_frames(
+    path: Path, *, first: int, count: int, height: int, width: int
+) -> UInt8[np.ndarray, "{count} {height} {width} 3"]:
+    """Frames from ``first`` on. Decoded from the beginning of the file: seeking is not exact to the frame."""
     import imageio_ffmpeg
 
     if not path.is_file():
-        raise EpisodeError(f"{path} is missing, so this is not a whole LeRobot data set")
-    chosen = f"select=between(n\\,{first}\\,{first + count - 1})"
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(path), "-vf", chosen]
+        raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
+    selected = f"select=between(n\\,{first}\\,{first + count - 1})"
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-i", str(path), "-vf", selected]
     command += ["-fps_mode", "passthrough", "-frames:v", str(count), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=False)
-    whole = count * height * width * 3
-    if done.returncode != 0 or len(done.stdout) != whole:
-        said = done.stderr.decode(errors="replace").strip() or f"{len(done.stdout)} bytes instead of {whole}"
-        raise EpisodeError(f"{path}: frames {first} to {first + count - 1} cannot be read: {said}")
+    expected = count * height * width * 3
+    if done.returncode != 0 or len(done.stdout) != expected:
+        problem = done.stderr.decode(errors="replace").strip() or f"{len(done.stdout)} bytes instead of {expected}"
+        raise EpisodeError(f"{path}: frames {first} to {first + count - 1} cannot be read: {problem}")
     return np.frombuffer(done.stdout, np.uint8).reshape(count, height, width, 3)

@@ -11,13 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
-from sims.experts.pusht import PushTExpert
+from sims.experts.gymnasium import EXPERTS, GymnasiumExpert
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 RENDER = "render"
-PUSHT = "gym_pusht/PushT-v0"  # the one that comes with a demonstrator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,8 @@ class Gymnasium:
     def __init__(self, config: GymnasiumConfig) -> None:
         self.config = config
         self._env = _make(config)
-        self._expert = PushTExpert(self._env.unwrapped) if config.id.endswith(PUSHT) else None
+        make_expert = EXPERTS.get(config.id.rpartition(":")[2])
+        self._expert: GymnasiumExpert | None = make_expert(self._env.unwrapped) if make_expert is not None else None
         self._low, self._high = _action_bounds(self._env.action_space, config.id)
         self._observation: Any = None
         self.reset(task=0, seed=0)
@@ -67,7 +67,7 @@ class Gymnasium:
             image_size=images[0].shape[:2] if images else (0, 0),
             control_hz=config.control_hz or float(metadata.get("render_fps") or 10.0),
             max_steps=_max_steps(self._env, config),
-            tasks=(config.instruction or words(config.id),),
+            tasks=(config.instruction or instruction_from(config.id),),
             fingerprint={"gymnasium": importlib.metadata.version("gymnasium"), "id": config.id},
         )
 
@@ -89,13 +89,13 @@ class Gymnasium:
     def reset(self, *, task: int, seed: int) -> None:
         self._observation, _ = self._env.reset(seed=seed32(seed))
         if self._expert is not None:
-            self._expert.forget()
+            self._expert.reset()
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         action = scaled.reshape(self._env.action_space.shape).astype(self._env.action_space.dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(action)
-        return Outcome(
+        return StepResult(
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),

@@ -1,4 +1,4 @@
-"""Isaac Lab 2 and 3: its registered tasks, all rows in one scene on a GPU, in the trainer's own interpreter."""
+"""Isaac Lab 2 and 3: its registered tasks, all environments in one scene on a GPU, in the trainer's interpreter."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from sims.adapters.finished_envs import FinishedEnvs
 from sims.errors import UserError
-from sims.subproc.single_env import seed32, words
+from sims.subproc.single_env import instruction_from, seed32
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
-_app: Any = None  # Isaac Sim starts once per process, before anything of it is imported
+_app: Any = None  # Isaac Sim must be started once per process, before any of its modules is imported
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsaacLabConfig:
-    """``task``: a registered id, with or without its ``-v0``. ``cameras``: sensors of the scene.
+    """``task``: a registered id, with or without ``-v0``. ``cameras``: names of sensors of the scene.
 
     ``state``: observation groups, or terms of a group as group.term, in order. ``success``: the termination term that
-    means success, or "terminated" where every termination does. ``action_scale`` stretches actions in [-1, 1].
-    ``start_each_row``: reset rows one by one so that a start's seed alone decides it; without, one call resets all rows
-    and a start depends on its company.
+    means success, or "terminated" where every termination does. ``action_scale`` multiplies actions in [-1, 1].
+    ``reset_each_env``: reset environments one by one, so that a start depends on its seed alone; otherwise one call
+    resets all of them and a start depends on which others are reset with it.
     """
 
     name: Literal["isaaclab"] = "isaaclab"
@@ -35,26 +35,29 @@ class IsaacLabConfig:
     success: str = "success"
     instruction: str | None = None
     action_scale: float = 1.0
-    start_each_row: bool = True
+    reset_each_env: bool = True
     device: str = "cuda:0"
     num_envs: int = 64
 
 
 class IsaacLabEnv:
-    """Isaac Lab resets a finished row inside ``step``; what the row showed before is caught just before that."""
+    """Isaac Lab resets a finished environment inside ``step``; its last observation is taken just before that."""
 
     def __init__(self, config: IsaacLabConfig) -> None:
         self.config = config
         self._env = _make(config)
         device = torch.device(self._env.device)
         self._in_step = False
-        self._caught: tuple[Tensor, Observation] | None = None  # rows that this step reset, and all rows before it
-        self._reset_rows = self._env._reset_idx
-        self._env._reset_idx = self._catch_then_reset
-        self._text = encode_instructions([config.instruction or words(config.task.removeprefix("Isaac-"))]).to(device)
+        # Which environments the present step has reset, and all observations before that.
+        self._before_reset: tuple[Tensor, Observation] | None = None
+        self._reset_idx = self._env._reset_idx
+        self._env._reset_idx = self._observe_then_reset
+        self._instruction = encode_instructions(
+            [config.instruction or instruction_from(config.task.removeprefix("Isaac-"))]
+        ).to(device)
         self._obs, _ = self._env.reset()
         state, images = self._state(), self._images()
-        self._rows = FinishedEnvs(config.num_envs, max_steps=int(self._env.max_episode_length), device=device)
+        self._finished = FinishedEnvs(config.num_envs, max_steps=int(self._env.max_episode_length), device=device)
         self.spec = EnvSpec(
             name=f"isaaclab/{config.task}",
             num_envs=config.num_envs,
@@ -66,43 +69,43 @@ class IsaacLabEnv:
             image_size=(images.shape[2], images.shape[3]),
             control_hz=1.0 / float(self._env.step_dt),
             max_steps=int(self._env.max_episode_length),
-            tasks=(config.instruction or words(config.task.removeprefix("Isaac-")),),
+            tasks=(config.instruction or instruction_from(config.task.removeprefix("Isaac-")),),
             device=device,
             fingerprint={"isaaclab": _version("isaaclab"), "isaacsim": _version("isaacsim")},
             can_capture=False,
         )
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        env_ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         if any(state.snapshot is not None for state in start):
             raise CannotCapture(_NO_CAPTURE)
-        groups = [[row] for row in rows] if self.config.start_each_row else [rows]
+        groups = [[env_id] for env_id in env_ids] if self.config.reset_each_env else [env_ids]
         for group, state in zip(groups, start, strict=False):
             self._env.seed(seed32(state.seed) % 2**31)
-            self._reset_rows(self._ids(group))
+            self._reset_idx(self._ids(group))
         self._env.scene.write_data_to_sim()
         self._env.sim.forward()
         if self.config.cameras:
             self._env.sim.render()
         self._obs = self._compute()
-        self._rows.begin(self._ids(rows))
+        self._finished.begin(self._ids(env_ids))
 
     def step(self, action: Tensor) -> Step:
-        self._in_step, self._caught = True, None
+        self._in_step, self._before_reset = True, None
         scaled = action.to(self.spec.device).clamp(-1.0, 1.0) * self.config.action_scale
         self._obs, reward, terminated, truncated, _ = self._env.step(scaled)
         self._in_step = False
-        return self._rows.record(
+        return self._finished.record(
             reward=reward,
             terminated=terminated.bool(),
             truncated=truncated.bool(),
             success=self._success(terminated.bool()),
-            look=self._successors,
+            observe=self._successors,
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        seen = self._rows.shown(self._look())
-        return seen if env_ids is None else seen[list(env_ids)]
+        obs = self._finished.observation(self._present())
+        return obs if env_ids is None else obs[list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         raise CannotCapture(_NO_CAPTURE)
@@ -110,32 +113,32 @@ class IsaacLabEnv:
     def close(self) -> None:
         self._env.close()
 
-    # -- pieces ---------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
-    def _catch_then_reset(self, env_ids: Any) -> Any:
+    def _observe_then_reset(self, env_ids: Any) -> Any:
         if self._in_step:
             kept, self._obs = self._obs, self._compute()
-            rows = torch.zeros(self.config.num_envs, dtype=torch.bool, device=self._env.device)
-            rows[env_ids] = True
-            self._caught = rows, self._look().map(torch.clone)
+            resetting = torch.zeros(self.config.num_envs, dtype=torch.bool, device=self._env.device)
+            resetting[env_ids] = True
+            self._before_reset = resetting, self._present().map(torch.clone)
             self._obs = kept
-        return self._reset_rows(env_ids)
+        return self._reset_idx(env_ids)
 
     def _successors(self) -> Observation:
-        if self._caught is None:
-            return self._look()
-        reset, before = self._caught
-        return before.where(reset, self._look())
+        if self._before_reset is None:
+            return self._present()
+        reset, before = self._before_reset
+        return before.where(reset, self._present())
 
     def _compute(self) -> Mapping[str, Any]:
-        """Observations now: managers compute them, a direct environment has a method."""
+        """The present observations: of the observation manager, or of a direct environment's method."""
         if hasattr(self._env, "observation_manager"):
             return self._env.observation_manager.compute()
         return self._env._get_observations()
 
-    def _look(self) -> Observation:
+    def _present(self) -> Observation:
         state = self._state()
-        return Observation(images=self._images(), state=state, instruction=self._text.expand(len(state), -1))
+        return Observation(images=self._images(), state=state, instruction=self._instruction.expand(len(state), -1))
 
     def _state(self) -> Tensor:
         return torch.cat([_numbers(self._obs, key) for key in self.config.state], -1)
@@ -162,8 +165,8 @@ class IsaacLabEnv:
             )
         return manager.get_term(self.config.success).bool()
 
-    def _ids(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self._env.device)
+    def _ids(self, env_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(env_ids, dtype=torch.int64, device=self._env.device)
 
 
 _NO_CAPTURE = (

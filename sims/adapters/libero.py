@@ -1,4 +1,4 @@
-"""LIBERO: five suites of 130 language-conditioned tasks, as its benchmark evaluates them."""
+"""LIBERO: five suites with 130 language-conditioned tasks in all, evaluated as in its benchmark."""
 
 from __future__ import annotations
 
@@ -17,32 +17,37 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
-from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32
+from sims.subproc.single_env import SingleSpec, StepResult, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
-PUBLISHED: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # the papers' table
-HORIZON = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
-FIXED_STARTS = 50  # per task; StartState.seed below it names one of them
+PUBLISHED: tuple[Suite, ...] = (
+    "libero_spatial",
+    "libero_object",
+    "libero_goal",
+    "libero_10",
+)
+MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+FIXED_STARTS = 50  # per task; a StartState.seed below this selects one of them
 SETTLE_STEPS = 10
 NO_MOTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # gripper open
 STATE_DIM, ACTION_DIM = 8, 7
-STAND_IN = "STAND_IN"  # a file of this name marks an asset folder that is not LIBERO's
+PLACEHOLDER = "PLACEHOLDER"  # a file of this name marks a folder of assets that are not LIBERO's
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiberoConfig:
-    """``tasks``: numbers within the suite, none means all; each starts in turn. ``split`` "benchmark": evaluations run
-    the fixed initial states, fifty per task.
+    """``tasks``: numbers within the suite, in turn; empty: all. ``split`` "benchmark": evaluations use the fixed
+    initial states, fifty per task.
 
-    A start's seed below 50 names one of the benchmark's fixed initial states, in evaluation order; any larger seed
-    draws the objects' places anew from the task's own regions, so training never sees an evaluation start.
-    ``assets``: the folder of LIBERO's objects and scenes; by default the package's own, then the usual cache.
-    ``orientation``: "benchmark" is what published policies were trained on (a picture turned by 180 degrees as LIBERO
-    hands it out, hence mirrored left to right), "upright" is what a person would see. ``max_steps`` defaults to the
-    horizon that is published for the suite. ``kept_tasks``: how many tasks' models a worker keeps in memory.
+    A start seed below 50 selects one of the benchmark's fixed initial states, in evaluation order; any larger seed
+    samples object positions from the task's own regions, so training never sees an evaluation start.
+    ``assets``: the folder of LIBERO's objects and scenes; by default the package's own, then the default cache.
+    ``orientation``: "benchmark" is what published policies were trained on (LIBERO's image rotated by 180 degrees, a
+    mirrored scene), "upright" is not mirrored. ``max_steps`` defaults to the published limit of the suite.
+    ``kept_tasks``: the number of task models that a worker keeps in memory.
     """
 
     name: Literal["libero"] = "libero"
@@ -57,23 +62,43 @@ class LiberoConfig:
     max_steps: int | None = None
     kept_tasks: int = 2
     num_envs: int = 8
-    variation: MujocoRandomization = field(default_factory=MujocoRandomization)
+    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def evaluation_starts(self, num_tasks: int, episodes: int) -> list[tuple[int, int]] | None:
+        """The benchmark's fixed starts, tasks in turn; None with ``split`` "train". UserError if there are too few."""
+        if self.split != "benchmark":
+            return None
+        published = sorted(fixed_starts(num_tasks), key=lambda start: start[1])
+        if episodes > len(published):
+            raise UserError(f"the benchmark has {len(published)} starts of these tasks; {episodes} were asked for")
+        return published[:episodes]
+
+    def evaluation_suites(self, names: Sequence[str]) -> tuple[LiberoConfig, ...]:
+        """All tasks of each named suite; ("all",) is the four suites of the published tables."""
+        chosen: Sequence[Any] = PUBLISHED if tuple(names) == ("all",) else names
+        unknown = [name for name in chosen if name not in MAX_STEPS]
+        if unknown:
+            raise UserError(f"LIBERO has no suite {unknown[0]!r}; it has {', '.join(MAX_STEPS)}; 'all' is {PUBLISHED}")
+        return tuple(dataclasses.replace(self, suite=suite, tasks=(), max_steps=None) for suite in chosen)
+
+    def score_table(self, success: Mapping[str, float]) -> str:
+        return score_table(success)
 
 
 def fixed_starts(num_tasks: int) -> list[tuple[int, int]]:
     """(task, seed) of the benchmark's episodes in its order: fifty of the first task, then of the next.
 
-    Pairs, not StartStates, since those need torch: [StartState(task=t, seed=s) for t, s in fixed_starts(n)].
+    Pairs and not StartStates, because those need torch and workers import this module without it.
     """
     return [(task, seed) for task in range(num_tasks) for seed in range(FIXED_STARTS)]
 
 
 def score_table(success: Mapping[str, float]) -> str:
-    """Success per suite in percent, in the layout of the benchmark's papers; ``success``: spec.name -> 0..1.
+    """Success per suite in percent, in the layout of the published tables; ``success``: EnvSpec.name -> 0..1.
 
-    Names keep their words, so a result with stand-in assets never looks like a score.
+    A name that is not a suite's stays as it is, so a result with placeholder assets never looks like a score.
     """
     columns = {"libero_spatial": "Spatial", "libero_object": "Object", "libero_goal": "Goal", "libero_10": "Long"}
     names = [columns.get(name, name) for name in success]
@@ -87,7 +112,7 @@ def score_table(success: Mapping[str, float]) -> str:
 
 
 class Libero:
-    """Success ends an episode, as the benchmark counts it; ten motionless steps let the objects settle before it."""
+    """Success ends an episode, as in the benchmark; ten steps without motion at its start let objects settle."""
 
     def __init__(self, config: LiberoConfig) -> None:
         self.config = config
@@ -98,52 +123,55 @@ class Libero:
             self._suite = benchmark.get_benchmark(config.suite)()
         self._tasks = config.tasks or tuple(range(self._suite.get_num_tasks()))
         self._envs: dict[int, Any] = {}
-        self._varied: dict[int, VariedModel] = {}
+        self._randomized: dict[int, RandomizedModel] = {}
         self._cameras: dict[int, MujocoCameras] = {}
         self._fixed = {task: _initial_states(self._suite, number) for task, number in enumerate(self._tasks)}
-        stand_in = (assets / STAND_IN).exists()
+        placeholder = (assets / PLACEHOLDER).exists()
         self.spec = SingleSpec(
-            name=f"{config.suite} with stand-in assets" if stand_in else config.suite,
+            name=f"{config.suite} with placeholder assets" if placeholder else config.suite,
             action_dim=ACTION_DIM,
             state_dim=STATE_DIM,
             cameras=config.cameras,
             image_size=config.image_size,
             control_hz=20.0,
-            max_steps=config.max_steps or HORIZON[config.suite],
+            max_steps=config.max_steps or MAX_STEPS[config.suite],
             tasks=tuple(self._suite.get_task(number).language for number in self._tasks),
             fingerprint={
                 **{name: importlib.metadata.version(name) for name in ("hf-libero", "robosuite", "mujoco")},
-                "assets": "stand-in, not LIBERO's" if stand_in else "LIBERO's",
+                "assets": "placeholder, not LIBERO's" if placeholder else "LIBERO's",
             },
         )
-        self.reset(task=0, seed=0)  # imports and compiles, for half a minute on a first start
+        self.reset(task=0, seed=0)  # imports and compiles, which takes half a minute the first time
 
     @staticmethod
     def preload(config: LiberoConfig) -> None:
-        Libero(dataclasses.replace(config, cameras=())).close()  # what it compiles stays; without cameras no renderer
+        # What it compiles stays in memory; without cameras no renderer is opened.
+        Libero(dataclasses.replace(config, cameras=())).close()
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task
         self._env = self._load(task)
-        for robot in self._env.robots:  # robosuite 1.4 carries the fingers' target over into the next episode
+        for robot in self._env.robots:  # robosuite 1.4 does not reset the gripper's target
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         np.random.seed(seed32(seed))
         self._observation = self._env.reset()
         if seed < len(self._fixed[task]):
             self._observation = self._env.set_init_state(self._fixed[task][seed])
-        if not self.config.variation.is_none:
-            self._varied[task].draw(seed)
+        if not self.config.randomization.is_none:
+            self._randomized[task].draw(seed)
         for _ in range(SETTLE_STEPS):
             self._observation, _, _, _ = self._env.step(NO_MOTION)
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         self._observation, reward, _, _ = self._env.step(np.clip(action, -1.0, 1.0))
-        return Outcome(reward=float(reward), terminated=False, truncated=False, success=bool(self._env.check_success()))
+        return StepResult(
+            reward=float(reward), terminated=False, truncated=False, success=bool(self._env.check_success())
+        )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
-        seen = self._observation
-        state[:3], state[6:] = seen["robot0_eef_pos"], seen["robot0_gripper_qpos"]
-        state[3:6] = axis_angle(seen["robot0_eef_quat"])
+        obs = self._observation
+        state[:3], state[6:] = obs["robot0_eef_pos"], obs["robot0_gripper_qpos"]
+        state[3:6] = axis_angle(obs["robot0_eef_quat"])
         if not self.config.cameras:
             return
         self._cameras[self._task].render(self._env.sim.data._data, images)
@@ -155,7 +183,7 @@ class Libero:
             env.close()
 
     def _load(self, task: int) -> Any:
-        """The environment of a task; the longest unused one makes room."""
+        """The environment of a task; closes the least recently used one if there are too many."""
         if task in self._envs:
             self._envs[task] = self._envs.pop(task)
             return self._envs[task]
@@ -176,7 +204,7 @@ class Libero:
         )
         env.reset()
         self._envs[task] = env
-        self._varied[task] = VariedModel(env.sim.model._model, config.variation)
+        self._randomized[task] = RandomizedModel(env.sim.model._model, config.randomization)
         if config.cameras:
             self._cameras[task] = MujocoCameras(
                 env.sim.model._model,
@@ -202,7 +230,7 @@ def _initial_states(suite: Any, number: int) -> np.ndarray:
 
 
 def _prepare(config: LiberoConfig) -> Path:
-    """Point LIBERO to its files before it is imported, since it would ask on the terminal. Returns the asset folder."""
+    """Write LIBERO's settings file before its import, which would otherwise ask on the terminal. The asset folder."""
     found = importlib.util.find_spec("libero")
     if found is None or not found.submodule_search_locations:
         raise UserError("LIBERO is not installed. Run: vla-rl sims install libero")
@@ -225,13 +253,13 @@ def _prepare(config: LiberoConfig) -> Path:
 
 
 def _find_assets(config: LiberoConfig, package: Path) -> Path:
-    usual = Path.home() / ".cache" / "libero" / "assets"  # where hf-libero's own download goes
-    candidates = [Path(config.assets).expanduser()] if config.assets else [package / "assets", usual]
+    cache = Path.home() / ".cache" / "libero" / "assets"  # hf-libero's own download folder
+    candidates = [Path(config.assets).expanduser()] if config.assets else [package / "assets", cache]
     for folder in candidates:
         if (folder / "scenes").is_dir():
             return folder
     raise UserError(
-        f"LIBERO's objects and scenes are not here; looked for a folder 'scenes' in "
+        f"LIBERO's objects and scenes were not found: no folder 'scenes' in "
         f"{', '.join(str(folder) for folder in candidates)}. They are a separate download: see "
         "docs/simulators/libero.md, then name the folder in sim.assets."
     )

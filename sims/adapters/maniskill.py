@@ -1,6 +1,6 @@
 """ManiSkill 3: every task that it registers, one environment per worker process (PhysX on the CPU).
 
-sims/adapters/maniskill_gpu.py runs the same configuration with all rows in one scene on a GPU.
+With ``backend`` physx_cuda, sims/adapters/maniskill_gpu.py runs all environments in one scene on a GPU instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.grasping import grasp_and_carry
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
@@ -29,15 +29,16 @@ INSTRUCTIONS = {
     "PokeCube-v1": "poke the cube with the peg",
 }
 
-ACTION_M = 0.1  # how far a full action of pd_ee_delta_pose moves the hand
+ACTION_M = 0.1  # end-effector motion of a full action of pd_ee_delta_pose, meters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManiSkillConfig:
-    """``state``: "given" is what ManiSkill hands out beside pictures, "full" adds the poses of objects.
+    """``state``: "given" is the state that ManiSkill returns with images, "full" adds the poses of objects.
 
-    ``backend``: physx_cpu runs a process per row, physx_cuda all rows on one GPU. ``reconfigure``: build the scene anew
-    at every reset, for tasks that draw their objects then (physx_cpu). ``max_steps``: by default the task's own.
+    ``backend``: physx_cpu runs one process per environment, physx_cuda all environments on one GPU. ``reconfigure``:
+    build a new scene at every reset, for tasks that then choose their objects (physx_cpu). ``max_steps``: by default
+    the task's own.
     """
 
     name: Literal["maniskill"] = "maniskill"
@@ -57,7 +58,7 @@ class ManiSkillConfig:
 
 
 class ManiSkill:
-    """One environment, with its tensors of one row."""
+    """A ManiSkill environment with a batch of one."""
 
     def __init__(self, config: ManiSkillConfig) -> None:
         self.config = config
@@ -74,10 +75,10 @@ class ManiSkill:
         options = {"reconfigure": True} if self.config.reconfigure else {}
         self._observation, _ = self._env.reset(seed=seed32(seed) % 2**31, options=options)
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, terminated, _, info = self._env.step(scaled.astype(np.float32))
-        return Outcome(
+        return StepResult(
             reward=float(reward), terminated=bool(terminated), truncated=False, success=bool(info.get("success", False))
         )
 
@@ -91,10 +92,14 @@ class ManiSkill:
         return self.config.task == "PickCube-v1" and self.config.control_mode == "pd_ee_delta_pose"
 
     def demonstrate(self) -> np.ndarray:
-        """PickCube: 7 numbers of pd_ee_delta_pose."""
+        """PickCube: an action of pd_ee_delta_pose, [7]."""
         env = self._env
-        tool, cube, goal = (pose.p[0].cpu().numpy() for pose in (env.agent.tcp.pose, env.cube.pose, env.goal_site.pose))
-        move, close = grasp_and_carry(tool=tool, thing=cube, goal=goal, holding=bool(env.agent.is_grasping(env.cube)))
+        end_effector, cube, goal = (
+            pose.p[0].cpu().numpy() for pose in (env.agent.tcp.pose, env.cube.pose, env.goal_site.pose)
+        )
+        move, close = grasp_and_carry(
+            end_effector=end_effector, target=cube, goal=goal, holding=bool(env.agent.is_grasping(env.cube))
+        )
         return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [-1.0 if close else 1.0]])
 
     def close(self) -> None:
@@ -129,7 +134,7 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
         render_backend="sapien_cpu" if config.backend == "physx_cpu" and not config.workers.devices else "sapien_cuda",
         sensor_configs={"width": width, "height": height},
     ).unwrapped
-    # ``get_obs`` in ``step`` is to give numbers only; pictures are made in ``render``
+    # ``get_obs`` in ``step`` returns the state only; images are rendered in ``render``.
     env._get_obs_with_sensor_data = lambda info, **_: env._get_obs_state_dict(info)
     missing = [name for name in config.cameras if name not in env.scene.sensors and env.scene.sensors]
     if missing:
@@ -154,13 +159,13 @@ def single_spec(config: ManiSkillConfig, env: Any, observation: Any) -> SingleSp
         image_size=config.image_size,
         control_hz=float(env.control_freq),
         max_steps=int(limit),
-        tasks=(config.instruction or INSTRUCTIONS.get(config.task, words(config.task)),),
+        tasks=(config.instruction or INSTRUCTIONS.get(config.task, instruction_from(config.task)),),
         fingerprint={name: importlib.metadata.version(name) for name in ("mani_skill", "sapien")},
     )
 
 
 def flat_state(observation: Any) -> Any:
-    """Every number of the observation, float32 [N, S], in the order of its keys."""
+    """All values of the observation, float32 [N, S], in the order of its keys."""
     import torch
 
     def leaves(value: Any) -> list[Any]:
@@ -175,5 +180,5 @@ def render(env: Any, cameras: tuple[str, ...]) -> Any:
     """uint8 [N, cameras, height, width, 3], as ManiSkill's own observations show them (goal markers hidden)."""
     import torch
 
-    seen = env._get_obs_sensor_data()
-    return torch.stack([seen[camera]["rgb"] for camera in cameras], 1)
+    sensors = env._get_obs_sensor_data()
+    return torch.stack([sensors[camera]["rgb"] for camera in cameras], 1)

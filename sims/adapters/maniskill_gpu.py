@@ -1,4 +1,4 @@
-"""ManiSkill with all rows in one scene on a GPU (PhysX CUDA), in the trainer's own interpreter; tensors stay there."""
+"""ManiSkill with all environments in one scene on a GPU (PhysX CUDA), in the trainer's interpreter."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ import torch
 from torch import Tensor
 
 from sims.adapters.finished_envs import FinishedEnvs
-from sims.adapters.maniskill import ManiSkillConfig, action_bounds, flat_state, make_env, render, single_spec
+from sims.adapters.maniskill import (
+    ManiSkill,
+    ManiSkillConfig,
+    action_bounds,
+    flat_state,
+    make_env,
+    render,
+    single_spec,
+)
 from sims.subproc.single_env import seed32
-from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, encode_instructions
+
+
+def make_maniskill(config: ManiSkillConfig) -> VectorEnv:
+    """``backend`` decides: one process per environment, or all environments on one GPU."""
+    return ManiSkillGPU(config) if config.backend == "physx_cuda" else SubprocVectorEnv(config, ManiSkill)
 
 
 class ManiSkillGPU:
-    """TensorDataclass reset on their own; a row that ended goes on in the scene unseen until then.
+    """Each environment is reset on its own; one that has finished is still simulated, but its results are ignored.
 
-    A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit, so a restored row is
-    where it was but may go on slightly differently.
+    A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit: a restored environment
+    has the same positions and velocities but may continue slightly differently.
     """
 
     def __init__(self, config: ManiSkillConfig) -> None:
@@ -42,22 +56,22 @@ class ManiSkillGPU:
             device=self.device,
             fingerprint=dict(single.fingerprint) | {"backend": config.backend},
         )
-        self._text = encode_instructions(single.tasks).to(self.device)
-        self._rows = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
+        self._instruction = encode_instructions(single.tasks).to(self.device)
+        self._finished = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         """Resets environments one by one: ManiSkill seeds a batch by its first environment only."""
-        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
-        for row, state in zip(rows, start, strict=True):
-            ids = torch.tensor([row], device=self.device)
-            self._observation, _ = self._env.reset(seed=seed32(state.seed) % 2**31, options={"env_idx": ids})
-            self._starts[row] = state
-            self._rows.begin(ids)
+        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        for env_id, state in zip(ids, start, strict=True):
+            index = torch.tensor([env_id], device=self.device)
+            self._observation, _ = self._env.reset(seed=seed32(state.seed) % 2**31, options={"env_idx": index})
+            self._starts[env_id] = state
+            self._finished.begin(index)
             if state.snapshot is not None:
                 values = torch.from_numpy(state.snapshot).to(self.device)
-                self._env.set_state(values[None, 1:], ids)
-                self._rows.elapsed[row] = int(values[0])
+                self._env.set_state(values[None, 1:], index)
+                self._finished.elapsed[env_id] = int(values[0])
         if any(state.snapshot is not None for state in start):
             self._observation = self._env.get_obs()
 
@@ -67,34 +81,34 @@ class ManiSkillGPU:
             self._low + unit * (self._high - self._low)
         )
         success = info["success"] if "success" in info else torch.zeros_like(terminated)
-        return self._rows.record(
-            reward=reward, terminated=terminated, truncated=truncated, success=success.bool(), look=self._look
+        return self._finished.record(
+            reward=reward, terminated=terminated, truncated=truncated, success=success.bool(), observe=self._present
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        seen = self._rows.shown(self._look())
-        return seen if env_ids is None else seen[list(env_ids)]
+        obs = self._finished.observation(self._present())
+        return obs if env_ids is None else obs[list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
         state = self._env.get_state().double().cpu().numpy()
-        elapsed = self._rows.elapsed.cpu().numpy()
+        elapsed = self._finished.elapsed.cpu().numpy()
         return tuple(
             StartState(
-                task=self._starts[row].task,
-                seed=self._starts[row].seed,
-                snapshot=np.concatenate([[elapsed[row]], state[row]]).astype(np.float32),
+                task=self._starts[env_id].task,
+                seed=self._starts[env_id].seed,
+                snapshot=np.concatenate([[elapsed[env_id]], state[env_id]]).astype(np.float32),
             )
-            for row in rows
+            for env_id in ids
         )
 
     def close(self) -> None:
         self._env.close()
 
-    def _look(self) -> Observation:
+    def _present(self) -> Observation:
         state = flat_state(self._observation)
         count = len(state)
         images = torch.zeros(count, 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.device)
         if self.config.cameras:
             images = render(self._env, self.config.cameras)
-        return Observation(images=images, state=state, instruction=self._text.expand(count, -1))
+        return Observation(images=images, state=state, instruction=self._instruction.expand(count, -1))

@@ -10,21 +10,21 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
-from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 FULL_STATE, ARM_STATE = 39, 4
-GROUPS = (0, 1, 2)  # what MuJoCo shows by default
+GROUPS = (0, 1, 2)  # that MuJoCo draws by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetaworldConfig:
-    """``tasks``: names without their version, e.g. reach, drawer-open; tasks take turns in one run.
+    """``tasks``: names without their version, e.g. reach, drawer-open; a run alternates between them.
 
-    ``state``: "arm" is the hand's position and the gripper's opening (the rest has to be seen), "full" all 39 numbers
-    of the benchmark with the goal. Success ends an episode; ``max_steps`` is the benchmark's.
+    ``state``: "arm" is the hand's position and the gripper's opening (the policy must see the rest in the images),
+    "full" all 39 values of the benchmark, including the goal. Success ends an episode.
     """
 
     name: Literal["metaworld"] = "metaworld"
@@ -35,19 +35,19 @@ class MetaworldConfig:
     fast_rendering: bool = True
     max_steps: int = 500
     num_envs: int = 8
-    variation: MujocoRandomization = field(default_factory=MujocoRandomization)
+    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 class Metaworld:
-    """Models are loaded when their task is first asked for, and kept."""
+    """The model of a task is loaded at its first reset and kept."""
 
     def __init__(self, config: MetaworldConfig) -> None:
         self.config = config
         self._classes, self._policies = _catalog(config)
         self._envs: dict[int, Any] = {}
-        self._varied: dict[int, VariedModel] = {}
+        self._randomized: dict[int, RandomizedModel] = {}
         self._cameras: dict[int, MujocoCameras] = {}
         self.reset(task=0, seed=0)
         self.spec = SingleSpec(
@@ -58,29 +58,29 @@ class Metaworld:
             image_size=config.image_size,
             control_hz=float(self._env.metadata["render_fps"]),
             max_steps=config.max_steps,
-            tasks=tuple(words(name) for name in config.tasks),
+            tasks=tuple(instruction_from(name) for name in config.tasks),
             fingerprint={name: importlib.metadata.version(name) for name in ("metaworld", "mujoco")},
         )
 
     @staticmethod
     def preload(config: MetaworldConfig) -> None:
-        Metaworld(config).close()  # it renders only when somebody looks
+        Metaworld(config).close()  # renders only in ``observe``
 
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:
             self._envs[task] = self._classes[task](seed=0)
-            self._varied[task] = VariedModel(self._envs[task].model, self.config.variation)
+            self._randomized[task] = RandomizedModel(self._envs[task].model, self.config.randomization)
         self._task, self._env = task, self._envs[task]
-        if not self.config.variation.is_none:
-            self._varied[task].draw(seed)
+        if not self.config.randomization.is_none:
+            self._randomized[task].draw(seed)
         self._env.seeded_rand_vec, self._env._freeze_rand_vec = True, False
         self._env.seed(seed32(seed))
         self._observation, _ = self._env.reset()
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         self._env.curr_path_length = 0  # time is kept outside; here it would end in an exception
         self._observation, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
-        return Outcome(reward=float(reward), terminated=False, truncated=False, success=bool(info["success"]))
+        return StepResult(reward=float(reward), terminated=False, truncated=False, success=bool(info["success"]))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         state[:] = self._observation[: len(state)]
@@ -107,7 +107,7 @@ class Metaworld:
 
 
 def _catalog(config: MetaworldConfig) -> tuple[list[Any], list[Any]]:
-    """For every task its environment class and its expert."""
+    """The environment class and the expert of every task."""
     try:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE as environments
         from metaworld.policies import ENV_POLICY_MAP

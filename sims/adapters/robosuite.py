@@ -12,9 +12,9 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.grasping import grasp_and_carry
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
-from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec, seed32, words
+from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
@@ -29,7 +29,7 @@ INSTRUCTIONS = {
     "TwoArmLift": "lift the pot with both arms",
     "TwoArmHandover": "hand the hammer from one arm to the other",
 }
-ACTION_M = 0.05  # how far a full action of the BASIC controller moves the hand
+ACTION_M = 0.05  # end-effector motion of a full action of the BASIC controller, meters
 LIFT = np.array([0.0, 0.0, 0.05])
 PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
@@ -39,7 +39,7 @@ class RobosuiteConfig:
     """``robots``: one name per arm. ``controller``: a composite controller of robosuite, e.g. BASIC or IK_POSE's file.
 
     ``state``: observables, in order. ``dense_reward``: robosuite's shaped reward instead of 1 for success.
-    ``reload``: build the model anew at every reset, which also draws sizes and textures anew and takes seconds.
+    ``reload``: build a new model at every reset, with new sizes and textures where the task draws them; takes seconds.
     ``fast_rendering``: without shadows, reflections and multisampling.
     """
 
@@ -57,20 +57,20 @@ class RobosuiteConfig:
     control_hz: float = 20.0
     max_steps: int = 200
     num_envs: int = 8
-    variation: MujocoRandomization = field(default_factory=MujocoRandomization)
+    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
 
 class Robosuite:
-    """Its random numbers come from one generator that placements, sensors and robots share; a reset re-seeds it."""
+    """Placements, sensors and robots share one random generator, which every reset seeds."""
 
     def __init__(self, config: RobosuiteConfig) -> None:
         self.config = config
         self._env = _make(config)
         self._cameras: MujocoCameras | None = None
-        self._varied: VariedModel | None = None
-        self._shown: Any = None  # the model that ``_cameras`` renders
+        self._randomized: RandomizedModel | None = None
+        self._rendered_model: Any = None  # the model of ``_cameras``
         self.reset(task=0, seed=0)
         self.spec = SingleSpec(
             name=f"robosuite/{config.task}",
@@ -80,37 +80,38 @@ class Robosuite:
             image_size=config.image_size,
             control_hz=config.control_hz,
             max_steps=config.max_steps,
-            tasks=(config.instruction or INSTRUCTIONS.get(config.task, words(config.task)),),
+            tasks=(config.instruction or INSTRUCTIONS.get(config.task, instruction_from(config.task)),),
             fingerprint={name: importlib.metadata.version(name) for name in ("robosuite", "mujoco")},
         )
         self._low, self._high = self._env.action_spec
-        self.step(np.zeros(self.spec.action_dim, dtype=np.float32))  # compiles, for half a minute on a first start
+        # Compiles robosuite's functions, which takes half a minute the first time.
+        self.step(np.zeros(self.spec.action_dim, dtype=np.float32))
 
     @staticmethod
     def preload(config: RobosuiteConfig) -> None:
-        Robosuite(config).close()  # what it compiles stays; it renders only when somebody looks
+        Robosuite(config).close()  # keeps what it has compiled; renders only in ``observe``
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
         np.random.seed(seed32(seed))
         self._observation = self._env.reset()
-        if not self.config.variation.is_none:
+        if not self.config.randomization.is_none:
             model = self._env.sim.model._model
-            if self._varied is None or self._varied.model is not model:
-                self._varied = VariedModel(model, self.config.variation)
-            self._varied.draw(seed)
+            if self._randomized is None or self._randomized.model is not model:
+                self._randomized = RandomizedModel(model, self.config.randomization)
+            self._randomized.draw(seed)
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, _, _ = self._env.step(scaled)
-        return Outcome(
+        return StepResult(
             reward=float(reward), terminated=False, truncated=False, success=bool(self._env._check_success())
         )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         state[:] = self._state()
         if self.config.cameras:
-            self._camera_of_now().render(self._env.sim.data._data, images)
+            self._current_cameras().render(self._env.sim.data._data, images)
 
     @property
     def demonstrates(self) -> bool:
@@ -118,12 +119,12 @@ class Robosuite:
         return self.config.task == "Lift" and self.config.controller == "BASIC" and single_arm_pose
 
     def demonstrate(self) -> np.ndarray:
-        """Lift: 7 numbers of the BASIC controller (OSC pose and gripper)."""
+        """Lift: an action of the BASIC controller (OSC pose and gripper), [7]."""
         env = self._env
         cube = np.array(env.sim.data.body_xpos[env.cube_body_id])
         holding = env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.cube)
         move, close = grasp_and_carry(
-            tool=self._observation["robot0_eef_pos"], thing=cube, goal=cube + LIFT, holding=holding
+            end_effector=self._observation["robot0_eef_pos"], target=cube, goal=cube + LIFT, holding=holding
         )
         return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [1.0 if close else -1.0]])
 
@@ -138,16 +139,16 @@ class Robosuite:
             )
         return np.concatenate([np.atleast_1d(self._observation[key]) for key in self.config.state]).astype(np.float32)
 
-    def _camera_of_now(self) -> MujocoCameras:
+    def _current_cameras(self) -> MujocoCameras:
         model = self._env.sim.model._model
-        if self._cameras is None or self._shown is not model:
+        if self._cameras is None or self._rendered_model is not model:
             if self._cameras is not None:
                 self._cameras.close()
             config = self.config
             self._cameras = MujocoCameras(
                 model, config.cameras, image_size=config.image_size, fast=config.fast_rendering, groups=VISUAL_GROUPS
             )
-            self._shown = model
+            self._rendered_model = model
         return self._cameras
 
 

@@ -1,9 +1,9 @@
-"""Another library's vectorization around one of our simulators, driven in the simulator's own interpreter.
+"""Measure another library's vectorization of one of this project's simulators, in the simulator's own interpreter.
 
     python -c BOOTSTRAP ... '{"module", "simulator", "config", "peer", "num_envs"}'
 
-reads seconds from standard input, a line each, drives the peer for so long, looking at every step as these interfaces
-do, and answers with a Slice as a line of JSON.
+reads durations in seconds from standard input, one per line, runs the peer for that long, observing at every step as
+these interfaces do, and answers with a TimeSlice as a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ NUM_ACTIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slice:
-    """``steps`` control steps of all rows together in ``seconds``, for ``cpu_s`` of user and system time.
+class TimeSlice:
+    """``steps`` control steps of all environments together in ``seconds``, with ``cpu_s`` of user and system time.
 
-    ``memory_mib`` is that of the rows' processes, ``parent_mib`` that of the one they were forked from.
+    ``memory_mib``: of the environments' processes. ``parent_mib``: of the process they were forked from.
     """
 
     steps: int
@@ -43,20 +43,20 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driven:
-    """``act`` takes and sees some control steps and returns how many. ``pids``: of the rows, forked from ``parent``."""
+class Contender:
+    """``act`` takes some control steps, observes, and returns how many steps. ``pids``: forked from ``parent``."""
 
     act: Callable[[], int]
     parent: int
     pids: Sequence[int]
     close: Callable[[], object]
 
-    def run(self, seconds: float) -> Slice:
+    def run(self, seconds: float) -> TimeSlice:
         pids = {os.getpid(), self.parent, *self.pids}
         started, cpu_s, steps = time.perf_counter(), cpu_seconds(pids), 0
         while (passed := time.perf_counter() - started) < seconds:
             steps += self.act()
-        return Slice(
+        return TimeSlice(
             steps=steps,
             seconds=passed,
             cpu_s=cpu_seconds(pids) - cpu_s,
@@ -67,50 +67,50 @@ class Driven:
 
 def main(request: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # simulators print to standard output as they like
-    asked = json.loads(request)
+    os.dup2(2, 1)  # simulators may print to standard output
+    requested = json.loads(request)
 
     def make() -> SingleEnv:
-        simulator, config = load(asked)
+        simulator, config = load(requested)
         env: SingleEnv = simulator(config)
         return env
 
-    driven = PEERS[asked["peer"]](make, asked["num_envs"])
+    contender = PEERS[requested["peer"]](make, requested["num_envs"])
     try:
-        driven.act()
+        contender.act()
         for line in sys.stdin:
-            print(json.dumps(dataclasses.asdict(driven.run(float(line)))), file=answers, flush=True)
+            print(json.dumps(dataclasses.asdict(contender.run(float(line)))), file=answers, flush=True)
     finally:
-        driven.close()
+        contender.close()
 
 
 def random_actions(num_envs: int, action_dim: int) -> np.ndarray:
-    """The same for all, float32 [NUM_ACTIONS, N, A], taken in turns."""
+    """The same for all contenders, float32 [NUM_ACTIONS, N, A], used in turn."""
     return np.random.default_rng(0).uniform(-1, 1, (NUM_ACTIONS, num_envs, action_dim)).astype(np.float32)
 
 
-def _gymnasium(make: Callable[[], SingleEnv], n: int) -> Driven:
+def _gymnasium(make: Callable[[], SingleEnv], n: int) -> Contender:
     from gymnasium.vector import AsyncVectorEnv
 
     env = AsyncVectorEnv([lambda: as_gymnasium(make)] * n, shared_memory=True)
     env.reset(seed=0)
     pids = [process.pid for process in env.processes if process.pid]
-    return _driven(env, n, env.single_action_space, pids)
+    return _contender(env, n, env.single_action_space, pids)
 
 
-def _stable_baselines(make: Callable[[], SingleEnv], n: int) -> Driven:
+def _stable_baselines(make: Callable[[], SingleEnv], n: int) -> Contender:
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     env = SubprocVecEnv([lambda: as_gymnasium(make)] * n, start_method="fork")
     env.reset()
-    return _driven(env, n, env.action_space, [process.pid for process in env.processes if process.pid])
+    return _contender(env, n, env.action_space, [process.pid for process in env.processes if process.pid])
 
 
-def _libero(make: Callable[[], SingleEnv], n: int) -> Driven:
+def _libero(make: Callable[[], SingleEnv], n: int) -> Contender:
     package = importlib.util.find_spec("libero")
     if package is None or not package.submodule_search_locations:
         raise UserError("LIBERO is not in this interpreter, so its SubprocVectorEnv cannot be measured")
-    # by its file, since importing the package asks questions on the terminal
+    # From its file, because importing the package asks questions on the terminal.
     path = Path(next(iter(package.submodule_search_locations))) / "libero" / "envs" / "venv.py"
     spec = importlib.util.spec_from_file_location("libero_venv", path)
     assert spec is not None and spec.loader is not None
@@ -118,10 +118,10 @@ def _libero(make: Callable[[], SingleEnv], n: int) -> Driven:
     spec.loader.exec_module(venv)
     env = venv.SubprocVectorEnv([lambda: as_gymnasium(make, autoreset=True)] * n)
     env.reset()
-    return _driven(env, n, env.action_space[0], [worker.process.pid for worker in env.workers])
+    return _contender(env, n, env.action_space[0], [worker.process.pid for worker in env.workers])
 
 
-def _driven(env: Any, n: int, action_space: Any, pids: list[int]) -> Driven:
+def _contender(env: Any, n: int, action_space: Any, pids: list[int]) -> Contender:
     actions, taken = random_actions(n, *action_space.shape), 0
 
     def act() -> int:
@@ -130,10 +130,10 @@ def _driven(env: Any, n: int, action_space: Any, pids: list[int]) -> Driven:
         taken += 1
         return n
 
-    return Driven(act=act, parent=os.getpid(), pids=pids, close=env.close)
+    return Contender(act=act, parent=os.getpid(), pids=pids, close=env.close)
 
 
-PEERS: dict[str, Callable[[Callable[[], SingleEnv], int], Driven]] = {
+PEERS: dict[str, Callable[[Callable[[], SingleEnv], int], Contender]] = {
     "gymnasium": _gymnasium,  # AsyncVectorEnv
     "stable-baselines3": _stable_baselines,  # SubprocVecEnv
     "libero": _libero,  # LIBERO's SubprocVectorEnv
@@ -141,7 +141,7 @@ PEERS: dict[str, Callable[[Callable[[], SingleEnv], int], Driven]] = {
 
 
 def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> Any:
-    """A SingleEnv for the peers. ``autoreset``: for a peer that leaves it to the environment."""
+    """A SingleEnv as a gymnasium.Env. ``autoreset``: for a peer that expects the environment to reset itself."""
     import gymnasium
 
     class Env(gymnasium.Env):
@@ -161,18 +161,18 @@ def as_gymnasium(make: Callable[[], SingleEnv], *, autoreset: bool = False) -> A
             self.sim.reset(task=0, seed=self.episodes if seed is None else seed)
             self.episodes += 1
             self.elapsed = 0
-            return self.look(), {}
+            return self.observe(), {}
 
         def step(self, action: np.ndarray) -> Any:
-            outcome = self.sim.step(action)
+            result = self.sim.step(action)
             self.elapsed += 1
-            ended, over = outcome.terminated or outcome.success, self.elapsed >= self.sim.spec.max_steps
-            seen = self.look()
+            ended, over = result.terminated or result.success, self.elapsed >= self.sim.spec.max_steps
+            obs = self.observe()
             if autoreset and (ended or over):
                 self.reset()
-            return seen, outcome.reward, ended, over, {}
+            return obs, result.reward, ended, over, {}
 
-        def look(self) -> dict[str, np.ndarray]:
+        def observe(self) -> dict[str, np.ndarray]:
             state = np.zeros(self.sim.spec.state_dim, np.float32)
             self.sim.observe(images=self.images, state=state)
             return {"state": state, "images": self.images} if self.sim.spec.cameras else {"state": state}
@@ -186,7 +186,7 @@ def cpu_seconds(pids: Collection[int]) -> float:
 
 
 def memory_mib(pid: int) -> float:
-    """Proportional set size without mapped files: those are shared with whatever else runs on the machine."""
+    """Proportional set size without mapped files: other processes share those."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     return (kib["Pss"] - kib["Pss_File"]) / 1024

@@ -2,7 +2,8 @@
 
 Both sides run the same simulator in the same interpreter with the same random actions. The peers' interfaces observe
 at every step. Ours is measured twice: the same way (step, then observe), and as a chunked policy uses it (a chunk of
-steps, one look). All stand ready and are driven in turns for short slices: what else the machine does hits all alike.
+steps, one observation). All contenders are started first and then run in turn for short time slices, so that other load
+on the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from statistics import median
 
 import torch
 
-from sims.bench.peers import NUM_ACTIONS, PEERS, Driven, Slice, random_actions
+from sims.bench.peers import NUM_ACTIONS, PEERS, Contender, TimeSlice, random_actions
 from sims.errors import UserError
-from sims.subproc.single_env import SingleEnv
+from sims.subproc.bootstrap import bootstrap, named
+from sims.subproc.single_env import SimulatorClass
 from sims.subproc.vector_env import SubprocVectorEnv
-from sims.subproc.worker_config import environment_of, interpreter_of
+from sims.subproc.worker_config import environment_variables, interpreter_of
 from sims.subproc.worker_group import PoolConfig
-from sims.subproc.worker_process import bootstrap, named
 from sims.vector_env import StartState
 
 SLICE_S = 0.5
-STEP_AND_LOOK = "step and look"
-BORROWED = """
+STEP_AND_OBSERVE = "step and observe"
+PEER_PROGRAM = """
 import sys
-sys.path.append(sys.argv[3])  # after its own packages: a peer that this interpreter lacks is the trainer's
+sys.path.append(sys.argv[3])  # after its own packages: a peer that is missing here is taken from the trainer
 from sims.bench.peers import main
 main(sys.argv[1])
 """
-Run = Callable[[float], Slice]
+Run = Callable[[float], TimeSlice]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """``slices``: one of each round, so the k-th of all contenders were taken within seconds."""
+class Measurement:
+    """``slices``: one of each round; the k-th slices of all contenders are seconds apart."""
 
     name: str
     num_envs: int
-    slices: tuple[Slice, ...]
+    slices: tuple[TimeSlice, ...]
 
     @property
     def ours(self) -> bool:
@@ -54,7 +55,7 @@ class Measured:
 
     @property
     def steps_per_s(self) -> float:
-        """Control steps per second of all rows together: the median slice."""
+        """Control steps per second of all environments together: the median slice."""
         return median(part.steps / part.seconds for part in self.slices)
 
     @property
@@ -64,23 +65,23 @@ class Measured:
 
     @property
     def memory_mib(self) -> float:
-        """Of a row's process, in its share of what several have in common."""
+        """Memory per environment's process, with a proportional share of shared memory."""
         return max(part.memory_mib for part in self.slices) / self.num_envs
 
     @property
     def parent_mib(self) -> float:
-        """What is there once, however many rows: the process that theirs were forked from."""
+        """Memory of the process from which the environments' processes were forked; it exists once."""
         return max(part.parent_mib for part in self.slices)
 
-    def speed_over(self, other: Measured) -> float:
+    def speed_over(self, other: Measurement) -> float:
         """The median over rounds of the ratio of both rates."""
         pairs = zip(self.slices, other.slices, strict=True)
         return median((mine.steps / mine.seconds) / (its.steps / its.seconds) for mine, its in pairs)
 
 
 def compare(
-    config: PoolConfig, simulator: type[SingleEnv], *, against: Sequence[str], seconds: float, chunk: int = 8
-) -> list[Measured]:
+    config: PoolConfig, simulator: SimulatorClass, *, against: Sequence[str], seconds: float, chunk: int = 8
+) -> list[Measurement]:
     """Ours and the peers ``against``, each for ``seconds`` in all, ours first.
 
     Raises UserError for a peer that is unknown or does not run.
@@ -90,23 +91,23 @@ def compare(
         raise UserError(f"--against: there is no {unknown[0]!r}; there are {', '.join(PEERS)}")
     with ExitStack() as running:
         runs: dict[str, Run] = {
-            STEP_AND_LOOK: running.enter_context(_ours(config, simulator, chunk=1)),
+            STEP_AND_OBSERVE: running.enter_context(_ours(config, simulator, chunk=1)),
             f"chunks of {chunk}": running.enter_context(_ours(config, simulator, chunk=chunk)),
         }
         for peer in against:
             runs[peer] = running.enter_context(_peer(config, simulator, peer))
-        slices: dict[str, list[Slice]] = {name: [] for name in runs}
+        slices: dict[str, list[TimeSlice]] = {name: [] for name in runs}
         names = list(runs)
         for _ in range(max(3, round(seconds / SLICE_S))):
             for name in names:
                 slices[name].append(runs[name](SLICE_S))
-            names.append(names.pop(0))  # nobody always follows the same one
-    return [Measured(name=name, num_envs=config.num_envs, slices=tuple(parts)) for name, parts in slices.items()]
+            names.append(names.pop(0))  # no contender always follows the same other one
+    return [Measurement(name=name, num_envs=config.num_envs, slices=tuple(parts)) for name, parts in slices.items()]
 
 
 @contextmanager
-def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iterator[Run]:
-    """A pool that takes ``chunk`` steps, then looks."""
+def _ours(config: PoolConfig, simulator: SimulatorClass, *, chunk: int) -> Iterator[Run]:
+    """Worker processes that take ``chunk`` steps, then observe."""
     env = SubprocVectorEnv(config, simulator)
     n = env.spec.num_envs
     seeds = iter(range(1 << 30))
@@ -132,35 +133,35 @@ def _ours(config: PoolConfig, simulator: type[SingleEnv], *, chunk: int) -> Iter
     try:
         env.reset(start=[StartState(task=0, seed=next(seeds)) for _ in range(n)])
         act()
-        yield Driven(act=act, parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
+        yield Contender(act=act, parent=env.fork_server_pid, pids=env.worker_pids, close=env.close).run
     finally:
         env.close()
 
 
 @contextmanager
-def _peer(config: PoolConfig, simulator: type[SingleEnv], peer: str) -> Iterator[Run]:
+def _peer(config: PoolConfig, simulator: SimulatorClass, peer: str) -> Iterator[Run]:
     """A peer in a process of its own, with the interpreter and the environment variables of our workers."""
     request = named(simulator, config) | {"peer": peer, "num_envs": config.num_envs}
-    code, packages = bootstrap(simulator, BORROWED)
+    code, packages = bootstrap(simulator, PEER_PROGRAM)
     with tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             [interpreter_of(config.workers, config.name), "-c", code, json.dumps(request), packages, _site_packages()],
-            env={**os.environ, **environment_of(config.workers, 0)},
+            env={**os.environ, **environment_variables(config.workers, 0)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
         )
         assert process.stdin is not None and process.stdout is not None
-        asks, answers = process.stdin, process.stdout
+        requests, answers = process.stdin, process.stdout
 
-        def run(seconds: float) -> Slice:
+        def run(seconds: float) -> TimeSlice:
             with contextlib.suppress(BrokenPipeError):
-                asks.write(f"{seconds}\n")
-                asks.flush()
+                requests.write(f"{seconds}\n")
+                requests.flush()
             line = answers.readline()
             if line:
-                return Slice(**json.loads(line))
+                return TimeSlice(**json.loads(line))
             stderr.seek(0)
             raise UserError(f"bench sim: {peer} failed around {config.name}:\n{stderr.read().strip()[-1500:]}")
 
@@ -169,7 +170,7 @@ def _peer(config: PoolConfig, simulator: type[SingleEnv], peer: str) -> Iterator
             yield run
         finally:
             with contextlib.suppress(BrokenPipeError):
-                asks.close()
+                requests.close()
             process.wait(60.0)
             answers.close()
 

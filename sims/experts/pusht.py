@@ -28,10 +28,10 @@ class PushTExpert:
         goal = self._model.get_goal_pose_body(self._model.goal_pose)
         corners = [corner for shape in self._model.block.shapes for corner in shape.get_vertices()]
         self._corners, self._goals = np.array(corners), np.array([goal.local_to_world(corner) for corner in corners])
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """An episode begins."""
+    def reset(self) -> None:
+        """Discard the plan, because an episode begins."""
         self._path: list[np.ndarray] = []
         self._asked_at: tuple[float, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Pictures of a MuJoCo model that another library owns, in the trainer's or a worker's interpreter."""
+"""Images of a MuJoCo model that another library owns, in the trainer's or a worker's interpreter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from sims.errors import UserError
+
 VISUAL_GROUPS = (1, 2)
 
 
 class MujocoCameras:
-    """Renders named cameras without the library's own renderer, whose defaults cost a software renderer tenfold.
+    """Renders named cameras without the library's own renderer, which is ten times slower in software rendering.
 
-    ``fast``: without shadows, reflections and multisampling. ``groups``: geometry groups that are shown.
+    ``image_size``: (height, width). ``fast``: without shadows, reflections and multisampling. ``groups``: the geometry
+    groups that are drawn. UserError for an unknown camera.
     """
 
     def __init__(
@@ -24,8 +27,6 @@ class MujocoCameras:
         known = [model.camera(i).name for i in range(model.ncam)]
         unknown = [name for name in cameras if name not in known]
         if unknown:
-            from sims.errors import UserError
-
             raise UserError(f"sim.cameras: there is no camera {unknown[0]!r}; the model has {known}")
         self.cameras = tuple(cameras)
         height, width = image_size
@@ -42,7 +43,7 @@ class MujocoCameras:
         self._option.geomgroup[list(groups)] = 1
 
     def render(self, data: Any, images: np.ndarray) -> None:
-        """Write uint8 [cameras, height, width, 3], row 0 at the top."""
+        """Write uint8 [cameras, height, width, 3], first image row at the top."""
         for camera, image in zip(self.cameras, images, strict=True):
             self._renderer.update_scene(data, camera, self._option)
             self._renderer.render(out=image)

@@ -1,4 +1,4 @@
-"""Domain randomization of a MuJoCo model that another library owns: looks and physics, drawn anew for every episode."""
+"""Domain randomization of a MuJoCo model that another library owns: appearance and physics, for every episode."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class MujocoRandomization:
-    """How far each quantity may go from its own value; 0 leaves it.
+    """Range of each quantity around its nominal value; 0: not randomized.
 
-    ``light``, ``color``: largest relative change of lamps' brightness and of every material's and geometry's color.
+    ``light``, ``color``: largest relative change of the lights' brightness and of material and geometry colors.
     ``camera_m``: largest shift of a fixed camera along each axis, meters. ``friction``, ``mass``: factors are drawn
     log-uniformly from 1 / (1 + v) to 1 + v, one for all contacts and one for every body.
     """
@@ -28,36 +28,36 @@ class MujocoRandomization:
         return not any((self.light, self.color, self.camera_m, self.friction, self.mass))
 
 
-class VariedModel:
-    """A model with its own values kept, so that draws never add up."""
+class RandomizedModel:
+    """A model together with its nominal values, so that randomizations never accumulate."""
 
     FIELDS = (
         "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "body_mass", "body_inertia",
     )  # fmt: skip
 
-    def __init__(self, model: Any, variation: MujocoRandomization) -> None:
-        self.model, self.variation = model, variation
-        self._own = {name: getattr(model, name).copy() for name in self.FIELDS}
+    def __init__(self, model: Any, randomization: MujocoRandomization) -> None:
+        self.model, self.randomization = model, randomization
+        self._nominal = {name: getattr(model, name).copy() for name in self.FIELDS}
 
     def draw(self, seed: int) -> None:
-        """Set the model to what ``seed`` alone determines."""
+        """Randomize the model; the result depends on ``seed`` alone."""
         import mujoco
 
-        own, how = self._own, self.variation
+        nominal, ranges = self._nominal, self.randomization
         rng = np.random.default_rng([seed, 1])
-        self._set("light_diffuse", np.clip(own["light_diffuse"] * self._around_one(rng, how.light, ()), 0, 1))
+        self._set("light_diffuse", np.clip(nominal["light_diffuse"] * self._around_one(rng, ranges.light, ()), 0, 1))
         for name in ("mat_rgba", "geom_rgba"):
-            tinted = own[name].copy()
-            tinted[:, :3] = np.clip(tinted[:, :3] * self._around_one(rng, how.color, (len(tinted), 3)), 0, 1)
+            tinted = nominal[name].copy()
+            tinted[:, :3] = np.clip(tinted[:, :3] * self._around_one(rng, ranges.color, (len(tinted), 3)), 0, 1)
             self._set(name, tinted)
         fixed = self.model.cam_bodyid == 0  # cameras on a robot stay where they are mounted
-        shift = rng.uniform(-how.camera_m, how.camera_m, own["cam_pos"].shape) * fixed[:, None]
-        self._set("cam_pos", own["cam_pos"] + shift)
-        self._set("geom_friction", own["geom_friction"] * self._factor(rng, how.friction, ()))
-        factors = self._factor(rng, how.mass, (self.model.nbody, 1))
-        self._set("body_mass", own["body_mass"] * factors[:, 0])
-        self._set("body_inertia", own["body_inertia"] * factors)
-        if how.mass:
+        shift = rng.uniform(-ranges.camera_m, ranges.camera_m, nominal["cam_pos"].shape) * fixed[:, None]
+        self._set("cam_pos", nominal["cam_pos"] + shift)
+        self._set("geom_friction", nominal["geom_friction"] * self._factor(rng, ranges.friction, ()))
+        factors = self._factor(rng, ranges.mass, (self.model.nbody, 1))
+        self._set("body_mass", nominal["body_mass"] * factors[:, 0])
+        self._set("body_inertia", nominal["body_inertia"] * factors)
+        if ranges.mass:
             mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
 
     def _set(self, name: str, value: np.ndarray) -> None:

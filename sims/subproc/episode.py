@@ -1,4 +1,4 @@
-"""What every simulator's episode has in common, around a SingleEnv: its end, and how to return to any point of it."""
+"""Time limit, success and restoring of states, for any SingleEnv."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from sims.subproc.single_env import SingleEnv
 NO_LATENCY = Latency()
 
 
-class Episode:
-    """An episode that stands still once it ended.
+class ReplayableEpisode:
+    """One episode; steps after its end change nothing.
 
-    A state is restored by running its actions again from the start: exact in every deterministic simulator, where
-    writing positions and velocities back would lose the solver's warm start, contacts and the simulator's own clocks.
+    A state is restored by replaying its actions from the start. This is exact in every deterministic simulator, whereas
+    writing positions and velocities would lose the solver's warm start, contacts and internal clocks.
     """
 
     def __init__(self, env: SingleEnv, latency: Latency = NO_LATENCY) -> None:
         self.env, self.latency = env, latency
-        self._waiting: deque[np.ndarray] = deque()  # chosen actions that have no effect yet
+        self._delayed: deque[np.ndarray] = deque()  # actions that have no effect yet, because of the latency
         self.elapsed = 0
         self.terminated = self.truncated = self.success = False
 
     @property
-    def standing(self) -> bool:
+    def finished(self) -> bool:
         return self.terminated or self.truncated
 
     def begin(self, *, task: int, seed: int, replay: np.ndarray) -> None:
-        """Start over and take the actions ``replay``, float32 [k, A], which may end the episode."""
+        """Reset, then take the actions ``replay``, float32 [k, A], which may end the episode."""
         self.env.reset(task=task, seed=seed)
-        self._waiting = deque(np.zeros((draw_latency(self.latency, seed), self.env.spec.action_dim), dtype=np.float32))
+        self._delayed = deque(np.zeros((draw_latency(self.latency, seed), self.env.spec.action_dim), dtype=np.float32))
         self.elapsed = 0
         self.terminated = self.truncated = self.success = False
         for action in replay:
             self.step(action)
 
     def step(self, action: np.ndarray) -> float:
-        """The reward of one control step; 0 where the episode stands."""
-        if self.standing:
+        """The reward of one control step; 0 if the episode has finished."""
+        if self.finished:
             return 0.0
-        self._waiting.append(action)
-        outcome = self.env.step(self._waiting.popleft())
+        self._delayed.append(action)
+        result = self.env.step(self._delayed.popleft())
         self.elapsed += 1
-        self.success = self.success or outcome.success
-        self.terminated = outcome.terminated or outcome.success
-        out_of_time = outcome.truncated or self.elapsed >= self.env.spec.max_steps
+        self.success = self.success or result.success
+        self.terminated = result.terminated or result.success
+        out_of_time = result.truncated or self.elapsed >= self.env.spec.max_steps
         self.truncated = out_of_time and not self.terminated
-        return outcome.reward
+        return result.reward

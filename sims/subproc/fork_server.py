@@ -1,14 +1,14 @@
-"""The process that a simulator's workers are forked from: it has imported the simulator and does nothing else.
+"""The process from which a simulator's workers are forked, after it has imported the simulator.
 
-There is one per pool, in the simulator's interpreter. What it has imported is shared by all workers until they write to
-it, and they start without importing anything. On a SOCK_SEQPACKET socket
+There is one per pool, in the simulator's interpreter. Workers start without importing anything and share its memory
+until they write to it. Messages on a SOCK_SEQPACKET socket:
 
     trainer -> server   {"do": "fork", "environment": {...}} with two descriptors: the worker's socket, its stderr
-    server -> trainer   {"pid": p}, or {"error": text for the person} where the simulator cannot be imported
+    server -> trainer   {"pid": p}, or {"error": message} where the simulator cannot be imported
     trainer -> server   {"do": "end", "pid": p, "within_s": s, "dump": bool}
-    server -> trainer   {"code": exit code, or null for one that had to be killed}
+    server -> trainer   {"code": exit code, or null if it had to be killed}
 
-A worker's process id stays its own until the trainer has asked for its end. Workers do not outlive the server.
+A worker's process id is not reused before the trainer has asked for its end. Workers do not outlive the server.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from sims.errors import UserError
-from sims.subproc.single_env import SingleEnv
+from sims.subproc.single_env import SimulatorClass
 
 IMPORT_LATER = "--import-later"
 PR_SET_PDEATHSIG = 1
-GRACE_S = 5.0  # for workers to close their simulators when the trainer is gone
+GRACE_S = 5.0  # time for workers to close their simulators after the trainer has ended
 
 
-def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
-    """Preload the simulator, then fork workers until the trainer hangs up. Returns in each worker: its socket."""
+def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> int:
+    """Preload the simulator, then fork workers until the trainer closes the socket. In a worker: returns its socket."""
     faulthandler.enable()
     refusal = "" if IMPORT_LATER in sys.argv else _preload(simulator, config)
     control = socket.socket(fileno=control_fd)
@@ -61,8 +61,8 @@ def serve(control_fd: int, simulator: type[SingleEnv], config: Any) -> int:
             control.send(json.dumps({"code": code}).encode())
 
 
-def _preload(simulator: type[SingleEnv], config: Any) -> str:
-    """Why the simulator cannot be imported, empty if it can. Starts this program anew if that has started threads."""
+def _preload(simulator: SimulatorClass, config: Any) -> str:
+    """Why the simulator cannot be imported, or "". Executes this program again if the import has started threads."""
     refusal = ""
     try:
         simulator.preload(config)
@@ -71,13 +71,13 @@ def _preload(simulator: type[SingleEnv], config: Any) -> str:
     if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
         os.execv(sys.executable, [*sys.orig_argv, IMPORT_LATER])
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what compiling took and gave back would stay with the server
-    gc.freeze()  # else the collector writes to every object, and nothing stays shared
+    ctypes.CDLL(None).malloc_trim(0)  # returns memory that compiling has freed
+    gc.freeze()  # otherwise the garbage collector writes to every object, which ends its sharing
     return refusal
 
 
 def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[str, str]) -> int:
-    """In the worker 0, with standard output and error going to the second descriptor."""
+    """The worker's process id; 0 in the worker, whose standard output and error go to the second descriptor."""
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -85,7 +85,7 @@ def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[
             os.close(descriptor)
         return pid
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it ended before it could be named
+    if os.getppid() != server:  # the server ended before prctl
         os._exit(1)
     control.close()
     for standard in (1, 2):
@@ -96,7 +96,7 @@ def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[
 
 
 def _end(pid: int, *, within_s: float, dump: bool) -> int | None:
-    """Wait for a worker's end, then enforce it. ``dump``: let it say first where it hangs."""
+    """Wait for a worker's end, then kill it. ``dump``: ask for a stack trace on its standard error before."""
     deadline = time.monotonic() + within_s
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -114,7 +114,7 @@ def _end(pid: int, *, within_s: float, dump: bool) -> int | None:
 
 
 def _wait(workers: set[int], seconds: float) -> None:
-    """Until all ``workers`` have ended; the kernel kills those that are left when this process ends."""
+    """Wait until all ``workers`` have ended; the kernel kills the others when this process ends."""
     deadline = time.monotonic() + seconds
     while workers and time.monotonic() < deadline:
         workers.difference_update([pid for pid in workers if os.waitpid(pid, os.WNOHANG)[0]])

@@ -1,11 +1,11 @@
-"""One simulator, as a worker process runs it: what an adapter has to provide, in numpy and nothing else.
+"""The interface of a simulator that runs in a worker process, one environment per process.
 
 An adapter's module is imported in two interpreters: the trainer's, for its configuration, and the worker's, which may
-be another Python with other pins. At its top level it therefore imports the standard library, numpy and files of this
-package that do the same; the simulator itself is imported in ``__init__``.
+be another Python with other package versions. At its top level it therefore imports the standard library, numpy and
+files of this package that do the same; the simulator itself is imported in ``__init__``.
 
-Everything that is the same for every simulator (the time limit, latched success, standing still after the end,
-restoring a state) is done once, in sims/subproc/episode.py.
+What is the same for every simulator (time limit, success that persists, finished episodes, restoring a state) is in
+sims/subproc/episode.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleSpec:
-    """EnvSpec without rows. ``image_size``: height, width. ``tasks``: their instructions."""
+    """EnvSpec of one environment. ``image_size``: (height, width) in pixels. ``tasks``: the instructions."""
 
     name: str
     action_dim: int
@@ -35,8 +35,8 @@ class SingleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Of one control step. ``truncated`` only for a limit of the simulator's own; ``max_steps`` is kept elsewhere."""
+class StepResult:
+    """Result of one control step. ``truncated``: a limit of the simulator's own; ``max_steps`` is applied outside."""
 
     reward: float
     terminated: bool
@@ -44,6 +44,7 @@ class Outcome:
     success: bool
 
 
+@runtime_checkable
 class SingleEnv(Protocol):
     """One episode at a time. The constructor takes the adapter's configuration dataclass."""
 
@@ -51,50 +52,58 @@ class SingleEnv(Protocol):
 
     @staticmethod
     def preload(config: Any) -> None:
-        """Import and compile what the constructor will need, without starting threads or opening devices.
+        """Import and compile what the constructor needs, without starting threads or opening devices.
 
-        Runs once, in the process that workers are forked from: they share what it leaves in memory.
+        Runs once, in the process that workers are forked from; they share its memory.
         """
         ...
 
     def reset(self, *, task: int, seed: int) -> None:
-        """Begin an episode that task and seed alone determine. ``seed`` < 2**63."""
+        """Begin the episode that ``task`` and ``seed`` (0 <= seed < 2**63) alone determine."""
         ...
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         """One control step; action: float32 [A] in [-1, 1]."""
         ...
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
-        """Write what is seen now into uint8 [cameras, height, width, 3] and float32 [state_dim]."""
+        """Write the present observation into uint8 [cameras, height, width, 3] and float32 [state_dim]."""
         ...
 
     def close(self) -> None: ...
 
 
+# The class itself, which other interpreters import by name. At run time attributes of a protocol can be checked on
+# instances only.
+if TYPE_CHECKING:
+    SimulatorClass = type[SingleEnv]
+else:
+    SimulatorClass = type
+
+
 @runtime_checkable
 class DemonstratedSim(Protocol):
-    """A simulator that comes with a scripted demonstrator, at least for some of its tasks."""
+    """A simulator with a scripted expert, at least for some of its tasks."""
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there is one for what is configured."""
+        """Whether there is an expert for the configured task."""
         ...
 
     def demonstrate(self) -> np.ndarray:
-        """The demonstrator's next action, float [A]; read only, the episode does not advance."""
+        """The expert's next action, float [A]; the episode does not advance."""
         ...
 
 
-def words(name: str) -> str:
-    """An instruction from an identifier: 'PickCube-v1' and 'pick_cube' both give 'pick cube'."""
+def instruction_from(name: str) -> str:
+    """An instruction made from an identifier: 'PickCube-v1' and 'pick_cube' both give 'pick cube'."""
     stem = name.rsplit("/", 1)[-1].split("-v")[0]
     spaced = "".join(f" {c}" if c.isupper() and i and not stem[i - 1].isupper() else c for i, c in enumerate(stem))
     return " ".join(spaced.replace("_", " ").replace("-", " ").lower().split())
 
 
 def restore(kind: Any, value: Any) -> Any:
-    """Undo ``dataclasses.asdict`` and JSON: dictionaries to dataclasses, lists to tuples."""
+    """Inverse of ``dataclasses.asdict`` followed by JSON: dictionaries become dataclasses, lists become tuples."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return kind(**{name: restore(hints[name], item) for name, item in value.items()})
@@ -104,5 +113,5 @@ def restore(kind: Any, value: Any) -> Any:
 
 
 def seed32(seed: int) -> int:
-    """A seed for libraries that take 32 bits, mixed from all bits of ``seed``."""
+    """A 32-bit seed that depends on all bits of ``seed``."""
     return int(np.random.SeedSequence(seed).generate_state(1)[0])

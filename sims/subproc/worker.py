@@ -1,17 +1,18 @@
-"""A worker process: one simulator, controlled by lines of JSON on a socket, its numbers and pictures in shared memory.
+"""A worker process: one simulator, controlled by lines of JSON on a socket, its arrays and images in shared memory.
 
-It needs Python 3.10, numpy and the simulator: no torch, nothing of the trainer. Requests and answers take turns:
+It needs Python 3.10, numpy and the simulator: no torch, no package of the trainer. Requests and answers alternate:
 
     worker -> trainer   {"spec", "demonstrates"}
-    trainer -> worker   {"rows": N, "row": i} with the descriptor of the shared memory; not answered
-    then each request k {"do": ...} is answered by k once its results are in the worker's row:
-    reset                          as the row's ``start`` says
-    advance, count, gamma, look    the actions after ``elapsed``; look: the slot to observe into, unless it terminated
-    look, slot
+    trainer -> worker   {"num_envs": N, "env_id": i} with the descriptor of the shared memory; not answered
+    then each request k {"do": ...} is answered by k once its results are in the shared memory:
+    reset                             to ``start`` of the shared memory
+    advance, count, gamma, observe    the actions after ``elapsed``; observe: the image slot for an observation at the
+                                      end, or null; no observation is made if the episode terminated
+    observe, slot
     demonstrate
 
-A UserError ends it with {"error": text} for the person. Whatever else goes wrong in the simulator ends the process
-with a traceback on its standard error; the trainer reads it there.
+A UserError is answered with {"error": message} and ends the process. Any other exception ends it with a traceback on
+its standard error, which the trainer reads.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ import typing
 from typing import Any
 
 import numpy as np
-import numpy.random  # NumPy loads it when it is first used, which would be in every worker
+import numpy.random  # otherwise NumPy would load it at its first use, in every worker
 
 from sims.errors import UserError
-from sims.subproc.episode import Episode
+from sims.subproc.episode import ReplayableEpisode
 from sims.subproc.shared_memory import SharedMemory
-from sims.subproc.single_env import DemonstratedSim, SingleEnv, restore
+from sims.subproc.single_env import DemonstratedSim, SimulatorClass, SingleEnv, restore
 
 
-def work(control_fd: int, simulator: type[SingleEnv], config: Any) -> None:
-    """Until the trainer hangs up."""
-    np.random.seed()  # NumPy's global generator, which every fork has in the same state
+def work(control_fd: int, simulator: SimulatorClass, config: Any) -> None:
+    """Serve requests until the trainer closes the socket."""
+    np.random.seed()  # NumPy's global generator, which has the same state in every fork
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the trainer asks where it hangs before it kills
+    faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
     control = socket.socket(fileno=control_fd)
     requests = control.makefile("rb")
     try:
@@ -48,70 +49,71 @@ def work(control_fd: int, simulator: type[SingleEnv], config: Any) -> None:
         _answer(control, {"error": str(error)})
 
 
-def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: type[SingleEnv], config: Any) -> None:
-    parse = functools.lru_cache(maxsize=64)(json.loads)  # the same few come at every step
+def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: SimulatorClass, config: Any) -> None:
+    parse = functools.lru_cache(maxsize=64)(json.loads)  # the same few requests come at every step
     env: SingleEnv = simulator(config)  # type: ignore[call-arg]
     demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
     _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
-    if not descriptors:  # the trainer is gone
+    if not descriptors:  # the trainer has ended
         return
     place = json.loads(message)
-    row = _Row(Episode(env, config.latency), SharedMemory(env.spec, place["rows"], descriptors[0]), place["row"])
+    memory = SharedMemory(env.spec, place["num_envs"], descriptors[0])
+    requested = _Requests(ReplayableEpisode(env, config.latency), memory, place["env_id"])
     while line := requests.readline():
         number, _, request = line.partition(b" ")
-        row.do(parse(request))
+        requested.execute(parse(request))
         control.sendall(number + b"\n")
     env.close()
 
 
-class _Row:
-    """Requests carried out on one simulator and its row of the shared memory."""
+class _Requests:
+    """Executes requests on one simulator and its part of the shared memory."""
 
-    def __init__(self, episode: Episode, memory: SharedMemory, row: int) -> None:
+    def __init__(self, episode: ReplayableEpisode, memory: SharedMemory, env_id: int) -> None:
         self.env, self.episode = episode.env, episode
-        self._start, self._actions = memory.start[row], memory.actions[row]
-        self._suggestion = memory.suggestion[row]
-        self._images, self._state = memory.images[:, row], memory.state[row]
-        self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[:, row]
-        self._row = row
+        self._start, self._actions = memory.start[env_id], memory.actions[env_id]
+        self._suggestion = memory.suggestion[env_id]
+        self._images, self._state = memory.images[:, env_id], memory.state[env_id]
+        self._reward, self._elapsed, self._flags = memory.reward, memory.elapsed, memory.flags[:, env_id]
+        self._env_id = env_id
 
-    def do(self, request: dict[str, Any]) -> None:
+    def execute(self, request: dict[str, Any]) -> None:
         action = request["do"]
         if action == "reset":
             task, seed, replay = self._start.tolist()
             self.episode.begin(task=task, seed=seed, replay=self._actions[:replay].copy())
             self._publish(0.0)
         elif action == "advance":
-            self._advance(request["count"], request["gamma"], look=request["look"])
-        elif action == "look":
-            self._look(request["slot"])
+            self._advance(request["count"], request["gamma"], observe=request["observe"])
+        elif action == "observe":
+            self._observe(request["slot"])
         elif action == "demonstrate":
             assert isinstance(self.env, DemonstratedSim)
             self._suggestion[:] = self.env.demonstrate()
         else:
             raise ValueError(f"unknown request {action!r}")
 
-    def _advance(self, count: int, gamma: float, *, look: int | None) -> None:
+    def _advance(self, count: int, gamma: float, *, observe: int | None) -> None:
         first = self.episode.elapsed
         total, weight = 0.0, 1.0
         for action in self._actions[first : first + count]:
             total += weight * self.episode.step(action)
             weight *= gamma
-            self._elapsed[self._row] = self.episode.elapsed
-            if self.episode.standing:
+            self._elapsed[self._env_id] = self.episode.elapsed
+            if self.episode.finished:
                 break
-        if look is not None and not self.episode.terminated:
-            self._look(look)
+        if observe is not None and not self.episode.terminated:
+            self._observe(observe)
         self._publish(total)
 
-    def _look(self, slot: int) -> None:
+    def _observe(self, slot: int) -> None:
         self.env.observe(images=self._images[slot], state=self._state)
 
     def _publish(self, reward: float) -> None:
         episode = self.episode
-        self._reward[self._row] = reward
-        self._elapsed[self._row] = episode.elapsed
+        self._reward[self._env_id] = reward
+        self._elapsed[self._env_id] = episode.elapsed
         self._flags[:] = episode.terminated, episode.truncated, episode.success
 
 
@@ -120,6 +122,6 @@ def _answer(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def load(named: dict[str, Any]) -> tuple[Any, Any]:
-    """A simulator's class and its configuration, from {"module", "simulator", "config"}."""
+    """A simulator's class and its configuration, from {"module", "simulator", "config"}; see ``bootstrap.named``."""
     cls = getattr(importlib.import_module(named["module"]), named["simulator"])
     return cls, restore(typing.get_type_hints(cls.__init__)["config"], named["config"])

@@ -1,4 +1,4 @@
-"""How worker processes run: their interpreter, their devices, and for how long they may be silent."""
+"""Settings of worker processes: interpreter, devices and time-outs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sims.install import interpreter
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """How worker processes run.
+    """Settings of worker processes.
 
-    ``python``: their interpreter. ``environment``: the name of one that ``vla-rl sims install`` made, by default the
-    simulator's own name. Without either it is the trainer's. ``gl``: how MuJoCo-based simulators render. ``devices``:
-    GPUs for rendering, dealt out row by row; none leaves the choice to the driver. A worker that takes longer than its
-    time-out for starting, one reset or one control step counts as failed; ``max_failures_in_a_row`` failures of a row
-    without a chunk between them are endured, one more stops the run.
+    ``python``: path of their interpreter. ``environment``: name of an interpreter that ``vla-rl sims install`` made, by
+    default the simulator's own name. Without either, the trainer's interpreter is used. ``gl``: OpenGL platform of
+    MuJoCo-based simulators. ``devices``: GPUs for rendering, assigned to environments in turn; empty: the driver
+    chooses. A worker that takes longer than its time-out for its start, one reset or one control step has failed. More
+    than ``max_failures_in_a_row`` failures of an environment without a completed chunk in between stop the run.
     """
 
     python: str | None = None
@@ -32,18 +32,18 @@ class WorkerConfig:
     max_failures_in_a_row: int = 3
 
 
-def environment_of(config: WorkerConfig, row: int) -> dict[str, str]:
-    """One thread per worker, its renderer, and its device."""
+def environment_variables(config: WorkerConfig, env_id: int) -> dict[str, str]:
+    """For the worker of ``env_id``: one thread, its renderer and its device."""
     chosen = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MUJOCO_GL": config.gl}
     chosen["PYOPENGL_PLATFORM"] = config.gl
     if config.devices:
-        device = str(config.devices[row % len(config.devices)])
+        device = str(config.devices[env_id % len(config.devices)])
         chosen |= {"MUJOCO_EGL_DEVICE_ID": device, "CUDA_VISIBLE_DEVICES": device}
     return chosen
 
 
 def interpreter_of(config: WorkerConfig, name: str) -> str:
-    """Which Python runs the workers of simulator ``name``; UserError if the one asked for does not exist."""
+    """The Python that runs the workers of simulator ``name``. UserError if the configured one does not exist."""
     installed = interpreter(config.environment or name)
     if config.environment and not installed:
         raise UserError(

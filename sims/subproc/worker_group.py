@@ -1,4 +1,4 @@
-"""One worker process per row: asked together, watched, and replaced when they fail."""
+"""One worker process per environment: requests to all of them, time-outs, and replacement after failures."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sims.errors import UserError
 from sims.subproc.latency import Latency
 from sims.subproc.shared_memory import SharedMemory
-from sims.subproc.single_env import SingleEnv
-from sims.subproc.worker_config import WorkerConfig, environment_of, interpreter_of
+from sims.subproc.single_env import SimulatorClass
+from sims.subproc.worker_config import WorkerConfig, environment_variables, interpreter_of
 from sims.subproc.worker_process import ForkServer, WorkerLost, WorkerProcess, request
 
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class PoolConfig(Protocol):
-    """What every adapter's configuration has."""
+    """Settings of every simulator that runs in worker processes."""
 
     @property
     def name(self) -> str: ...
@@ -33,14 +34,14 @@ class PoolConfig(Protocol):
 
 
 class SimulatorFailure(UserError):
-    """A simulator cannot be started or keeps failing; the message holds the worker's last lines of stderr."""
+    """A simulator cannot be started or fails repeatedly; the message has the end of the worker's standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFailure:
-    """The worker of ``row`` failed at ``request`` and was replaced."""
+    """The worker of environment ``env_id`` failed at ``request`` and was replaced."""
 
-    row: int
+    env_id: int
     pid: int
     request: str
     cause: str
@@ -48,52 +49,53 @@ class WorkerFailure:
 
 
 class WorkerGroup:
-    """The processes behind a pool. Every constructor argument must lead to the same spec in every worker."""
+    """The worker processes of a SubprocVectorEnv. All of them must report the same SingleSpec."""
 
-    def __init__(self, config: PoolConfig, simulator: type[SingleEnv]) -> None:
+    def __init__(self, config: PoolConfig, simulator: SimulatorClass) -> None:
         self.config, self.simulator = config, simulator
         self.interpreter = interpreter_of(config.workers, config.name)
         self.failures: list[WorkerFailure] = []
-        self.memory: SharedMemory | None = None  # made when the first worker has told its shapes
-        self._streak = [0] * config.num_envs
+        self.memory: SharedMemory | None = None  # created when the first worker has reported its shapes
+        self._consecutive_failures = [0] * config.num_envs
         self._ready = [False] * config.num_envs
         self._request = 0
         self._started = False
         self.workers: list[WorkerProcess] = []
         self.server = self._start_server()
         try:
-            for row in range(config.num_envs):
-                self.workers.append(self._launch(row))
+            for env_id in range(config.num_envs):
+                self.workers.append(self._launch(env_id))
             self.make_ready(range(config.num_envs))
         except BaseException:
             self.close()
             raise
         self._started = True
 
-    def ask(self, rows: Sequence[int], do: str, *, timeout_s: float, **arguments: Any) -> Sequence[int]:
-        """Ask all ``rows`` the same and wait. Returns the rows that answered; the others were replaced.
+    def ask(self, env_ids: Sequence[int], do: str, *, timeout_s: float, **arguments: Any) -> Sequence[int]:
+        """Send one request to all ``env_ids`` and wait. Returns those that answered; the others were replaced.
 
-        A row fails when ``timeout_s`` pass in which it neither answers nor completes a control step. Raises
-        SimulatorFailure when a row failed too often in a row.
+        A worker fails when it neither answers nor completes a control step for ``timeout_s``. Raises SimulatorFailure
+        after too many consecutive failures of one environment.
         """
         self._request += 1
         line = b"%d %s" % (self._request, request(do, **arguments))
         if not all(self._ready):
-            rows = [row for row in rows if self._ready[row]]  # the others are still starting after a failure
-        for row in rows:
-            self.workers[row].send(line)
-        failed = self._gather(rows, do, timeout_s)
-        answered = [row for row in rows if row not in failed] if failed else rows
-        for row in answered:
+            # The others are still starting after a failure.
+            env_ids = [env_id for env_id in env_ids if self._ready[env_id]]
+        for env_id in env_ids:
+            self.workers[env_id].send(line)
+        failed = self._gather(env_ids, do, timeout_s)
+        answered = [env_id for env_id in env_ids if env_id not in failed] if failed else env_ids
+        for env_id in answered:
             if do == "advance":
-                self._streak[row] = 0
+                self._consecutive_failures[env_id] = 0
             elif do == "reset":
-                self.workers[row].trim_stderr()
+                self.workers[env_id].trim_stderr()
         return answered
 
-    def make_ready(self, rows: Collection[int]) -> None:
-        """Wait until replaced workers among ``rows`` can take requests."""
-        while starting := [row for row in rows if not self._ready[row]]:
+    def make_ready(self, env_ids: Collection[int]) -> None:
+        """Wait until replaced workers among ``env_ids`` can take requests."""
+        while starting := [env_id for env_id in env_ids if not self._ready[env_id]]:
             self._gather(starting, "start", self.config.workers.start_timeout_s)
 
     def close(self) -> None:
@@ -110,95 +112,96 @@ class WorkerGroup:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start_server(self) -> ForkServer:
-        environment = environment_of(self.config.workers, 0)
+        environment = environment_variables(self.config.workers, 0)
         return ForkServer(self.simulator, self.config, interpreter=self.interpreter, environment=environment)
 
-    def _launch(self, row: int) -> WorkerProcess:
+    def _launch(self, env_id: int) -> WorkerProcess:
         if self.server.ended:
             self.server.close()
             self.server = self._start_server()
-        self._ready[row] = False
+        self._ready[env_id] = False
         try:
-            return WorkerProcess(self.server, environment_of(self.config.workers, row))
+            return WorkerProcess(self.server, environment_variables(self.config.workers, env_id))
         except WorkerLost as lost:
-            raise SimulatorFailure(f"{self.config.name}: worker {row} {lost}") from lost
+            raise SimulatorFailure(f"{self.config.name}: worker {env_id} {lost}") from lost
 
-    def _attach(self, row: int, introduction: dict[str, Any]) -> None:
-        worker, rows = self.workers[row], self.config.num_envs
+    def _attach(self, env_id: int, introduction: dict[str, Any]) -> None:
+        worker, num_envs = self.workers[env_id], self.config.num_envs
         spec = worker.introduce(introduction)
         if self.memory is None:
-            self.memory = SharedMemory.create(spec, rows)
+            self.memory = SharedMemory.create(spec, num_envs)
         if spec != self.memory.spec:
-            raise SimulatorFailure(f"{self.config.name}: worker {row} says {spec}, another said {self.memory.spec}")
-        worker.attach(self.memory, rows=rows, row=row)
-        self._ready[row] = True
+            raise SimulatorFailure(f"{self.config.name}: worker {env_id} reports {spec}, another {self.memory.spec}")
+        worker.attach(self.memory, num_envs=num_envs, env_id=env_id)
+        self._ready[env_id] = True
 
     # -- waiting and failing --------------------------------------------------------------------------------------
 
-    def _gather(self, rows: Sequence[int], asked: str, timeout_s: float) -> set[int]:
-        """Wait until each of ``rows`` has answered or failed; returns those that failed, which were replaced."""
+    def _gather(self, env_ids: Sequence[int], requested: str, timeout_s: float) -> set[int]:
+        """Wait until each of ``env_ids`` has answered or failed; returns those that failed, which were replaced."""
         failed: set[int] = set()
         done = b"%d" % self._request
-        # The last first: it was asked last, so the others are mostly done when it answers, and this process wakes once
-        # instead of once per row, each time taking a core from a worker.
-        pending = list(rows)
-        patience_s = min(1.0, timeout_s / 4)
-        # Row -> its progress, and how long it has been waited for since. Waits are counted and not clocks read, since
-        # a run that was stopped as a whole (by a scheduler, by hand) finds its workers as slow as itself.
+        # Wait for the last one first: the others have mostly finished when it answers, so that this process wakes up
+        # once instead of once per environment, which would take a core from a worker each time.
+        pending = list(env_ids)
+        poll_s = min(1.0, timeout_s / 4)
+        # env_id -> its progress, and the seconds waited without any since. Waiting times are summed instead of read
+        # from a clock, so that pausing the whole run (SIGSTOP, a scheduler) does not count.
         silent: dict[int, tuple[int, float]] = {}
         while pending:
-            row = pending[-1]
+            env_id = pending[-1]
             try:
-                line = self.workers[row].receive(patience_s)
+                line = self.workers[env_id].receive(poll_s)
             except WorkerLost as lost:
-                self._replace(row, asked, str(lost))
+                self._replace(env_id, requested, str(lost))
                 failed.add(pending.pop())
                 continue
             if line is None:
-                for hung in self._hung(pending, silent, patience_s, timeout_s):
+                for hung in self._hung(pending, silent, poll_s, timeout_s):
                     pending.remove(hung)
                     failed.add(hung)
                     state = self.workers[hung].process_state()
-                    self._replace(hung, asked, f"gave no sign of life for {timeout_s:g} s ({state})", hung=True)
+                    cause = f"neither answered nor completed a step for {timeout_s:g} s ({state})"
+                    self._replace(hung, requested, cause, hung=True)
                 continue
-            if line != done and not self._introduced(row, line):
-                continue  # to a request that was interrupted
+            if line != done and not self._introduced(env_id, line):
+                continue  # the answer to a request that was interrupted
             pending.pop()
         return failed
 
-    def _introduced(self, row: int, line: bytes) -> bool:
-        """Whether this is a new worker's first answer. Raises UserError with the text of one that gives up."""
+    def _introduced(self, env_id: int, line: bytes) -> bool:
+        """Whether this is a new worker's first answer. Raises UserError if the worker reports one."""
         if not line.startswith(b"{"):
             return False
         answer = json.loads(line)
         if "error" in answer:
             raise UserError(answer["error"])
-        self._attach(row, answer)
+        self._attach(env_id, answer)
         return True
 
     def _hung(
-        self, rows: Collection[int], silent: dict[int, tuple[int, float]], waited_s: float, timeout_s: float
+        self, env_ids: Collection[int], silent: dict[int, tuple[int, float]], waited_s: float, timeout_s: float
     ) -> list[int]:
-        """Rows without an answer or progress for ``timeout_s``, now that another ``waited_s`` have passed."""
-        rows = [row for row in rows if not self.workers[row].has_answered]
-        for row in rows:
-            progress, silence_s = silent.get(row, (-1, 0.0))
-            now = self._progress(row)
-            silent[row] = (now, silence_s + waited_s if progress == now else 0.0)
-        return [row for row in rows if silent[row][1] > timeout_s]
+        """Those without an answer or progress for ``timeout_s``, after waiting another ``waited_s``."""
+        env_ids = [env_id for env_id in env_ids if not self.workers[env_id].has_answered]
+        for env_id in env_ids:
+            progress, silence_s = silent.get(env_id, (-1, 0.0))
+            now = self._progress(env_id)
+            silent[env_id] = (now, silence_s + waited_s if progress == now else 0.0)
+        return [env_id for env_id in env_ids if silent[env_id][1] > timeout_s]
 
-    def _progress(self, row: int) -> int:
-        return 0 if self.memory is None else int(self.memory.elapsed[row])
+    def _progress(self, env_id: int) -> int:
+        return 0 if self.memory is None else int(self.memory.elapsed[env_id])
 
-    def _replace(self, row: int, asked: str, cause: str, *, hung: bool = False) -> None:
-        worker = self.workers[row]
+    def _replace(self, env_id: int, requested: str, cause: str, *, hung: bool = False) -> None:
+        worker = self.workers[env_id]
         stderr = worker.kill(dump=hung)
-        failure = WorkerFailure(row=row, pid=worker.pid, request=asked, cause=cause, stderr=stderr)
+        failure = WorkerFailure(env_id=env_id, pid=worker.pid, request=requested, cause=cause, stderr=stderr)
         self.failures.append(failure)
-        self._streak[row] += 1
-        self.workers[row] = self._launch(row)
-        described = f"{self.config.name}: worker {row} (process {worker.pid}) {cause} at '{asked}'"
-        said = f"Its last words:\n{stderr}" if stderr else "It wrote nothing to its standard error."
-        if not self._started or self._streak[row] > self.config.workers.max_failures_in_a_row:
-            raise SimulatorFailure(f"{described}, failure {self._streak[row]} in a row. {said}")
-        log.warning("%s; it was replaced and its chunk is left out. %s", described, said)
+        self._consecutive_failures[env_id] += 1
+        self.workers[env_id] = self._launch(env_id)
+        failed = f"{self.config.name}: worker {env_id} (process {worker.pid}) {cause} at '{requested}'"
+        log_tail = f"End of its standard error:\n{stderr}" if stderr else "It wrote nothing to its standard error."
+        if not self._started or self._consecutive_failures[env_id] > self.config.workers.max_failures_in_a_row:
+            raise SimulatorFailure(f"{failed}, failure {self._consecutive_failures[env_id]} in a row. {log_tail}")
+        log.warning("%s; it was replaced and its chunk is invalid. %s", failed, log_tail)

@@ -1,5 +1,6 @@
 """The built-in language-conditioned tabletop suite on MuJoCo."""
 
-from sims.tabletop.env import TabletopConfig, TabletopEnv
+from sims.tabletop.config import TabletopConfig
+from sims.tabletop.env import TabletopEnv
 
 __all__ = ["TabletopConfig", "TabletopEnv"]

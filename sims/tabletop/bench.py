@@ -17,7 +17,8 @@ import mujoco
 import numpy as np
 from torch import Tensor
 
-from sims.tabletop.env import CAMERAS, TabletopConfig, TabletopEnv
+from sims.tabletop.config import CAMERAS, TabletopConfig
+from sims.tabletop.env import TabletopEnv
 from sims.tabletop.mujoco_backend import INPUTS, PHYSICS
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
 from sims.tabletop.tasks import TASKS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, UInt8
@@ -21,6 +21,18 @@ def named_color(instruction: str) -> str | None:
     """The first color that the instruction names: of the thing that is to be moved."""
     found = [word for word in re.findall(r"[a-z]+", instruction.lower()) if word in RGB]
     return found[0] if found else None
+
+
+def make_locator(cameras: Sequence[str]) -> Callable[[Tensor, Sequence[str]], Tensor] | None:
+    """``locate`` for images of these cameras and instructions; None without the agent camera."""
+    if "agent" not in cameras:
+        return None
+    agent = list(cameras).index("agent")
+
+    def find(images: UInt8[Tensor, "B cameras height width 3"], instructions: Sequence[str]) -> Float[Tensor, "B 2"]:
+        return locate(images[:, agent], [named_color(text) for text in instructions])
+
+    return find
 
 
 def locate(images: UInt8[Tensor, "B height width 3"], colors: Sequence[str | None]) -> Float[Tensor, "B 2"]:

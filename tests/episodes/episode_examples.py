@@ -1,4 +1,4 @@
-"""Episodes whose every value tells where it came from."""
+"""Episodes whose values encode their episode and step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ ACTION_DIM, STATE_DIM, SIZE = 3, 4, 8
 
 
 def make_episode(*, steps: int = 6, every: int = 1, seed: int = 0, **changes: Any) -> Episode:
-    """state = [seed, look step, 0, 0], action = [step / 1000, seed / 1000 % 1, 0], frames full of their look step."""
-    look_steps = np.arange(0, steps + 1, every, dtype=np.int32)
-    state = np.zeros((len(look_steps), STATE_DIM), dtype=np.float32)
-    state[:, 0], state[:, 1] = seed, look_steps
+    """state = [seed, observation step, 0, 0], action = [step / 1000, seed / 1000 % 1, 0], pixels = observation step."""
+    observation_steps = np.arange(0, steps + 1, every, dtype=np.int32)
+    state = np.zeros((len(observation_steps), STATE_DIM), dtype=np.float32)
+    state[:, 0], state[:, 1] = seed, observation_steps
     action = np.zeros((steps, ACTION_DIM), dtype=np.float32)
     action[:, 0], action[:, 1] = np.arange(steps) / 1000, seed % 1000 / 1000
-    frames = np.broadcast_to(look_steps.astype(np.uint8)[:, None, None, None], (len(look_steps), SIZE, SIZE, 3))
+    pixels = observation_steps.astype(np.uint8)[:, None, None, None]
+    frames = np.broadcast_to(pixels, (len(observation_steps), SIZE, SIZE, 3))
     last = np.arange(steps) == steps - 1
     episode = Episode(
         images={"front": frames.copy(), "wrist": frames + np.uint8(100)},
-        look_steps=look_steps,
+        observation_steps=observation_steps,
         state=state,
         action=action,
         reward=last.astype(np.float32),

@@ -1,4 +1,4 @@
-"""Whatever acts in a RecordedEnv, the store gets exactly what happened."""
+"""The store holds exactly what happened in a RecordedEnv."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,18 @@ from sims.chunk import step_chunk
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
 
-class ClockWorld:
-    """Every row counts its steps and shows seed and count. It ends after seed steps, with success if seed is even,
-    and in any case after ``max_steps``. A person intervenes at step 1. Buffers are reused, as fast worlds do."""
+class CountingEnv:
+    """Every environment counts its steps; images and state contain seed and count.
+
+    An episode ends after seed steps, successful if seed is even, and at the latest after ``max_steps``. A person
+    intervenes at step 1. Buffers are reused.
+    """
 
     def __init__(self, num_envs: int):
         self.spec = EnvSpec(
-            name="clock", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("front", "wrist"), image_size=(4, 4),
-            control_hz=10.0, max_steps=9, tasks=("wait", "hurry"), device=torch.device("cpu"), fingerprint={"v": "1"},
+            name="counting", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("front", "wrist"),
+            image_size=(4, 4), control_hz=10.0, max_steps=9, tasks=("wait", "hurry"), device=torch.device("cpu"),
+            fingerprint={"v": "1"},
         )  # fmt: skip
         self.starts = [StartState(task=0, seed=0)] * num_envs
         self.count = torch.zeros(num_envs, dtype=torch.int64)
@@ -34,8 +38,8 @@ class ClockWorld:
         return success, ~success & ((self.count >= seed) | (self.count >= self.spec.max_steps))
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        for row, state in zip(range(self.spec.num_envs) if env_ids is None else env_ids, start, strict=True):
-            self.starts[row], self.count[row] = state, 0
+        for env_id, state in zip(range(self.spec.num_envs) if env_ids is None else env_ids, start, strict=True):
+            self.starts[env_id], self.count[env_id] = state, 0
 
     def step(self, action: Tensor) -> Step:
         success, truncated = self._flags()
@@ -49,13 +53,13 @@ class ClockWorld:
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
-        seed = torch.tensor([self.starts[row].seed for row in rows])
-        self._images[: len(rows), 0] = self.count[rows].to(torch.uint8)[:, None, None, None]
-        self._images[: len(rows), 1] = seed.to(torch.uint8)[:, None, None, None]
-        state = torch.stack([seed, self.count[rows]], -1).float()
+        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        seed = torch.tensor([self.starts[env_id].seed for env_id in ids])
+        self._images[: len(ids), 0] = self.count[ids].to(torch.uint8)[:, None, None, None]
+        self._images[: len(ids), 1] = seed.to(torch.uint8)[:, None, None, None]
+        state = torch.stack([seed, self.count[ids]], -1).float()
         return Observation(
-            images=self._images[: len(rows)],
+            images=self._images[: len(ids)],
             state=state,
             instruction=encode_instructions([f"wait {s}" for s in seed.tolist()]),
         )
@@ -67,22 +71,22 @@ class ClockWorld:
 
 
 def record(store: EpisodeStore, seeds: list[int], *, chunk: int, num_envs: int, **settings) -> RecordedEnv:
-    """Episodes with these seeds through a recorded world, ``chunk`` steps between looks; rows restart as they end."""
-    env = RecordedEnv(ClockWorld(num_envs), store, **{"source": "policy", "split": "train", **settings})
+    """Run episodes with these seeds, observed every ``chunk`` steps; environments restart when their episode ends."""
+    env = RecordedEnv(CountingEnv(num_envs), store, **{"source": "policy", "split": "train", **settings})
     waiting = [StartState(task=seed % 2, seed=seed) for seed in seeds]
-    rows = list(range(num_envs))
-    env.reset(start=[waiting.pop(0) for _ in rows])
+    running = list(range(num_envs))
+    env.reset(start=[waiting.pop(0) for _ in running])
     obs = env.observe()
-    while rows:
+    while running:
         action = torch.full((num_envs, chunk, 2), 0.5)
         action[..., 1] = obs.state[:, :1] / 100
         done = step_chunk(env, action, gamma=1.0).done
         obs = env.observe()
-        restart = [row for row in rows if done[row]]
-        rows = [row for row in rows if not done[row] or waiting]
-        for row in restart:
+        restart = [env_id for env_id in running if done[env_id]]
+        running = [env_id for env_id in running if not done[env_id] or waiting]
+        for env_id in restart:
             if waiting:
-                env.reset([row], start=[waiting.pop(0)])
+                env.reset([env_id], start=[waiting.pop(0)])
         obs = env.observe()
     env.close()
     return env
@@ -90,7 +94,7 @@ def record(store: EpisodeStore, seeds: list[int], *, chunk: int, num_envs: int, 
 
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("num_envs", [1, 4])
-def test_every_episode_is_recorded_as_it_happened(tmp_path, chunk, num_envs):
+def test_every_episode_is_recorded_exactly(tmp_path, chunk, num_envs):
     seeds = [4, 7, 2, 20, 5, 6, 3, 8, 4]
     with EpisodeStore(tmp_path, create=True) as store:
         env = record(store, seeds, chunk=chunk, num_envs=num_envs, policy_version="run/7")
@@ -99,11 +103,11 @@ def test_every_episode_is_recorded_as_it_happened(tmp_path, chunk, num_envs):
     assert env.recorded == env.ended == len(seeds)
     for episode in episodes:
         steps = min(episode.seed, 9)
-        looks = [*range(0, steps, chunk), steps]
+        observed = [*range(0, steps, chunk), steps]
         assert episode.num_steps == steps
-        assert episode.look_steps.tolist() == looks
-        assert episode.state.tolist() == [[episode.seed, look] for look in looks]
-        assert (episode.images["front"] == np.array(looks)[:, None, None, None]).all()
+        assert episode.observation_steps.tolist() == observed
+        assert episode.state.tolist() == [[episode.seed, step] for step in observed]
+        assert (episode.images["front"] == np.array(observed)[:, None, None, None]).all()
         assert (episode.images["wrist"] == episode.seed).all()
         assert episode.reward.tolist() == list(range(1, steps + 1))
         np.testing.assert_array_equal(episode.action, np.float32([[0.5, episode.seed / 100]] * steps))
@@ -113,7 +117,7 @@ def test_every_episode_is_recorded_as_it_happened(tmp_path, chunk, num_envs):
         assert episode.actor.tolist() == [HUMAN if t == 1 else POLICY for t in range(steps)]
         assert (episode.instruction, episode.task) == (f"wait {episode.seed}", ("wait", "hurry")[episode.seed % 2])
         assert (episode.source, episode.policy_version, episode.control_hz) == ("policy", "run/7", 10.0)
-        assert episode.fingerprint == {"world": "clock", "v": "1"}
+        assert episode.fingerprint == {"environment": "counting", "v": "1"}
 
 
 def test_only_successes_are_kept(tmp_path):
@@ -123,9 +127,9 @@ def test_only_successes_are_kept(tmp_path):
         assert (env.recorded, env.ended) == (2, 4)
 
 
-def test_an_episode_cut_short_is_dropped_and_an_unseen_end_is_committed_at_reset(tmp_path):
+def test_an_unfinished_episode_is_dropped_and_an_end_without_observation_is_committed_at_reset(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
-        env = RecordedEnv(ClockWorld(2), store, source="policy", split="train")
+        env = RecordedEnv(CountingEnv(2), store, source="policy", split="train")
         env.reset(start=[StartState(task=0, seed=3), StartState(task=0, seed=6)])
         env.observe()
         for _ in range(3):
@@ -133,17 +137,17 @@ def test_an_episode_cut_short_is_dropped_and_an_unseen_end_is_committed_at_reset
         env.reset(start=[StartState(task=0, seed=5), StartState(task=0, seed=5)])
         env.close()
         (entry,) = store.select()
-        assert (entry.seed, entry.steps, entry.looks) == (3, 3, 1)
+        assert (entry.seed, entry.steps, entry.observations) == (3, 3, 1)
 
 
-def test_mistakes_are_named(tmp_path):
+def test_wrong_use_is_reported(tmp_path):
     with EpisodeStore(tmp_path, create=True) as store:
         with pytest.raises(EpisodeError, match="allowed are expert, policy, human"):
-            RecordedEnv(ClockWorld(1), store, source="robot", split="train")
-        env = RecordedEnv(ClockWorld(1), store, source="policy", split="train")
+            RecordedEnv(CountingEnv(1), store, source="robot", split="train")
+        env = RecordedEnv(CountingEnv(1), store, source="policy", split="train")
         env.reset(start=[StartState(task=0, seed=1)])
         env.step(torch.zeros(1, 2))
-        with pytest.raises(EpisodeError, match="never looked at"):
+        with pytest.raises(EpisodeError, match="never observed"):
             env.commit()
         env.reset(start=[StartState(task=0, seed=1)])
         env.observe()

@@ -1,4 +1,4 @@
-"""Windows hold what was recorded, every window comes once per epoch, and a resumed sampler goes on exactly."""
+"""Windows contain the recorded data, each once per epoch, and a resumed sampler continues exactly."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.episodes.episode_examples import make_episode
 
 @pytest.fixture
 def store(tmp_path):
-    """Episodes 0..9 of 3 to 12 steps, looked at every 1 or 2 steps."""
+    """Episodes 0..9 of 3 to 12 steps, observed every 1 or 2 steps."""
     with EpisodeStore(tmp_path, create=True) as store:
         store.add_all([make_episode(steps=3 + seed, every=1 + seed % 2, seed=seed) for seed in range(10)])
         yield store
@@ -24,13 +24,13 @@ def sampler(store, **settings) -> WindowSampler:
 
 
 def keys(batch) -> list[tuple[int, int]]:
-    """(episode's seed, step) of every window, as its state tells."""
+    """(episode's seed, step) of every window, which its state contains."""
     return [(int(seed), int(step)) for seed, step in batch.obs.state[:, :2].tolist()]
 
 
-def test_a_window_holds_what_was_recorded(store):
-    whole = sampler(store)
-    batch = whole.windows(np.arange(len(whole)))
+def test_a_window_contains_the_recorded_data(store):
+    every_window = sampler(store)
+    batch = every_window.windows(np.arange(len(every_window)))
     for row, (seed, step) in enumerate(keys(batch)):
         steps = 3 + seed
         at = np.minimum(step + np.arange(4), steps - 1)
@@ -40,26 +40,26 @@ def test_a_window_holds_what_was_recorded(store):
         assert batch.obs.images[row, 0].unique().tolist() == [step]
         assert batch.obs.images[row, 1].unique().tolist() == [step + 100]
         assert decode_instructions(batch.obs.instruction[row : row + 1]) == [f"do number {seed}"]
-    assert batch.obs.images.shape == (len(whole), 2, 8, 8, 3)
+    assert batch.obs.images.shape == (len(every_window), 2, 8, 8, 3)
 
 
-def test_the_future_is_the_last_look_within_its_time_and_the_end(store):
-    whole = sampler(store, future_steps=(1, 5))
-    batch = whole.windows(np.arange(len(whole)))
+def test_the_future_is_the_last_observation_until_then_and_the_end(store):
+    every_window = sampler(store, future_steps=(1, 5))
+    batch = every_window.windows(np.arange(len(every_window)))
     for (seed, step), future in zip(keys(batch), batch.targets.future[:, :, :2].tolist(), strict=True):
         steps, every = 3 + seed, 1 + seed % 2
-        looks = [*range(0, steps, every), steps]
-        expected = [max(look for look in looks if look <= min(step + ahead, steps)) for ahead in (1, 5, steps)]
-        assert future == [[seed, look] for look in expected]
+        observed = [*range(0, steps, every), steps]
+        expected = [max(at for at in observed if at <= min(step + ahead, steps)) for ahead in (1, 5, steps)]
+        assert future == [[seed, at] for at in expected]
 
 
-def test_windows_are_the_looks_that_an_action_follows(store):
-    whole = sampler(store)
+def test_windows_are_the_observations_followed_by_an_action(store):
+    every_window = sampler(store)
     expected = [(seed, step) for seed in range(10) for step in range(0, 3 + seed, 1 + seed % 2)]
-    assert keys(whole.windows(np.arange(len(whole)))) == expected
+    assert keys(every_window.windows(np.arange(len(every_window)))) == expected
 
 
-def test_each_epoch_is_every_window_once_in_another_order(store):
+def test_each_epoch_has_every_window_once_in_another_order(store):
     shuffled = sampler(store, batch_size=5)
     total = len(shuffled)
     drawn = [key for _ in range(total) for key in keys(shuffled.next_batch())]
@@ -72,7 +72,7 @@ def test_each_epoch_is_every_window_once_in_another_order(store):
     assert shuffled.epoch == 5.0
 
 
-def test_order_depends_on_the_seed_alone(store):
+def test_the_order_depends_only_on_the_seed(store):
     a, b, other = sampler(store, seed=1), sampler(store, seed=1), sampler(store, seed=2)
     first = [keys(a.next_batch()) for _ in range(30)]
     assert first == [keys(b.next_batch()) for _ in range(30)]
@@ -117,7 +117,7 @@ def test_chunks_end_where_another_actor_takes_over(tmp_path):
             sampler(store, actors=("robot",))
 
 
-def test_filters_and_deletion(store):
+def test_selection_and_deletion(store):
     assert {seed for seed, _ in keys(sampler(store, where=Selection(tasks=("push",))).next_batch())} <= set(range(10))
     with pytest.raises(EpisodeError, match="no episode matches"):
         sampler(store, where=Selection(tasks=("lift",)))
@@ -152,14 +152,14 @@ def test_episodes_without_cameras(tmp_path):
         assert sampler(store).next_batch().obs.images.shape == (7, 0, 0, 0, 3)
 
 
-def test_statistics_are_all_states_and_actions(store):
+def test_statistics_contain_all_states_and_actions(store):
     state, action = sampler(store).statistics()
     assert action.shape == (sum(3 + seed for seed in range(10)), 3)
-    assert state.shape == (sum(entry.looks for entry in store.select()), 4)
+    assert state.shape == (sum(entry.observations for entry in store.select()), 4)
     assert sorted(set(state[:, 0].tolist())) == list(range(10))
 
 
-def test_other_robots_and_torn_files_are_named(store):
+def test_other_robots_and_damaged_files_are_reported(store):
     other = store.add(make_episode(seed=20, action=np.zeros((6, 5), np.float32)))
     with pytest.raises(EpisodeError, match=rf"{other}.*action dimensions 5, but 3 expected"):
         sampler(store)
@@ -168,3 +168,12 @@ def test_other_robots_and_torn_files_are_named(store):
     store.file(entry.id).write_bytes(store.file(entry.id).read_bytes()[:-1000])
     with pytest.raises(CorruptEpisode, match=rf"{entry.id}.*vla-rl data verify"):
         sampler(store)
+
+
+def test_instructions_have_any_length(store):
+    long = "push the red block " * 20
+    store.add(make_episode(seed=30, instruction=long))
+    every_window = sampler(store)
+    batch = every_window.windows(np.arange(len(every_window)))
+    for instruction, (seed, _) in zip(decode_instructions(batch.obs.instruction), keys(batch), strict=True):
+        assert instruction == (long if seed == 30 else f"do number {seed}")

@@ -12,19 +12,25 @@ import pytest
 import torch
 
 from policies.bundle import BundleError, Provenance, load_bundle, read_bundle_info, save_bundle
-from policies.compact_vla import VLAConfig
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowNoiseConfig
 from policies.denoising.objectives import DiffusionConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.vector_env import Observation, encode_instructions
+from tests.policies.encoding import encode
 
 ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front", "wrist"), image_size=(32, 32), control_hz=20.0)
-SMALL = VLAConfig(image_widths=(16,), width=32, time_width=16, text_width=16, depth=1)
+SMALL = {
+    "encoder": CompactEncoderConfig(image_widths=(16,), width=32, text_width=16),
+    "expert": ActionExpertConfig(time_width=16, depth=1),
+}
 CONFIGS = {
-    "flow_sde": DenoisingPolicyConfig(vla=SMALL),
-    "noise_head": DenoisingPolicyConfig(vla=SMALL, explore=FlowNoiseConfig()),
+    "flow_sde": DenoisingPolicyConfig(**SMALL),
+    "noise_head": DenoisingPolicyConfig(**SMALL, explore=FlowNoiseConfig()),
     "frozen_copy": DenoisingPolicyConfig(
-        vla=SMALL,
+        **SMALL,
         objective=DiffusionConfig(levels=20),
         act=DDIMConfig(),
         explore=DDPMConfig(steps=10, train_last=4),
@@ -58,12 +64,12 @@ def test_round_trip_is_bit_exact(tmp_path, config):
     saved = save_bundle(policy, tmp_path / "a" / "bundle", provenance=given)
     loaded = load_bundle(tmp_path / "a" / "bundle", action_dim=3, cameras=["front", "wrist"])
     assert loaded.config == policy.config
-    assert loaded.robot == ROBOT
+    assert loaded.spec.robot == ROBOT
     assert not loaded.training
     assert all(
         torch.equal(a, b) for a, b in zip(policy.state_dict().values(), loaded.state_dict().values(), strict=True)
     )
-    samples = [p.sample(p.encode(observe()), torch.Generator().manual_seed(1)) for p in (policy, loaded)]
+    samples = [p.sample(encode(p, observe()), torch.Generator().manual_seed(1)) for p in (policy, loaded)]
     assert torch.equal(samples[0].action, samples[1].action)
     assert torch.equal(samples[0].log_prob, samples[1].log_prob)
     info = read_bundle_info(tmp_path / "a" / "bundle")
@@ -102,7 +108,7 @@ def wider(path):
     edit(
         path,
         config=json.loads(
-            json.dumps(dataclasses.asdict(DenoisingPolicyConfig(vla=dataclasses.replace(SMALL, width=64))))
+            json.dumps(dataclasses.asdict(DenoisingPolicyConfig(**(SMALL | {"expert": ActionExpertConfig(depth=2)}))))
         ),
     )
 
@@ -117,7 +123,7 @@ DAMAGE = {
     "a list": (lambda path: (path / "bundle.json").write_text("[]"), "format None"),
     "unknown key": (lambda path: edit(path, extra=1), "unknown key 'extra'"),
     "wrong type": (lambda path: edit(path, robot={"action_dim": "seven"}), r"robot\.action_dim"),
-    "bad value": (lambda path: edit(path, config={"vla": {"action_patch": 3}}), "action_patch"),
+    "bad value": (lambda path: edit(path, config={"name": "denoising", "expert": {"action_patch": 3}}), "action_patch"),
     "other shapes": (wider, "do not fit"),
 }
 

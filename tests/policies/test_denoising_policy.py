@@ -27,6 +27,7 @@ from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
 from sims.vector_env import Observation, encode_instructions
+from tests.policies.encoding import encode
 
 ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front", "wrist"), image_size=(32, 32), control_hz=20.0)
 SMALL = {
@@ -64,10 +65,6 @@ def build(config, seed=0):
         for parameter in policy.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     return policy
-
-
-def encode(policy, obs):
-    return policy.encode(obs, policy.initial_state(len(obs)))[0]
 
 
 def generator(seed=0):

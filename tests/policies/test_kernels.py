@@ -8,7 +8,7 @@ import torch
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
-from policies.denoising.denoise import denoise, initial_log_prob, path_log_prob
+from policies.denoising.denoise import DenoisingTrace, denoise, trace_transition
 from policies.denoising.kernels import (
     DDIM,
     DDPM,
@@ -27,7 +27,6 @@ from policies.denoising.kernels import (
     time_grid,
 )
 from policies.denoising.objectives import Diffusion, DiffusionConfig, FlowMatching, FlowMatchingConfig
-from policies.policy import DenoisingTrace
 
 MEAN, STD = 1.5, 0.3
 
@@ -151,9 +150,10 @@ def test_joint_density_of_a_linear_flow_is_the_closed_form_gaussian():
         lower[i + 1, i + 1] = std[i]
     joint = torch.distributions.MultivariateNormal(mean, covariance_matrix=lower @ lower.T)
     chain = joint.sample((7,))
-    path = DenoisingTrace(states=chain.view(7, steps + 1, 1, 1), steps=torch.arange(steps).expand(7, -1))
-    log_prob = path_log_prob(lambda x, t: Prediction(target=c * x + d), kernel, path)
-    total = log_prob.sum((1, 2, 3)) + initial_log_prob(path).sum((1, 2))
+    trace = DenoisingTrace(states=chain.view(7, steps + 1, 1, 1), steps=torch.arange(steps).expand(7, -1))
+    transition, x_next = trace_transition(lambda x, t: Prediction(target=c * x + d), kernel, trace)
+    initial = torch.distributions.Normal(0.0, 1.0).log_prob(trace.states[:, 0])
+    total = transition.log_prob(x_next).sum((1, 2, 3)) + initial.sum((1, 2))
     assert torch.allclose(total, joint.log_prob(chain), atol=1e-6, rtol=0)
 
 

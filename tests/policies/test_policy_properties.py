@@ -1,10 +1,10 @@
-"""Laws that hold for every seed and size."""
+"""Properties for every seed and size."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.denoising.denoise import denoise, path_log_prob
+from policies.denoising.denoise import denoise, trace_transition
 from policies.denoising.kernels import (
     FlowCPS,
     FlowCPSConfig,
@@ -33,7 +33,7 @@ def kernels(steps, level):
 
 @settings(deadline=None, max_examples=25)
 @given(seed=seeds, batch=st.integers(1, 5), steps=st.integers(2, 12), level=noise_levels, which=st.integers(0, 3))
-def test_a_sampled_path_scores_as_it_was_sampled(seed, batch, steps, level, which):
+def test_a_sampled_trace_has_the_same_log_prob_when_scored(seed, batch, steps, level, which):
     kernel = kernels(steps, level)[which]
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 3, generator=generator)
@@ -42,9 +42,10 @@ def test_a_sampled_path_scores_as_it_was_sampled(seed, batch, steps, level, whic
         hidden = torch.tanh(x_t @ weight + t[..., None, None])
         return Prediction(target=hidden, noise=hidden)
 
-    path, log_prob = denoise(predict, kernel, torch.randn(batch, 2, 3, generator=generator), generator)
+    trace, log_prob = denoise(predict, kernel, torch.randn(batch, 2, 3, generator=generator), generator)
     assert torch.isfinite(log_prob).all()
-    assert torch.allclose(path_log_prob(predict, kernel, path), log_prob, atol=1e-3)
+    transition, x_next = trace_transition(predict, kernel, trace)
+    assert torch.allclose(transition.log_prob(x_next), log_prob, atol=1e-3)
 
 
 @settings(deadline=None, max_examples=25)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.denoising.denoise import Predict, integrate
+from policies.denoising.guidance import guidance_strength, guidance_weights, guided
 from policies.denoising.kernels import FlowODE, FlowODEConfig, Prediction
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler, DelayTracker, TickClock
-from policies.denoising.guidance import guidance_strength, guidance_weights, guided
 
 HORIZON = 8
 

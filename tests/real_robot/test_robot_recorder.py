@@ -39,7 +39,7 @@ def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
     assert (recorder.recorded, recorder.trouble) == (2, "")
     store = EpisodeStore(tmp_path)
     first, second = (store.read(entry.id) for entry in store.select())
-    assert first.look_steps.tolist() == [0, 4]
+    assert first.observation_steps.tolist() == [0, 4]
     assert [int(frame[0, 0, 0]) for frame in first.images["agent"]] == [0, 99]
     np.testing.assert_allclose(first.action[:, 0], 0.1 * np.arange(6), atol=1e-6)
     assert first.success.tolist() == [False] * 5 + [True]

@@ -165,7 +165,7 @@ def test_episodes_on_the_robot_are_recorded_as_in_simulation(world: VectorEnv, t
     recorded.observe()
     (entry,) = store.select()
     episode = store.read(entry.id)
-    assert episode.look_steps.tolist() == [0, 4, 8, 12]
+    assert episode.observation_steps.tolist() == [0, 4, 8, 12]
     assert episode.truncated[-1]
     assert episode.fingerprint["robot"] == "fake_arm"
 

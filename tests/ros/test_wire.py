@@ -289,7 +289,7 @@ def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
     assert [episode.succeeded for episode in episodes] == [True, False]
     for episode in episodes:
         assert episode.num_steps > 5
-        assert (episode.look_steps[0], episode.look_steps[-1]) == (0, episode.num_steps)
+        assert (episode.observation_steps[0], episode.observation_steps[-1]) == (0, episode.num_steps)
         assert episode.images["agent"].shape[1:] == (64, 64, 3)
         assert episode.policy_version == "untrained"
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import Outcome, SingleSpec
+from sims.subproc.single_env import SingleSpec, StepResult
 from sims.subproc.worker_config import WorkerConfig
 
 FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
@@ -32,7 +32,7 @@ class CountingConfig:
     goal: float = 5.0
     image_side: int = 8
     step_s: float = 0.0
-    fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "look"] = "none"
+    fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "observe"] = "none"
     preload: tuple[str, ...] = ()
     chatter: int = 0
     latency: Latency = field(default_factory=Latency)
@@ -63,18 +63,18 @@ class Counting:
         self.position = float(np.random.default_rng(seed).uniform(0, 0.5))
         self.sign = 1.0 - 2.0 * task
 
-    def step(self, action: np.ndarray) -> Outcome:
+    def step(self, action: np.ndarray) -> StepResult:
         time.sleep(self.config.step_s)
         os.write(2, b"." * self.config.chatter)
-        if self.seed == FAULT_SEED + self.elapsed and self.config.fault != "look":
+        if self.seed == FAULT_SEED + self.elapsed and self.config.fault != "observe":
             self._fail()
         self.elapsed += 1
         self.position += self.sign * float(action[0])
         reached = self.position >= self.config.goal
-        return Outcome(reward=self.position, terminated=False, truncated=False, success=reached)
+        return StepResult(reward=self.position, terminated=False, truncated=False, success=reached)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
-        if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "look":
+        if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "observe":
             raise RuntimeError("the camera fell off")
         images[:] = self.elapsed
         state[:] = self.position, self.elapsed, self.seed % 1009

@@ -13,9 +13,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from sims.registry import SimulatorConfig, is_installed, make_env
+from sims.examples import is_installed
+from sims.registry import SimulatorConfig, make_env
 from sims.vector_env import VectorEnv
-from tests.sims.libero_stand_in import stand_ins
+from tests.sims.libero_placeholder_assets import placeholder_assets
 from tests.sims.recordings import write_lerobot, write_robomimic
 from vla_rl.cli import main as cli
 from vla_rl.config.experiment import Experiment
@@ -72,10 +73,10 @@ CASES = {
         sim=lambda: {"name": "metaworld", "tasks": ["reach"], "max_steps": 100, **SMALL}, needs="metaworld"
     ),
     "pusht": Case(sim=lambda: PUSHT, needs="pusht", demonstrations=recorded_lerobot),
-    "libero stand-in": Case(
+    "libero placeholder": Case(
         sim=lambda: {
-            "name": "libero", "suite": "libero_object", "tasks": [0], "assets": str(stand_ins()), "max_steps": 24,
-            "fast_rendering": True, **SMALL,
+            "name": "libero", "suite": "libero_object", "tasks": [0], "assets": str(placeholder_assets()),
+            "max_steps": 24, "fast_rendering": True, **SMALL,
         },
         needs="libero",
         demonstrations=recorded_hdf5,

@@ -19,19 +19,19 @@ from sims.vector_env import (
     VectorEnv,
     decode_instructions,
 )
-from tests.sims.worlds_to_check import MAX_STEPS, WORLDS
+from tests.sims.environments_to_check import ENVIRONMENTS, MAX_STEPS
 
 FLAGS = ("terminated", "truncated", "success", "intervened", "valid")
 CASES = [
     pytest.param(name, marks=pytest.mark.skipif(not world.available, reason=f"vla-rl sims install {world.needs}"))
-    for name, world in WORLDS.items()
+    for name, world in ENVIRONMENTS.items()
 ]
 
 
 @pytest.fixture(scope="module", params=CASES)
 def world(request: Any) -> Iterator[VectorEnv]:
     """With a time limit of MAX_STEPS, so short that random actions never succeed."""
-    env = WORLDS[request.param].make(MAX_STEPS)
+    env = ENVIRONMENTS[request.param].make(MAX_STEPS)
     yield env
     env.close()
 
@@ -174,12 +174,12 @@ def test_capture_brings_a_row_back(world: VectorEnv) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=c.marks) for c in CASES if WORLDS[n := str(c.values[0])].solved_within is not None],
+    [pytest.param(n, marks=c.marks) for c in CASES if ENVIRONMENTS[n := str(c.values[0])].solved_within is not None],
 )
 def test_success_ends_the_episode_and_stays(name: str) -> None:
-    within = WORLDS[name].solved_within
+    within = ENVIRONMENTS[name].solved_within
     assert within is not None
-    env = WORLDS[name].make(within)
+    env = ENVIRONMENTS[name].make(within)
     try:
         assert isinstance(env, DemonstratedEnv)
         env.reset(start=starts(env, 0, 2, 4))

@@ -28,7 +28,7 @@ def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
     finally:
         env.close()
     (found,) = read_failures(tmp_path)
-    assert (found["stage"], found["row"], found["request"]) == ("iteration 3", 1, "advance")
+    assert (found["stage"], found["env_id"], found["request"]) == ("iteration 3", 1, "advance")
     assert "the gripper fell off" in found["stderr"]
 
     page = write_report(tmp_path).read_text()
@@ -43,7 +43,7 @@ def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    record = {"stage": "x", "row": 0, "pid": 1, "request": "look", "cause": "y", "stderr": ""}
+    record = {"stage": "x", "env_id": 0, "pid": 1, "request": "observe", "cause": "y", "stderr": ""}
     (tmp_path / "failures.jsonl").write_text(json.dumps(record) + '\n{"stage": "it')
     assert read_failures(tmp_path) == [record]
 

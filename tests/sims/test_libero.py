@@ -1,4 +1,4 @@
-"""LIBERO's own code, task files and initial states, among stand-ins for its objects."""
+"""LIBERO's own code, task files and initial states, among placeholders for its objects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from sims.adapters.libero import HORIZON, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
+from sims.adapters.libero import MAX_STEPS, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
 from sims.errors import UserError
 from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import StartState
-from tests.sims.libero_stand_in import package, stand_ins
+from tests.sims.libero_placeholder_assets import package, placeholder_assets
 
 installed = pytest.mark.skipif(interpreter("libero") is None, reason="vla-rl sims install libero")
 
@@ -25,8 +25,8 @@ def test_scores_in_the_papers_layout() -> None:
     header, _, values = score_table(scores).splitlines()
     assert header.split(" | ") == ["Spatial", "Object", "Goal", "Long", "Average"]
     assert [float(value) for value in values.split(" | ")] == [84.7, 88.4, 79.2, 53.7, 76.5]
-    assert "Average" not in score_table({"libero_10 with stand-in assets": 1.0})
-    assert "stand-in" in score_table({"libero_10 with stand-in assets": 1.0})
+    assert "Average" not in score_table({"libero_10 with placeholder assets": 1.0})
+    assert "placeholder" in score_table({"libero_10 with placeholder assets": 1.0})
 
 
 def test_rotation_vectors() -> None:
@@ -51,7 +51,7 @@ def test_missing_assets_say_which_folder(tmp_path: Path) -> None:
 def kitchen() -> Iterator[SubprocVectorEnv]:
     """Two kitchens, a study and two living rooms of the long suite."""
     config = LiberoConfig(
-        suite="libero_10", tasks=(0, 2, 3, 5, 9), assets=str(stand_ins()), image_size=(48, 64), num_envs=2,
+        suite="libero_10", tasks=(0, 2, 3, 5, 9), assets=str(placeholder_assets()), image_size=(48, 64), num_envs=2,
         kept_tasks=1, fast_rendering=True,
     )  # fmt: skip
     env = SubprocVectorEnv(config, Libero)
@@ -61,9 +61,9 @@ def kitchen() -> Iterator[SubprocVectorEnv]:
 
 @installed
 def test_stand_ins_are_named_so(kitchen: SubprocVectorEnv) -> None:
-    assert kitchen.spec.name == "libero_10 with stand-in assets"
-    assert kitchen.spec.fingerprint["assets"] == "stand-in, not LIBERO's"
-    assert kitchen.spec.max_steps == HORIZON["libero_10"] == 520
+    assert kitchen.spec.name == "libero_10 with placeholder assets"
+    assert kitchen.spec.fingerprint["assets"] == "placeholder, not LIBERO's"
+    assert kitchen.spec.max_steps == MAX_STEPS["libero_10"] == 520
     assert kitchen.spec.tasks[1] == "turn on the stove and put the moka pot on it"
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sims.adapters.libero import LiberoConfig
 from sims.errors import UserError
+from sims.registry import score_table
 from vla_rl.intervals import wilson_interval
 from vla_rl.report.table import print_evaluation
 from vla_rl.runners.evaluate import evaluate_path, join_suites
@@ -22,7 +24,7 @@ def result(suite: str, wins: int) -> dict[str, Any]:
     return {
         **rate, "episodes": 10, "per_task": {"pick it up": {**rate, "episodes": 10}}, "mean_steps": 100.0,
         "stochastic": {**rate, "success": wins / 20}, "simulator": suite, "seed": 0, "split": "benchmark",
-        "words": "given", "fingerprint": {}, "suites": {suite: wins / 10},
+        "words": "given", "fingerprint": {},
     }  # fmt: skip
 
 
@@ -33,19 +35,21 @@ def test_four_suites_in_the_papers_layout() -> None:
     assert joined["episodes"] == 40
     assert joined["stochastic"]["success"] == 0.35
     assert joined["per_task"]["libero_goal: pick it up"]["success"] == 0.7
+    success = {suite: wins / 10 for suite, wins in SCORES.items()}
     console = Console(record=True, width=120)
-    print_evaluation(joined, console)
+    print_evaluation(joined | {"score_table": score_table(LiberoConfig(), success)}, console)
     header, _, values = console.export_text().splitlines()[-3:]
     assert [cell.strip() for cell in header.split("|")] == ["Spatial", "Object", "Goal", "Long", "Average"]
     assert [cell.strip() for cell in values.split("|")] == ["80.0", "90.0", "70.0", "40.0", "70.0"]
 
 
 def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
-    joined = join_suites([result(f"{suite} with stand-in assets", wins) for suite, wins in SCORES.items()])
-    console = Console(record=True, width=160)
-    print_evaluation(joined, console)
-    header = console.export_text().splitlines()[-3]
-    assert header.count("stand-in assets") == 4
+    table = score_table(
+        LiberoConfig(), {f"{suite} with placeholder assets": wins / 10 for suite, wins in SCORES.items()}
+    )
+    assert table is not None
+    header = table.splitlines()[0]
+    assert header.count("placeholder assets") == 4
     assert "Average" not in header
 
 
@@ -53,5 +57,5 @@ def test_suites_belong_to_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "config.yaml").write_text("sim: {name: tabletop}\n")
     (tmp_path / "bundle").mkdir()
     monkeypatch.setattr("vla_rl.runners.evaluate.load_bundle", lambda path: None)
-    with pytest.raises(UserError, match="only LIBERO comes in suites"):
+    with pytest.raises(UserError, match="tabletop has no evaluation suites, got all"):
         evaluate_path(tmp_path, episodes=1, split=None, seed=0, suites=("all",))

@@ -7,7 +7,7 @@ import torch
 
 from sims.adapters.maniskill import INSTRUCTIONS, ManiSkill, ManiSkillConfig
 from sims.errors import UserError
-from sims.registry import is_installed
+from sims.examples import is_installed
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import StartState, decode_instructions
 

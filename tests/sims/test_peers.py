@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sims.bench.peers import Slice
-from sims.bench.throughput import Measured, compare
+from sims.bench.peers import TimeSlice
+from sims.bench.throughput import Measurement, compare
 from sims.errors import UserError
 from tests.sims.counting import Counting, CountingConfig
 
@@ -21,11 +21,11 @@ def test_contenders_take_turns() -> None:
 
 def test_ratio_is_the_median_of_rounds() -> None:
     mine, its = (
-        Measured(
+        Measurement(
             name=name,
             num_envs=2,
             slices=tuple(
-                Slice(steps=steps, seconds=0.5, cpu_s=0.1, memory_mib=8.0, parent_mib=9.0) for steps in counts
+                TimeSlice(steps=steps, seconds=0.5, cpu_s=0.1, memory_mib=8.0, parent_mib=9.0) for steps in counts
             ),
         )
         for name, counts in (("ours", (100, 20, 60)), ("gymnasium", (50, 40, 30)))

@@ -16,9 +16,9 @@ import torch
 
 from sims.chunk import step_chunk
 from sims.errors import UserError
+from sims.subproc.fork_server_process import has_ended
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
-from sims.subproc.worker_process import has_ended
 from sims.vector_env import StartState
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
 
@@ -143,7 +143,7 @@ def test_expert_follows_each_row() -> None:
         ("raise", "exit code 1", "the gripper fell off"),
         ("segfault", "SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("exit", "exit code 3", ""),
-        ("hang", "no sign of life", "_fail"),
+        ("hang", "neither answered nor completed a step", "_fail"),
         ("stop", "stopped", ""),
     ],
 )
@@ -156,7 +156,7 @@ def test_failed_worker_is_replaced(fault: str, cause: str, words: str) -> None:
         assert chunk.num_executed.tolist() == [3, 0]
         assert chunk.reward[1] == 0
         (failure,) = env.failures
-        assert (failure.row, failure.request) == (1, "advance")
+        assert (failure.env_id, failure.request) == (1, "advance")
         assert cause in failure.cause
         assert words in failure.stderr
         env.reset([1], start=starts(4))
@@ -166,7 +166,7 @@ def test_failed_worker_is_replaced(fault: str, cause: str, words: str) -> None:
 
 
 def test_failing_look_spoils_the_chunk() -> None:
-    with pool(num_envs=2, fault="look", workers=QUICK) as env:
+    with pool(num_envs=2, fault="observe", workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 2))
         assert env.advance(UP.expand(2, 1, 2), 1.0).valid.all()
         assert env.advance(UP.expand(2, 1, 2), 1.0).valid.tolist() == [True, False]
@@ -175,7 +175,7 @@ def test_failing_look_spoils_the_chunk() -> None:
 
 def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
     """A look that fails shows when it happens: with the step while every step is looked at, else not at all."""
-    with pool(num_envs=1, fault="look", goal=1e9, workers=QUICK) as env:
+    with pool(num_envs=1, fault="observe", goal=1e9, workers=QUICK) as env:
         env.reset(start=starts(FAULT_SEED + 3))
         for elapsed in (1, 2):
             assert env.step(UP[None]).valid.all()
@@ -196,7 +196,7 @@ def test_looks_that_are_kept_are_not_written_over() -> None:
         for _ in range(8):
             env.step(torch.zeros(3, 2))
             kept.append(env.observe())
-            lent.append(len(env._lent))
+            lent.append(len(env._slots._lent))
         assert [int(seen.images.unique()) for seen in kept] == list(range(1, 9))  # every pixel shows the elapsed steps
         assert lent == [1, 2, 2, 2, 2, 2, 2, 2]
         again = env.observe()
@@ -204,7 +204,7 @@ def test_looks_that_are_kept_are_not_written_over() -> None:
         assert int(kept[-1].images.unique()) == int(env.observe().images.unique()) == 8
         kept.clear()
         del again
-        assert not env._lent
+        assert not env._slots._lent
 
 
 def test_a_row_that_is_done_may_wait_long_for_another() -> None:
@@ -292,8 +292,8 @@ def test_faults_at_random_moments() -> None:
         trouble.join()
         assert invalid == len(env.failures) == 4
         assert valid == 40 * num_envs - 4
-        assert sorted(failure.row for failure in env.failures) == [1, 3, 5, 6]
-        causes = {failure.row: failure.cause for failure in env.failures}
+        assert sorted(failure.env_id for failure in env.failures) == [1, 3, 5, 6]
+        causes = {failure.env_id: failure.cause for failure in env.failures}
         assert "SIGKILL" in causes[1]
         assert "SIGKILL" in causes[5]
         assert "stopped" in causes[6]

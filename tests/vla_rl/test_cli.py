@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.vla_rl.run_folder import make_run
 
 from sims.errors import UserError
+from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
 
 

@@ -1,46 +1,35 @@
-"""Rollouts in a world where every value is known exactly."""
+"""Rollouts in an environment where every value is known exactly."""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from policies.policy import ActionSample, DenoisingTrace
+from episodes.schema import HUMAN, POLICY
+from policies.gaussian import DrawnAction, GaussianPolicy, GaussianPolicyConfig, StateContext
+from policies.policy import ActionSample, RobotSpec
 from sims.starts import start_state
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
 from tests.worlds import ChainEnv
-from vla_rl.algorithms.ppo import ppo_batch
+from vla_rl.algorithms.ppo import with_advantages
 from vla_rl.rollouts.collector import Collector
-from vla_rl.rollouts.starts import TrainingStarts
-from vla_rl.runners.evaluate import run_episodes
-from vla_rl.runs.metrics import Timer
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
 GAMMA = 0.9
 LENGTH = 10
 HORIZON = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class State(TensorDataclass):
-    state: Tensor
+class Walker(GaussianPolicy):
+    """Always moves right; value features are the state."""
 
+    def sample(self, context: StateContext, generator: torch.Generator) -> ActionSample:
+        action = torch.ones(len(context), HORIZON, 1)
+        return ActionSample(action=action, trace=DrawnAction(x=action), log_prob=torch.zeros_like(action)[:, None])
 
-class Walker:
-    """Always walks right; its context is the state."""
-
-    action_horizon, action_dim, value_dim = HORIZON, 1, 2
-
-    def encode(self, obs: Observation) -> State:
-        return State(state=obs.state)
-
-    def sample(self, context: State, generator: torch.Generator) -> ActionSample:
-        rows = len(context.state)
-        path = DenoisingTrace(states=torch.zeros(rows, 2, HORIZON, 1), steps=torch.zeros(rows, 1, dtype=torch.int64))
-        return ActionSample(action=torch.ones(rows, HORIZON, 1), path=path, log_prob=torch.zeros(rows, 1, HORIZON, 1))
-
-    def value_features(self, context: State) -> Tensor:
-        return context.state
+    def act_from_noise(self, context: StateContext, noise: Tensor, *rest: Tensor | None) -> Tensor:
+        return torch.ones_like(noise)
 
 
 class ExactCritic:
@@ -50,40 +39,43 @@ class ExactCritic:
         return GAMMA ** (LENGTH - 2 - features[:, 0])
 
 
-def collector(env: ChainEnv) -> Collector:
+def walker(env: ChainEnv) -> Walker:
+    return Walker(GaussianPolicyConfig(action_horizon=HORIZON), RobotSpec.of(env.spec))
+
+
+def collector(env: ChainEnv, policy: GaussianPolicy | None = None) -> Collector:
     return Collector(
-        env, Walker(), critic=ExactCritic(), gamma=GAMMA, keep_context=False,  # type: ignore[arg-type]
-        generator=torch.Generator(), timer=Timer(),
-    )  # fmt: skip
+        env,
+        policy or walker(env),
+        critic=ExactCritic(),  # type: ignore[arg-type]
+        gamma=GAMMA,
+        failure_weight=0.0,
+        seed=1,
+    )
 
 
 def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
     """Successes inside chunks, time-outs inside chunks, restarts and the rollout's own end: all advantages are 0."""
     env = ChainEnv(num_envs=7, length=LENGTH, max_steps=7)
-    runner = collector(env)
-    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
-    runner.start(starts.take(7))
-    rollout = runner.collect(9, starts)
+    rollout = collector(env).collect(9)
     ended = rollout.done
     assert (rollout.terminated & (rollout.num_executed < HORIZON)).any()
     assert (rollout.truncated & (rollout.num_executed < HORIZON)).any()
     assert (ended[:-1]).any() and not ended.all()
     for gae_lambda in (0.0, 0.95, 1.0):
-        batch = ppo_batch(rollout, gamma=GAMMA, gae_lambda=gae_lambda)
+        batch = with_advantages(rollout, gamma=GAMMA, gae_lambda=gae_lambda)
         torch.testing.assert_close(batch.advantage, torch.zeros(len(batch)), atol=1e-6, rtol=0)
 
 
-def test_a_continued_collect_does_not_look_twice() -> None:
+def test_a_continued_rollout_does_not_observe_twice() -> None:
     env = ChainEnv(num_envs=3, length=1000, max_steps=1000)
     runner = collector(env)
-    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
-    runner.start(starts.take(3))
-    runner.collect(2, starts)
-    runner.collect(2, starts)
+    runner.collect(2)
+    runner.collect(2)
     assert env.looks == [3] * 5
 
 
-def test_episodes_run_each_row_once_and_look_only_at_the_living() -> None:
+def test_episodes_run_once_in_each_environment_and_observe_only_running_ones() -> None:
     env = ChainEnv(num_envs=3, length=LENGTH, max_steps=100)
     rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])
     assert env.looks == [3, 2, 1]
@@ -102,41 +94,138 @@ def test_streams_never_share_a_start() -> None:
 
 
 class FailingChain(ChainEnv):
-    """Row 1's world breaks once, at its third step: as a dead worker would be reported."""
+    """Environment 1 fails once, at its third step, as a dead worker is reported."""
 
-    broken = False
+    failed = False
 
     def step(self, action: Tensor) -> Step:
         step = super().step(action)
-        if self.broken or self.elapsed[1] != 3:
+        if self.failed or self.elapsed[1] != 3:
             return step
-        self.broken = True
+        self.failed = True
         valid = torch.ones_like(step.terminated)
         valid[1] = False
         self.standing[1] = True
         return replace(step, valid=valid, truncated=step.truncated | ~valid, reward=step.reward * valid)
 
 
-def test_a_world_that_breaks_leaves_no_data_and_no_advantage() -> None:
+def test_a_failed_environment_leaves_no_data_and_no_advantage() -> None:
     env = FailingChain(num_envs=3, length=LENGTH, max_steps=7)
     runner = collector(env)
-    starts = TrainingStarts(seed=1, num_tasks=2, failure_weight=0.0)
     runner.start([StartState(task=0, seed=0)] * 3)
-    rollout = runner.collect(6, starts)
+    rollout = runner.collect(6)
     assert rollout.valid.sum() == 17
     assert not rollout.valid[0, 1]
     assert rollout.num_executed[0, 1] == 0
-    batch = ppo_batch(rollout, gamma=GAMMA, gae_lambda=0.95)
+    batch = with_advantages(rollout, gamma=GAMMA, gae_lambda=0.95)
     assert len(batch) == 17
     torch.testing.assert_close(batch.advantage, torch.zeros(17), atol=1e-6, rtol=0)
 
 
-def test_an_episode_whose_world_breaks_is_run_again() -> None:
+def test_an_episode_whose_environment_fails_is_run_again() -> None:
     starts = [StartState(task=0, seed=cell) for cell in (4, 2, 5)]
     rollout = collector(FailingChain(num_envs=3, length=LENGTH, max_steps=100)).episodes(starts)
     assert torch.where(rollout.valid, rollout.num_executed, 0).sum(0).tolist() == [5, 7, 4]
     assert rollout.success.any(0).all()
-    act = lambda obs: torch.ones(len(obs.state), HORIZON, 1)  # noqa: E731
-    outcome = run_episodes(FailingChain(num_envs=3, length=LENGTH, max_steps=100), act, starts)
-    assert outcome.steps.tolist() == [5, 7, 4]
-    assert outcome.success.all()
+    env = FailingChain(num_envs=3, length=LENGTH, max_steps=100)
+    results = run_episodes(env, PolicyActor(walker(env), 3, torch.Generator(), stochastic=False), starts)
+    assert results.steps.tolist() == [5, 7, 4]
+    assert results.success.all()
+
+
+def test_every_chunk_says_which_version_and_who_acted() -> None:
+    class Intervened(ChainEnv):
+        def step(self, action: Tensor) -> Step:
+            return replace(super().step(action), intervened=torch.tensor([False, True, False]))
+
+    runner = collector(Intervened(num_envs=3, length=1000, max_steps=1000))
+    first = runner.collect(2)
+    runner.weights.publish(7, {})
+    second = runner.collect(1)
+    assert first.policy_version.unique().tolist() == [0]
+    assert second.policy_version.unique().tolist() == [7]
+    assert first.actor.tolist() == [[POLICY, HUMAN, POLICY]] * 2
+
+
+def test_newer_weights_are_taken_before_a_rollout() -> None:
+    env = ChainEnv(num_envs=2, length=LENGTH)
+    runner = collector(env)
+    weights = {name: torch.full_like(value, 0.5) for name, value in runner.policy.named_parameters()}
+    runner.weights.publish(3, weights)
+    runner.collect(1)
+    assert runner.policy_version == 3
+    assert all((parameter == 0.5).all() for parameter in runner.policy.parameters())
+    assert runner.weights.newest(after=3) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(TensorDataclass):
+    """Observations since the episode began."""
+
+    seen: Tensor
+
+
+class Counter(Walker):
+    """A walker with memory: its state counts the observations of each episode."""
+
+    def initial_state(self, num_envs: int) -> TensorDataclass:
+        return Count(seen=torch.zeros(num_envs))
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[StateContext, TensorDataclass]:
+        assert isinstance(state, Count)
+        self.last = state.seen + 1
+        return StateContext(state=torch.stack([obs.state[:, 0], state.seen], -1)), Count(seen=state.seen + 1)
+
+
+def counter(env: ChainEnv) -> Counter:
+    return Counter(GaussianPolicyConfig(action_horizon=HORIZON), RobotSpec.of(env.spec))
+
+
+def test_a_policys_memory_begins_anew_with_each_episode() -> None:
+    env = ChainEnv(num_envs=3, length=LENGTH, max_steps=7)
+    rollout = collector(env, counter(env)).collect(9)
+    inputs = rollout.inputs
+    assert isinstance(inputs, StateContext)
+    expected = torch.zeros(3)
+    for t in range(9):
+        assert torch.equal(inputs.state[t, :, 1], expected)
+        expected = torch.where(rollout.done[t], 0.0, expected + 1)
+
+
+def test_memory_goes_on_after_validation_and_a_checkpoint() -> None:
+    """Suspended in the middle, and saved and loaded, the rollout is the same as undisturbed."""
+    rollouts = []
+    for disturbed in (False, True):
+        env = ChainEnv(num_envs=3, length=LENGTH, max_steps=30)
+        runner = collector(env, counter(env))
+        runner.collect(1)
+        if disturbed:
+            with runner.suspended():
+                actor = PolicyActor(counter(env), 3, torch.Generator(), stochastic=True)
+                run_episodes(env, actor, [StartState(task=0, seed=4)] * 3)
+            state = runner.state_dict()
+            env = ChainEnv(num_envs=3, length=LENGTH, max_steps=30)
+            runner = collector(env, counter(env))
+            runner.load_state_dict(state)
+        rollouts.append(runner.collect(3))
+    for one, other in zip(rollouts[0].tensors(), rollouts[1].tensors(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_episodes_restart_where_the_environment_cannot_capture() -> None:
+    env = ChainEnv(num_envs=3, length=1000, max_steps=1000, can_capture=False)
+    runner = collector(env, counter(env))
+    runner.collect(2)
+    with runner.suspended():
+        pass
+    assert env.elapsed.tolist() == [0, 0, 0]
+    runner.collect(2)
+    state = runner.state_dict()
+    assert state["episodes"] is None
+    env = ChainEnv(num_envs=3, length=1000, max_steps=1000, can_capture=False)
+    resumed = collector(env, counter(env))
+    resumed.load_state_dict(state)
+    assert resumed.starts.next_index == runner.starts.next_index + 3
+    inputs = resumed.collect(1).inputs
+    assert isinstance(inputs, StateContext)
+    assert (inputs.state[..., 1] == 0).all()

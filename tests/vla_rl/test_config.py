@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
-from tests.vla_rl.unread_fields import _reads, unread_fields
 
+from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.loader import ConfigError, config_fields, load_config, save_config
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
 

@@ -85,7 +85,7 @@ def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
     env.observe([0])
     for _ in range(8):
         env.step(torch.ones(3, 1))
-    looks = {entry.seed: store.read(entry.id).look_steps.tolist() for entry in store.entries()}
+    looks = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
     assert looks == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
     assert all(entry.success for entry in store.entries())
 
@@ -114,7 +114,7 @@ def test_every_real_step_is_counted(run: Path) -> None:
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
     for store in recorded:
-        assert all(store.read(entry.id).look_steps[-1] == entry.steps for entry in store.entries())
+        assert all(store.read(entry.id).observation_steps[-1] == entry.steps for entry in store.entries())
     for number in range(2):
         assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"trust_{number}"])
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1

@@ -1,4 +1,4 @@
-"""Demonstrations and their imitation: what is looked at, and that an interrupted training goes on exactly."""
+"""Demonstrations and behavior cloning: what is observed, and that an interrupted training continues exactly."""
 
 import multiprocessing
 import os
@@ -14,16 +14,21 @@ from episodes.sampler import WindowBatch, WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import BundleInfo, read_bundle_info
-from policies.compact_vla import VLAConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
+from tests.policies.encoding import encode
 from tests.worlds import PointEnv
-from vla_rl.algorithms.bc import BC, BCConfig, imitation_loss
-from vla_rl.algorithms.shards import Shards
+from vla_rl.algorithms.bc import BC, BCConfig, bc_loss
+from vla_rl.algorithms.shards import GradientShards
 from vla_rl.runners.demonstrations import run_expert
 from vla_rl.runners.imitation import clone
 from vla_rl.runs.checkpoint import load_tree, save_tree
+
+SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
 
 
 def demonstrations(path: Path, *, observe_every: int) -> EpisodeStore:
@@ -41,17 +46,16 @@ def test_every_third_step_is_looked_at_and_the_last(tmp_path: Path) -> None:
     entries = store.select()
     assert len(entries) == 6
     for entry in entries:
-        looks = store.map(entry)["look_steps"].tolist()
+        looks = store.map(entry)["observation_steps"].tolist()
         assert looks == sorted({*range(0, entry.steps, 3), entry.steps})
 
 
-def imitation(store: EpisodeStore, config: BCConfig) -> tuple[BC, WindowSampler]:
+def imitation(store: EpisodeStore, config: BCConfig) -> BC:
     sampler = WindowSampler(store, action_horizon=8, batch_size=8, seed=0, future_steps=(16, 32))
     torch.manual_seed(0)
-    policy_config = DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1))
-    policy = DenoisingPolicy(policy_config, RobotSpec.of(PointEnv(num_envs=1).spec))
+    policy = DenoisingPolicy(SMALL, RobotSpec.of(PointEnv(num_envs=1).spec))
     policy.normalizer.fit(*sampler.statistics())
-    return BC(policy, config, seed=0), sampler
+    return BC(policy, config, [sampler], seed=0)
 
 
 def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
@@ -63,7 +67,7 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
     def cloned(*paths: Path) -> BundleInfo:
         torch.manual_seed(0)
         policy = DenoisingPolicy(
-            DenoisingPolicyConfig(vla=VLAConfig(width=32, text_width=16, depth=1)),
+            SMALL,
             RobotSpec.of(PointEnv(num_envs=1).spec),
         )
         folder = tmp_path / "_".join(path.name for path in paths)
@@ -84,25 +88,23 @@ def test_imitation_goes_on_exactly(tmp_path: Path, matrix_learning_rate: float |
     torch.set_num_threads(1)
     store = demonstrations(tmp_path / "store", observe_every=1)
 
-    def fresh() -> tuple[BC, WindowSampler]:
+    def fresh() -> BC:
         config = BCConfig(steps=6, warmup=2, matrix_learning_rate=matrix_learning_rate, batch_size=8, shards=shards)
         return imitation(store, config)
 
-    whole, batches = fresh()
+    whole = fresh()
     begun = [parameter.clone() for parameter in whole.parameters]
-    losses = [whole.update(batches.next_batch()) for _ in range(6)]
+    losses = [whole.update() for _ in range(6)]
     assert all(
         not torch.equal(before, after) for before, after in zip(begun, whole.parameters, strict=True) if after.ndim > 1
     )
-    first, batches = fresh()
+    first = fresh()
     for _ in range(3):
-        first.update(batches.next_batch())
-    save_tree(tmp_path / "state", {"learner": first.state_dict(), "sampler": batches.state_dict()})
-    second, batches = fresh()
-    state = load_tree(tmp_path / "state")
-    second.load_state_dict(state["learner"])
-    batches.load_state_dict(state["sampler"])
-    assert [second.update(batches.next_batch()) for _ in range(3)] == losses[3:]
+        first.update()
+    save_tree(tmp_path / "state", first.state_dict())
+    second = fresh()
+    second.load_state_dict(load_tree(tmp_path / "state"))
+    assert [second.update() for _ in range(3)] == losses[3:]
     for one, other in zip(second.parameters, whole.parameters, strict=True):
         assert torch.equal(one, other)
 
@@ -112,10 +114,10 @@ def test_shards_give_the_same_figures_with_and_without_processes(tmp_path: Path)
     store = demonstrations(tmp_path / "store", observe_every=1)
     learned = []
     for processes in (False, True):
-        learner, batches = imitation(store, BCConfig(steps=4, warmup=1, batch_size=8, shards=2))
+        learner = imitation(store, BCConfig(steps=4, warmup=1, batch_size=8, shards=2))
         learner.shards.close()
-        learner.shards = Shards(learner.policy, imitation_loss, count=2, processes=processes)
-        losses = [learner.update(batches.next_batch()) for _ in range(4)]
+        learner.shards = GradientShards(learner.policy, bc_loss, count=2, processes=processes)
+        losses = [learner.update() for _ in range(4)]
         learner.close()
         learned.append((losses, [parameter.clone() for parameter in learner.parameters]))
     (losses, serial), (other_losses, parallel) = learned
@@ -128,11 +130,11 @@ def test_a_shard_is_its_part_of_the_batch(tmp_path: Path) -> None:
     """The mean over shards of equal size is the gradient of the whole, where the loss draws nothing."""
     torch.set_num_threads(1)
     store = demonstrations(tmp_path / "store", observe_every=1)
-    learner, batches = imitation(store, BCConfig(batch_size=8))
-    batch = batches.next_batch()
+    learner = imitation(store, BCConfig(batch_size=8))
+    batch = learner.samplers[0].next_batch()
     gradients = []
     for count in (1, 4):
-        shards = Shards(learner.policy, forecast_loss, count=count, processes=False)
+        shards = GradientShards(learner.policy, forecast_loss, count=count, processes=False)
         shards.backward(batch, [torch.Generator() for _ in range(count)])
         gradients.append(torch.cat([p.grad.flatten() for p in shards.parameters if p.grad is not None]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
@@ -140,17 +142,17 @@ def test_a_shard_is_its_part_of_the_batch(tmp_path: Path) -> None:
 
 
 def forecast_loss(policy: DenoisingPolicy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
-    return policy.vla.forecast(policy.encode(batch.obs).pooled).square().mean()
+    return policy.forecast(encode(policy, batch.obs).encoding.pooled).square().mean()
 
 
 def test_a_process_that_is_killed_stops_imitation_and_says_so(tmp_path: Path) -> None:
     store = demonstrations(tmp_path / "store", observe_every=1)
-    learner, batches = imitation(store, BCConfig(batch_size=8))
-    learner.shards = Shards(learner.policy, imitation_loss, count=2, processes=True)
+    learner = imitation(store, BCConfig(batch_size=8))
+    learner.shards = GradientShards(learner.policy, bc_loss, count=2, processes=True)
     generators = [torch.Generator(), torch.Generator()]
-    assert learner.shards.backward(batches.next_batch(), generators) > 0
+    assert learner.shards.backward(learner.samplers[0].next_batch(), generators) > 0
     (helper,) = multiprocessing.active_children()
     assert helper.pid is not None
     os.kill(helper.pid, signal.SIGKILL)
     with pytest.raises(UserError, match=r"ended with exit code -9 .*--resume.*start.bc.shards 1"):
-        learner.shards.backward(batches.next_batch(), generators)
+        learner.shards.backward(learner.samplers[0].next_batch(), generators)

@@ -1,4 +1,4 @@
-"""Imitation, reinforcement and language use, for real, in a world that takes seconds."""
+"""Behavior cloning, PPO and language use in a small environment."""
 
 from pathlib import Path
 
@@ -8,23 +8,22 @@ import torch
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
-from policies.compact_vla import VLAConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.algorithms.update import UpdateConfig
+from vla_rl.algorithms.ppo import PPO, PPOConfig, UpdateConfig
 from vla_rl.runners.demonstrations import run_expert
-from vla_rl.runners.evaluate import Words, evaluate_policy
-from vla_rl.runners.on_policy import Learner
+from vla_rl.runners.evaluate import InstructionMode, evaluate_policy
 
-SMALL = VLAConfig(width=96, depth=2, text_width=32)
+SMALL = CompactEncoderConfig(width=96, text_width=32)
 
 
 @pytest.fixture(scope="module")
 def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
-    """Cloned from a sloppy expert: it knows what the words mean and is clumsy."""
+    """Cloned from a noisy expert."""
     torch.set_num_threads(1)
     world = PointEnv(num_envs=50)
     store = EpisodeStore(Path(tmp_path_factory.mktemp("demonstrations")), create=True)
@@ -35,21 +34,21 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     assert recorder.recorded == 200
     sampler = WindowSampler(store, action_horizon=8, future_steps=SMALL.forecast_steps, batch_size=128, seed=0)
     torch.manual_seed(0)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=SMALL), RobotSpec.of(world.spec))
+    policy = DenoisingPolicy(DenoisingPolicyConfig(encoder=SMALL), RobotSpec.of(world.spec))
     policy.normalizer.fit(*sampler.statistics())
-    learner = BC(policy, BCConfig(steps=250, learning_rate=2e-3), seed=0)
+    learner = BC(policy, BCConfig(steps=250, learning_rate=2e-3), [sampler], seed=0)
     for _ in range(250):
-        learner.update(sampler.next_batch())
+        learner.update()
     return policy
 
 
-def success(policy: DenoisingPolicy, words: Words = "given") -> float:
+def success(policy: DenoisingPolicy, instruction: InstructionMode = "given") -> float:
     world = PointEnv(num_envs=50)
     starts = StartSequence("evaluation", seed=0, num_tasks=3).take(150)
-    return evaluate_policy(policy, world, starts, seed=0, stochastic=False, words=words)["success"]
+    return evaluate_policy(policy, world, starts, seed=0, stochastic=False, instruction=instruction)["success"]
 
 
-def test_without_its_words_the_policy_falls_to_chance(imitator: DenoisingPolicy) -> None:
+def test_without_its_instruction_the_policy_falls_to_chance(imitator: DenoisingPolicy) -> None:
     """Three squares look alike but for their color: chance is a third of what it can do."""
     given = success(imitator)
     assert given > 0.5
@@ -57,7 +56,7 @@ def test_without_its_words_the_policy_falls_to_chance(imitator: DenoisingPolicy)
     assert success(imitator, "shuffled") < 0.65 * given
 
 
-def test_reinforcement_improves_what_imitation_began(imitator: DenoisingPolicy) -> None:
+def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy) -> None:
     before = success(imitator)
     config = PPOConfig(
         iterations=15,
@@ -65,7 +64,7 @@ def test_reinforcement_improves_what_imitation_began(imitator: DenoisingPolicy) 
         critic_warmup=1,
         update=UpdateConfig(learning_rate=1e-4, minibatch=256, micro_batch=256, epochs=3),
     )
-    learner = Learner(imitator, PointEnv(num_envs=96), config, seed=0)
+    learner = PPO(config, imitator, PointEnv(num_envs=96), seed=0)
     for _ in range(config.iterations):
         learner.iterate()
     assert success(learner.deployed()) > before + 0.08

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 
 from sims.errors import UserError
+from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 from vla_rl.report import write_comparison, write_report
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference

@@ -1,33 +1,37 @@
-"""Group-relative policy optimization: the group that shares a start is its own baseline, no critic.
+"""Group-relative policy optimization: the mean return of a group that shares a start is the baseline, no critic.
 
 Shao et al. 2024 (DeepSeekMath, Sec. 4.1) with the refilled dynamic sampling of SimpleVLA-RL (Li et al. 2025): groups
-that all succeed or all fail carry no gradient, so more are drawn until the batch is full of informative ones.
+that all succeed or all fail have no gradient, so more are drawn until the batch is full of informative ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from vla_rl.algorithms.advantages import group_advantage
-from vla_rl.algorithms.update import Batch, Metrics, PolicyUpdate, UpdateConfig
-from vla_rl.rollouts.rollout import Rollout
+from policies.policy import Policy
+from sims.errors import UserError
+from sims.vector_env import VectorEnv
+from vla_rl.algorithms.advantages import group_advantage, informative_groups
+from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
+from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
+from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.experience import Experience
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOConfig:
+class GRPOConfig(AlgorithmConfig):
     """``groups`` informative groups of ``group_size`` episodes make a batch.
 
     ``max_rounds`` bounds how often a batch is refilled; a batch that is still short is used as it is, an empty one
-    is an error. ``episode_weight``: every episode counts alike whatever its length; else every chunk does.
+    is an error. ``episode_weight``: every episode has the same weight whatever its length; else every chunk has.
     """
 
     name: Literal["grpo"] = "grpo"
-    iterations: int = 60
+    gamma: float = 1.0
     groups: int = 16
     group_size: int = 8
     min_success: float = 0.1
@@ -35,50 +39,118 @@ class GRPOConfig:
     max_rounds: int = 6
     scale_by_std: bool = True
     episode_weight: bool = True
-    gamma: float = 1.0
-    failure_weight: float = 0.0
     update: UpdateConfig = field(
         default_factory=lambda: UpdateConfig(clip_low=0.2, clip_high=0.28, normalize_advantage=False)
     )
 
+    def check_num_envs(self, num_envs: int, setting: str) -> None:
+        if num_envs % self.group_size:
+            raise ValueError(
+                f"{setting} ({num_envs}) must be a multiple of algorithm.group_size ({self.group_size}): "
+                "the episodes of a group run side by side"
+            )
 
-def grpo_batch(rollout: Rollout, *, group_size: int, scale_by_std: bool, episode_weight: bool) -> Batch:
-    """``rollout`` [T, N] holds one episode per row; rows ``[g * G, (g + 1) * G)`` are group g.
 
-    An episode's return is its summed reward over valid chunks; all its chunks share its advantage.
-    """
-    valid = rollout.valid
-    returns = torch.where(valid, rollout.reward, 0.0).sum(0)
-    advantage = group_advantage(returns.reshape(-1, group_size), scale_by_std=scale_by_std).reshape(-1)
-    length = valid.sum(0).clamp(min=1).float()
-    weight = 1 / length if episode_weight else torch.ones_like(length)
-    chunks = rollout[valid]
-    return Batch(
-        inputs=chunks.inputs,
-        path=chunks.path,
-        log_prob=chunks.log_prob,
-        num_executed=chunks.num_executed,
-        advantage=advantage.expand_as(rollout.reward)[valid],
-        weight=weight.expand_as(rollout.reward)[valid],
-    )
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """``rollouts``: [T, N] of informative groups only, ``group_size`` neighbors each; the numbers count all drawn."""
+
+    rollouts: list[Experience]
+    drawn: int
+    informative: int
+    success: float
+    control_steps: int
 
 
 class GRPO:
-    def __init__(self, config: GRPOConfig, update: PolicyUpdate) -> None:
-        self.config, self._update = config, update
+    """One iteration: episodes in groups that share a start, group advantages, a clipped update."""
 
-    def update(self, rollouts: Sequence[Rollout]) -> Metrics:
-        """``rollouts`` hold whole informative groups, as ``collect_groups`` returns them."""
-        config = self.config
-        batch = Batch.cat(
-            [
-                grpo_batch(
-                    rollout,
-                    group_size=config.group_size,
-                    scale_by_std=config.scale_by_std,
-                    episode_weight=config.episode_weight,
-                )
-                for rollout in rollouts
-            ]
+    def __init__(self, config: GRPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
+        self.config, self.policy, self.iteration = config, policy, 0
+        self.update = ClippedUpdate(config.update, policy, seed=seed + 1)
+        self.collector = Collector(
+            env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
-        return self._update.run(dataclasses.replace(batch, weight=batch.weight / batch.weight.mean()))
+
+    def iterate(self) -> Metrics:
+        collector = self.collector
+        groups = self._collect_groups()
+        batch = Experience.cat([with_group_advantages(rollout, self.config) for rollout in groups.rollouts])
+        assert batch.weight is not None
+        with collector.timer.section("learn"):
+            metrics = self.update.run(dataclasses.replace(batch, weight=batch.weight / batch.weight.mean()))
+        self.iteration += 1
+        collector.weights.publish(self.iteration, self.update.weights())
+        return {
+            **metrics,
+            "success": groups.success,
+            "control_steps": float(groups.control_steps),
+            "groups_drawn": float(groups.drawn),
+            "groups_informative": float(groups.informative),
+            **collector.timer.take(),
+        }
+
+    def deployed(self) -> Policy:
+        return self.update.deployed()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "update": self.update.state_dict(),
+            "collector": self.collector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self.update.load_state_dict(state["update"])
+        self.collector.load_state_dict(state["collector"])
+
+    def _collect_groups(self) -> Groups:
+        """Rounds of num_envs / group_size groups until ``config.groups`` of them are informative.
+
+        Raises UserError when ``max_rounds`` rounds held none: the policy always fails or always succeeds.
+        """
+        config, size = self.config, self.config.group_size
+        per_round = self.collector.env.spec.num_envs // size
+        kept: list[Experience] = []
+        informative = drawn = steps = 0
+        successes: list[float] = []
+        while informative < config.groups and drawn < config.max_rounds * per_round:
+            shared = [start for start in self.collector.starts.take(per_round) for _ in range(size)]
+            rollout = self.collector.episodes(shared)
+            success = rollout.success.any(0).reshape(per_round, size)
+            good = informative_groups(success, low=config.min_success, high=config.max_success).nonzero().flatten()
+            good = good[: config.groups - informative]
+            if len(good):
+                kept.append(rollout.select_envs((good[:, None] * size + torch.arange(size)).flatten()))
+            informative += len(good)
+            drawn += per_round
+            steps += rollout.control_steps()
+            successes.append(success.float().mean().item())
+        mean_success = sum(successes) / len(successes)
+        if not kept:
+            raise UserError(
+                f"GRPO found no group with success between {config.min_success} and {config.max_success} among "
+                f"{drawn} groups (mean success {mean_success:.2f}). Start from a policy that sometimes succeeds "
+                "(more demonstrations or BC steps), or take harder tasks if it always does."
+            )
+        return Groups(rollouts=kept, drawn=drawn, informative=informative, success=mean_success, control_steps=steps)
+
+
+def with_group_advantages(rollout: Experience, config: GRPOConfig) -> Experience:
+    """The valid chunks of ``rollout`` [T, N], flat, with advantages and weights.
+
+    Each environment holds one episode; environments ``[g * G, (g + 1) * G)`` are group g. The return is the summed
+    reward over valid chunks; all chunks of an episode share its advantage.
+    """
+    valid = rollout.valid
+    returns = torch.where(valid, rollout.reward, 0.0).sum(0)
+    groups = returns.reshape(-1, config.group_size)
+    advantage = group_advantage(groups, scale_by_std=config.scale_by_std).reshape(-1)
+    length = valid.sum(0).clamp(min=1).float()
+    weight = 1 / length if config.episode_weight else torch.ones_like(length)
+    return dataclasses.replace(
+        rollout[valid],
+        advantage=advantage.expand_as(rollout.reward)[valid],
+        weight=weight.expand_as(rollout.reward)[valid],
+    )

@@ -1,73 +1,336 @@
-"""Proximal policy optimization over action chunks (Schulman et al. 2017)."""
+"""Proximal policy optimization over action chunks (Schulman et al. 2017).
+
+Top to bottom: settings, collect, advantages, minibatches, losses, step. ``ClippedUpdate``, the part after the
+advantages, also serves GRPO and RLIR.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from episodes.sampler import Targets
+from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
-from vla_rl.algorithms.surrogate import explained_variance
-from vla_rl.algorithms.update import Batch, Metrics, PolicyUpdate, UpdateConfig
-from vla_rl.critics.value import CriticConfig
-from vla_rl.rollouts.rollout import Rollout
+from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
+from vla_rl.algorithms.average import WeightAverage
+from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
+from vla_rl.algorithms.surrogate import clipped_surrogate, explained_variance, value_loss
+from vla_rl.critics.value import CriticConfig, ValueCritic
+from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.experience import Experience
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """``chunks``: chunks per row and iteration. ``critic_warmup``: iterations that train the critic alone.
+class UpdateConfig:
+    """How a policy is changed by a batch.
 
-    ``failure_weight`` in [0, 1): how much more often tasks are practised that still fail (rollouts/starts.py).
+    ``frozen``: parameter groups of the policy that are not trained. ``target_kl`` is in sum units (over denoising
+    steps, executed actions and dimensions); when a minibatch exceeds it the update stops; null turns it off.
+    ``micro_batch``: chunks per backward pass, gradients accumulate to ``minibatch``. ``reference_weight``: of behavior
+    cloning towards the frozen policy that training started from. ``denoising_discount`` scales the advantage of earlier
+    denoising steps (DPPO, Ren et al. 2024, Sec. 4.3), for step-wise ratios. ``clip_first_step`` is the clip of the
+    noisiest trained step, growing exponentially to ``clip_low`` / ``clip_high`` at the last (DPPO); null clips all
+    steps alike. ``average``: decay per optimizer step of the moving average of the weights that is evaluated and
+    shipped; null ships the last weights.
     """
 
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    epochs: int = 4
+    minibatch: int = 512
+    micro_batch: int = 512
+    reduction: Reduction = "chunk_sum"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_first_step: float | None = None
+    dual_clip: float | None = 3.0
+    target_kl: float | None = 0.05
+    max_grad_norm: float = 1.0
+    entropy_weight: float = 0.0
+    reference_weight: float = 0.0
+    denoising_discount: float = 1.0
+    normalize_advantage: bool = True
+    frozen: tuple[str, ...] = ()
+    average: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minibatch % self.micro_batch:
+            raise ValueError(f"minibatch ({self.minibatch}) must be a multiple of micro_batch ({self.micro_batch})")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip must be greater than 1, got {self.dual_clip}")
+        per_step = self.denoising_discount != 1 or self.clip_first_step is not None
+        if per_step and self.reduction.startswith("chunk"):
+            raise ValueError("denoising_discount and clip_first_step need reduction step_sum or step_mean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(AlgorithmConfig):
+    """``chunks``: chunks per environment and iteration. ``critic_warmup``: iterations that train the critic alone."""
+
     name: Literal["ppo"] = "ppo"
-    iterations: int = 60
     chunks: int = 8
-    gamma: float = 0.99
     gae_lambda: float = 0.95
-    failure_weight: float = 0.0
     critic_warmup: int = 2
     critic: CriticConfig = field(default_factory=CriticConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
 
-def ppo_batch(rollout: Rollout, *, gamma: float, gae_lambda: float) -> Batch:
-    """Advantages and value targets of every valid chunk, flattened."""
-    discount = gamma ** rollout.num_executed.float()
+class PPO:
+    """One iteration: a rollout of every environment, advantages, a clipped update of policy and critic."""
+
+    def __init__(self, config: PPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
+        self.config, self.policy, self.iteration = config, policy, 0
+        torch.manual_seed(seed)  # the critic's initial weights
+        critic = ValueCritic(config.critic, policy.spec.value_dim)
+        self.update = ClippedUpdate(config.update, policy, critic=critic, seed=seed + 1)
+        self.collector = Collector(
+            env, policy, critic=critic, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
+        )
+
+    def iterate(self) -> Metrics:
+        config, collector = self.config, self.collector
+        rollout = collector.collect(config.chunks)
+        batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        with collector.timer.section("learn"):
+            metrics = self.update.run(batch, train_policy=self.iteration >= config.critic_warmup)
+        self.iteration += 1
+        collector.weights.publish(self.iteration, self.update.weights())
+        assert batch.advantage is not None and batch.value_target is not None
+        return {
+            **metrics,
+            "explained_variance": explained_variance(batch.value, batch.value_target),
+            "advantage_std": batch.advantage.std().item(),
+            "success": rollout.success_rate(),
+            "control_steps": float(rollout.control_steps()),
+            **collector.timer.take(),
+        }
+
+    def deployed(self) -> Policy:
+        return self.update.deployed()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "update": self.update.state_dict(),
+            "collector": self.collector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self.update.load_state_dict(state["update"])
+        self.collector.load_state_dict(state["collector"])
+
+
+def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> Experience:
+    """The valid chunks of ``rollout`` [T, N], flat, with advantages and value targets."""
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
         next_value=rollout.next_value,
         terminated=rollout.terminated,
         truncated=rollout.truncated,
-        discount=discount,
+        discount=gamma ** rollout.num_executed.float(),
         gae_lambda=gae_lambda,
-    )
-    chunks, advantage = rollout[rollout.valid], advantage[rollout.valid]
-    return Batch(
-        inputs=chunks.inputs,
-        path=chunks.path,
-        log_prob=chunks.log_prob,
-        num_executed=chunks.num_executed,
-        advantage=advantage,
-        weight=torch.ones_like(advantage),
-        value=chunks.value,
-        value_target=advantage + chunks.value,
+    )[rollout.valid]
+    chunks = rollout[rollout.valid]
+    return dataclasses.replace(
+        chunks, advantage=advantage, value_target=advantage + chunks.value, weight=torch.ones_like(advantage)
     )
 
 
-class PPO:
-    """One iteration's learning step."""
+class ClippedUpdate:
+    """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator."""
 
-    def __init__(self, config: PPOConfig, update: PolicyUpdate) -> None:
-        self.config, self._update = config, update
+    def __init__(self, config: UpdateConfig, policy: Policy, *, critic: ValueCritic | None = None, seed: int) -> None:
+        self.config, self.policy, self.critic = config, policy, critic
+        set_frozen(policy, config.frozen)
+        self.parameters = trained_parameters(policy)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self.critic_optimizer: torch.optim.Optimizer | None = None
+        if critic is not None:
+            self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
+        self.reference = copy_trained(policy) if config.reference_weight else None
+        self.average = WeightAverage(policy, config.average) if config.average is not None else None
+        self.generator = torch.Generator().manual_seed(seed)
 
-    def update(self, rollout: Rollout, iteration: int) -> Metrics:
-        batch = ppo_batch(rollout, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
-        assert batch.value is not None and batch.value_target is not None
-        metrics = self._update.run(batch, train_policy=iteration >= self.config.critic_warmup)
-        return metrics | {
-            "explained_variance": explained_variance(batch.value, batch.value_target),
-            "advantage_std": batch.advantage.std().item(),
+    def run(self, batch: Experience, *, train_policy: bool = True) -> Metrics:
+        """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
+
+        Once a minibatch exceeds the target KL only the critic goes on learning.
+        """
+        totals: dict[str, list[float]] = defaultdict(list)
+        moving, policy_steps = train_policy, 0
+        for minibatch in self._minibatches(batch):
+            if not moving and self.critic is None:
+                break
+            self._zero_grad()
+            metrics: dict[str, float] = defaultdict(float)
+            for index in torch.arange(len(minibatch)).split(self.config.micro_batch):
+                share = len(index) / len(minibatch)
+                loss, parts = self._losses(minibatch[index], moving)
+                (loss * share).backward()
+                for name, value in parts.items():
+                    metrics[name] += value * share
+            moving = moving and not self._kl_exceeded(metrics)
+            metrics |= self._step(moving)
+            policy_steps += moving
+            for name, value in metrics.items():
+                totals[name].append(value)
+        summary = {name: sum(values) / len(values) for name, values in totals.items()}
+        if "kl" in totals:
+            summary["kl_last"] = totals["kl"][-1]
+        return summary | {"policy_steps": float(policy_steps)}
+
+    def _minibatches(self, batch: Experience) -> Iterator[Experience]:
+        """Of every epoch, with normalized advantages."""
+        size = self.config.minibatch
+        for _ in range(self.config.epochs):
+            order = torch.randperm(len(batch), generator=self.generator)
+            for index in order.split(size):
+                if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
+                    continue
+                minibatch = batch[index]
+                advantage = minibatch.advantage
+                assert advantage is not None
+                if self.config.normalize_advantage and len(index) > 1:
+                    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                yield dataclasses.replace(minibatch, advantage=advantage)
+
+    def _kl_exceeded(self, metrics: Mapping[str, float]) -> bool:
+        return self.config.target_kl is not None and metrics.get("kl", 0.0) > self.config.target_kl
+
+    # -- losses ----------------------------------------------------------------------------------------------------
+
+    def _losses(self, batch: Experience, train_policy: bool) -> tuple[Tensor, Metrics]:
+        with torch.set_grad_enabled(train_policy):
+            context = self.policy.restore(batch.inputs)
+        metrics: Metrics = {}
+        loss = torch.zeros(())
+        if train_policy:
+            policy_loss, metrics = self._policy_loss(context, batch)
+            loss = loss + policy_loss
+        if self.critic is not None:
+            critic_loss, value = self._critic_loss(context, batch, self.critic)
+            loss = loss + critic_loss
+            metrics |= {"value_loss": critic_loss.item(), "value_mean": value.mean().item()}
+        return loss, metrics
+
+    def _policy_loss(self, context: TensorDataclass, batch: Experience) -> tuple[Tensor, Metrics]:
+        config = self.config
+        assert batch.advantage is not None and batch.weight is not None
+        difference = self.policy.log_prob(context, batch.trace) - batch.log_prob
+        log_ratio = reduce_log_ratio(difference, batch.num_executed, config.reduction)
+        units = log_ratio.shape[1]
+        low, high = self._clips(units)
+        surrogate = clipped_surrogate(
+            log_ratio,
+            batch.advantage[:, None] * self._discounts(units),
+            clip_low=low,
+            clip_high=high,
+            dual_clip=config.dual_clip,
+        )
+        loss = (surrogate.mean(1) * batch.weight).mean()
+        with torch.no_grad():
+            total = reduce_log_ratio(difference, batch.num_executed, "chunk_sum")
+            clipped = ((log_ratio.exp() < 1 - low) | (log_ratio.exp() > 1 + high)).float().mean().item()
+            metrics = {"policy_loss": loss.item(), "kl": approximate_kl(total).item(), "clip_fraction": clipped}
+        if config.entropy_weight:
+            entropy = self.policy.entropy(context, batch.trace).mean()
+            loss = loss - config.entropy_weight * entropy
+            metrics["entropy"] = entropy.item()
+        if self.reference is not None:
+            drift = self._reference_loss(context, batch, self.reference)
+            loss = loss + config.reference_weight * drift
+            metrics["reference_loss"] = drift.item()
+        return loss, metrics
+
+    def _clips(self, units: int) -> tuple[Tensor, Tensor]:
+        first, (low, high) = self.config.clip_first_step, (self.config.clip_low, self.config.clip_high)
+        if first is None or units == 1:
+            return torch.tensor(low), torch.tensor(high)
+        growth = torch.linspace(0, 1, units)
+        return first * (low / first) ** growth, first * (high / first) ** growth
+
+    def _discounts(self, units: int) -> Float[Tensor, " units"]:
+        return self.config.denoising_discount ** torch.arange(units - 1, -1, -1, dtype=torch.float32)
+
+    def _reference_loss(self, context: TensorDataclass, batch: Experience, reference: Policy) -> Tensor:
+        """Behavior cloning of what the frozen reference would do for the same observation."""
+        with torch.no_grad():
+            action = reference.act(reference.restore(batch.inputs), self.generator)
+        targets = Targets(action=action, mask=torch.ones(action.shape[:2]))
+        return self.policy.bc_loss(context, targets, self.generator)
+
+    def _critic_loss(
+        self, context: TensorDataclass, batch: Experience, critic: ValueCritic
+    ) -> tuple[Tensor, Float[Tensor, " B"]]:
+        assert batch.value_target is not None
+        config, value = critic.config, critic(self.policy.value_features(context))
+        loss = value_loss(
+            value, batch.value, batch.value_target, clip=config.value_clip, huber_delta=config.huber_delta
+        )
+        return loss.mean(), value
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, train_policy: bool) -> Metrics:
+        metrics: Metrics = {}
+        if train_policy:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+            metrics["grad_norm"] = norm.item()
+            self.optimizer.step()
+            if self.average is not None:
+                self.average.update(self.policy)
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.step()
+        return metrics
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a collector needs to act with the present policy: the trained tensors, by name."""
+        return {name: value for name, value in self.policy.named_parameters() if value.requires_grad}
+
+    def deployed(self) -> Policy:
+        """With the averaged weights where an average is kept."""
+        return self.policy if self.average is None else self.average.policy
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
+            "critic_optimizer": None if self.critic_optimizer is None else self.critic_optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+            "shuffle": self.generator.get_state(),
         }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for part, saved in (
+            (self.critic, state["critic"]),
+            (self.critic_optimizer, state["critic_optimizer"]),
+            (self.average, state["average"]),
+            (self.reference, state["reference"]),
+        ):
+            if part is not None:
+                part.load_state_dict(saved)
+        self.generator.set_state(state["shuffle"])

@@ -1,8 +1,8 @@
-"""The gradient of a batch as the mean over shards of it, each taken by a process of its own.
+"""The gradient of a batch as the mean over shards of it, each computed by a process of its own.
 
-The operations of a small policy are too short for threads to share: two of them cost the time of one. Halves of a batch
-are not. Weights and gradients lie in memory that all processes map; a helper is sent its shard and the state of its
-generator, so it remembers nothing, and there is nothing to save or to restore.
+The operations of a small policy are too short to be split over threads: two threads need the time of one. Halves of a
+batch are not. Weights and gradients lie in shared memory; a helper process receives its shard and the state of its
+generator with every request, so it holds no state to save or restore.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from policies.denoising.policy import DenoisingPolicy
+from policies.policy import Policy, trained_parameters
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
 B = TypeVar("B", bound=TensorDataclass)
-Loss = Callable[[DenoisingPolicy, B, torch.Generator], Tensor]
+Loss = Callable[[Policy, B, torch.Generator], Tensor]
 
 
-class Shards(Generic[B]):
+class GradientShards(Generic[B]):
     """Computes gradients of ``loss``, a function at the top of a module, in ``count`` shards of each batch.
 
-    The figures do not depend on whether there are processes; without them the shards take turns.
+    The results do not depend on whether there are processes; without them the shards are computed in turn.
     """
 
-    def __init__(self, policy: DenoisingPolicy, loss: Loss[B], *, count: int, processes: bool | None = None) -> None:
+    def __init__(self, policy: Policy, loss: Loss[B], *, count: int, processes: bool | None = None) -> None:
         """``processes``: default is where the policy is on a CPU with ``count`` cores."""
         self.policy, self.loss, self.count = policy, loss, count
-        self.parameters = policy.trainable_parameters(encoder=True)
+        self.parameters = trained_parameters(policy)
         if processes is None:
             processes = self.parameters[0].device.type == "cpu" and len(os.sched_getaffinity(0)) >= count
         self._helpers = [_Helper(policy, loss, self.parameters) for _ in range(count - 1 if processes else 0)]
@@ -68,7 +68,7 @@ class Shards(Generic[B]):
 class _Helper(Generic[B]):
     """One process, as the trainer sees it."""
 
-    def __init__(self, policy: DenoisingPolicy, loss: Loss[B], parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, policy: Policy, loss: Loss[B], parameters: list[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._gradient = torch.zeros(sum(map(torch.numel, parameters))).share_memory_()
         self._views = _views(self._gradient, parameters)
@@ -111,12 +111,12 @@ class _Helper(Generic[B]):
 
 
 def _help(
-    pipe: Connection, policy: DenoisingPolicy, loss: Loss[B], gradient: Tensor, threads: int
+    pipe: Connection, policy: Policy, loss: Loss[B], gradient: Tensor, threads: int
 ) -> None:  # pragma: no cover - in another process
     """Until the trainer hangs up or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then hangs up
     torch.set_num_threads(threads)
-    parameters = policy.trainable_parameters(encoder=True)
+    parameters = trained_parameters(policy)
     for parameter, view in zip(parameters, _views(gradient, parameters), strict=True):
         parameter.grad = view
     generator = torch.Generator()

@@ -256,13 +256,14 @@ class Data:
             raise SystemExit(1)
 
     def _import(self) -> None:
-        from episodes.formats.importer import Mapped, import_episodes
+        from episodes.formats.importer import import_episodes
+        from episodes.formats.recording import ImportMapping
         from episodes.store import EpisodeStore
 
         pairs = [pair.partition("=") for pair in self.camera]
         if self.source is None or any(not key for _, _, key in pairs):
             raise UserError("data import STORE needs --source FILE_OR_FOLDER, and every --camera as NAME=KEY")
-        mapped = Mapped(
+        mapping = ImportMapping(
             cameras={name: key for name, _, key in pairs},
             state=self.state,
             task=self.task,
@@ -272,7 +273,7 @@ class Data:
             action_high=self.action_high,
             orientation=self.orientation,
         )
-        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapped)
+        result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
         print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from policies.denoising.policy import DenoisingPolicyConfig
+from policies.registry import DEFAULT_POLICY, PolicyConfig
 from sims.registry import SimulatorConfig
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
-from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.runners.world_model import ImaginationConfig
 
 
@@ -29,7 +29,7 @@ class Imitation:
     noise: float = 0.0
     observe_every: int = 1
     store: str | None = None
-    policy: DenoisingPolicyConfig = field(default_factory=DenoisingPolicyConfig)
+    policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)
 
 
@@ -62,23 +62,14 @@ class Experiment:
     seed: int = 0
     sim: Annotated[SimulatorConfig, Field(discriminator="name")] = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
-    algorithm: Annotated[PPOConfig | GRPOConfig, Field(discriminator="name")] = field(default_factory=PPOConfig)
+    algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     audit_tolerance: float = 1e-3
     checkpoint_every: int = 5
 
     def __post_init__(self) -> None:
-        algorithm = self.algorithm
-        if isinstance(algorithm, GRPOConfig) and self.imagination is not None:
-            rows = self.imagination.model.imagined.num_envs
-            if rows % algorithm.group_size:
-                raise ValueError(
-                    f"imagination.model.imagined.num_envs ({rows}) must be a multiple of algorithm.group_size "
-                    f"({algorithm.group_size}): a group's episodes run side by side"
-                )
-        if isinstance(algorithm, GRPOConfig) and self.sim.num_envs % algorithm.group_size:
-            raise ValueError(
-                f"sim.num_envs ({self.sim.num_envs}) must be a multiple of algorithm.group_size "
-                f"({algorithm.group_size}): a group's episodes run side by side"
-            )
+        self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
+        if self.imagination is not None:
+            setting = "imagination.model.imagined.num_envs"
+            self.algorithm.check_num_envs(self.imagination.model.imagined.num_envs, setting)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """``hidden``: layer widths. ``value_clip``: largest trusted move of a value per update; null turns it off."""
+    """``hidden``: layer widths. ``value_clip``: of PPO2's value clipping; null turns it off."""
 
     hidden: tuple[int, ...] = (256, 256)
     learning_rate: float = 1e-3
@@ -25,6 +25,7 @@ class ValueCritic(nn.Module):
 
     def __init__(self, config: CriticConfig, feature_dim: int) -> None:
         super().__init__()
+        self.config = config
         layers: list[nn.Module] = [nn.LayerNorm(feature_dim)]
         width = feature_dim
         for hidden in config.hidden:

@@ -116,7 +116,7 @@ def _failures(run: RunData) -> str:
         return ""
     head = '<tr><th>when</th><th class="n">row</th><th>doing</th><th>what happened</th></tr>'
     rows = "".join(
-        f'<tr><td>{escape(str(one["stage"]))}</td><td class="n">{one["row"]}</td><td>{escape(one["request"])}</td>'
+        f'<tr><td>{escape(str(one["stage"]))}</td><td class="n">{one["env_id"]}</td><td>{escape(one["request"])}</td>'
         f"<td>{escape(one['cause'])}{_last_words(one['stderr'])}</td></tr>"
         for one in run.failures
     )

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sims.adapters.libero import score_table
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
@@ -28,8 +27,8 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
         table.add_row(escape(name), _percent(rate.success), _interval(rate), episodes)
     console = console or Console()
     console.print(table)
-    if "suites" in result:
-        console.print("", score_table(result["suites"]), sep="\n", highlight=False, markup=False)
+    if "score_table" in result:
+        console.print("", result["score_table"], sep="\n", highlight=False, markup=False)
 
 
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:

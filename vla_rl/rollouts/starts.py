@@ -1,4 +1,4 @@
-"""Training starts: tasks take turns, or come the more often the more they fail."""
+"""Start states of training episodes: tasks in turn, or more of those that fail."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from sims.starts import start_state
 from sims.vector_env import StartState
-from vla_rl.rollouts.rollout import Rollout
+from vla_rl.rollouts.experience import Experience
 
-MEMORY = 0.9  # of a task's running success rate, per rollout in which it ended
+DECAY = 0.9  # of a task's running success rate, per rollout in which an episode of it ended
 
 
 class TrainingStarts:
     """The stream "train" in order. Task k is drawn with weight 1 - failure_weight * (its running success rate).
 
-    ``failure_weight`` 0: every task alike. Towards 1, practice moves to what does not work yet; evaluation always
-    counts every task alike.
+    ``failure_weight`` 0: tasks in turn. Towards 1, tasks that still fail are trained more; evaluation always weighs
+    all tasks equally.
     """
 
     def __init__(self, *, seed: int, num_tasks: int, failure_weight: float) -> None:
@@ -38,12 +38,12 @@ class TrainingStarts:
         task = np.random.default_rng(start.seed).choice(self.num_tasks, p=weight / weight.sum())
         return dataclasses.replace(start, task=int(task))
 
-    def learn(self, rollout: Rollout) -> None:
-        """Take note of the episodes that ended."""
+    def learn(self, rollout: Experience) -> None:
+        """Update the running success rates by the episodes that ended."""
         ended = rollout.done & rollout.valid
         for task in rollout.task[ended].unique().tolist():
-            won = rollout.success[ended & (rollout.task == task)].float().mean().item()
-            self.success[task] = MEMORY * self.success[task] + (1 - MEMORY) * won
+            success = rollout.success[ended & (rollout.task == task)].float().mean().item()
+            self.success[task] = DECAY * self.success[task] + (1 - DECAY) * success
 
     def state_dict(self) -> dict[str, Any]:
         return {"next_index": self.next_index, "success": self.success.copy()}

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from policies.bundle import load_bundle
 from policies.policy import Policy
-from sims.adapters.libero import HORIZON, PUBLISHED, LiberoConfig
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from sims.registry import SimulatorConfig, evaluation_starts, make_env, split_of, with_split
+from sims.registry import (
+    SimulatorConfig,
+    evaluation_starts,
+    evaluation_suites,
+    make_env,
+    score_table,
+    split_of,
+    with_split,
+)
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.intervals import wilson_interval
+from vla_rl.rollouts.collector import put
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import load_experiment
 
-Act = Callable[[Observation], Tensor]
-Words = Literal["given", "blank", "shuffled"]
+InstructionMode = Literal["given", "blank", "shuffled"]
+
+
+class Actor(Protocol):
+    """Chooses action chunks for environments, and remembers what it needs of their episodes."""
+
+    def begin(self, env_ids: Sequence[int]) -> None:
+        """Episodes begin in these environments."""
+        ...
+
+    def __call__(self, obs: Observation, env_ids: Sequence[int]) -> Float[Tensor, "n H A"]:
+        """Chunks for these environments, whose observation ``obs`` [n] is."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class EpisodeResults:
     """Of E episodes. ``steps``: control steps until success or time-out."""
 
     success: Bool[Tensor, " E"]
@@ -51,8 +69,8 @@ class Outcome:
 
 
 @torch.no_grad()
-def run_episodes(env: VectorEnv, act: Act, starts: Sequence[StartState]) -> Outcome:
-    """Every start once; a row that ends takes the next start until none is left."""
+def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> EpisodeResults:
+    """Every start once; where an episode ends the next start begins, until none is left."""
     success = torch.zeros(len(starts), dtype=torch.bool)
     steps = torch.zeros(len(starts), dtype=torch.int64)
     episode = torch.full((env.spec.num_envs,), -1)
@@ -63,13 +81,14 @@ def run_episodes(env: VectorEnv, act: Act, starts: Sequence[StartState]) -> Outc
         episode[list(rows)] = -1
         if pairs:
             env.reset([row for row, _ in pairs], start=[starts[i] for _, i in pairs])
+            act.begin([row for row, _ in pairs])
             for row, i in pairs:
                 episode[row] = i
 
     begin(range(env.spec.num_envs))
     action: Tensor | None = None
     while (rows := (episode >= 0).nonzero().flatten()).numel():
-        chosen = act(env.observe(rows.tolist()))
+        chosen = act(env.observe(rows.tolist()), rows.tolist())
         if action is None:
             action = chosen.new_zeros(env.spec.num_envs, *chosen.shape[1:])
         action[rows] = chosen
@@ -78,33 +97,58 @@ def run_episodes(env: VectorEnv, act: Act, starts: Sequence[StartState]) -> Outc
         success[ids] |= chunk.success[rows]
         steps[ids] += chunk.num_executed[rows]
         failed = rows[~chunk.valid[rows]].tolist()
-        if failed:  # the world broke: its episode starts again
+        if failed:  # the simulator failed: the episode starts again
             steps[episode[failed]] = 0
             env.reset(failed, start=[starts[i] for i in episode[failed].tolist()])
+            act.begin(failed)
         begin(rows[(chunk.done & chunk.valid)[rows]].tolist())
-    return Outcome(success=success, task=torch.tensor([s.task for s in starts]), steps=steps)
+    return EpisodeResults(success=success, task=torch.tensor([s.task for s in starts]), steps=steps)
 
 
-def actor(policy: Policy, generator: torch.Generator, *, stochastic: bool, words: Words = "given") -> Act:
-    """What evaluation runs: the deployed flow, or the exploring policy that training sees.
+class PolicyActor:
+    """``policy`` as evaluation runs it: deployed, or the exploring policy that training sees.
 
-    ``words``: "blank" removes the instruction and "shuffled" hands each row another row's, to test language use.
+    ``instruction``: "blank" removes it and "shuffled" gives each environment another one's, to test language use.
     """
 
-    def act(obs: Observation) -> Tensor:
-        context = policy.encode(change_words(obs, words, generator))
-        return policy.sample(context, generator).action if stochastic else policy.act(context, generator)
+    def __init__(
+        self,
+        policy: Policy,
+        num_envs: int,
+        generator: torch.Generator,
+        *,
+        stochastic: bool,
+        instruction: InstructionMode = "given",
+    ) -> None:
+        self.policy, self.generator = policy, generator
+        self.stochastic, self.instruction = stochastic, instruction
+        self._initial_state = policy.initial_state(num_envs)
+        self._state = self._initial_state
+        self._num_envs = num_envs
 
-    return act
+    def begin(self, env_ids: Sequence[int]) -> None:
+        begun = torch.zeros(self._num_envs, dtype=torch.bool)
+        begun[list(env_ids)] = True
+        self._state = self._initial_state.where(begun, self._state)
+
+    @torch.no_grad()
+    def __call__(self, obs: Observation, env_ids: Sequence[int]) -> Float[Tensor, "n H A"]:
+        index = torch.tensor(env_ids)
+        obs = change_instruction(obs, self.instruction, self.generator)
+        context, state = self.policy.encode(obs, self._state[index])
+        self._state = put(state, index, self._state)
+        if self.stochastic:
+            return self.policy.sample(context, self.generator).action
+        return self.policy.act(context, self.generator)
 
 
-def change_words(obs: Observation, words: Words, generator: torch.Generator) -> Observation:
-    if words == "given":
+def change_instruction(obs: Observation, mode: InstructionMode, generator: torch.Generator) -> Observation:
+    if mode == "given":
         return obs
-    text = torch.zeros_like(obs.instruction)
-    if words == "shuffled":
-        text = obs.instruction[torch.randperm(len(obs.instruction), generator=generator)]
-    return Observation(images=obs.images, state=obs.state, instruction=text)
+    instruction = torch.zeros_like(obs.instruction)
+    if mode == "shuffled":
+        instruction = obs.instruction[torch.randperm(len(obs), generator=generator)]
+    return dataclasses.replace(obs, instruction=instruction)
 
 
 def evaluate_policy(
@@ -114,22 +158,30 @@ def evaluate_policy(
     *,
     seed: int,
     stochastic: bool,
-    words: Words = "given",
+    instruction: InstructionMode = "given",
 ) -> dict[str, Any]:
     """Summary of ``starts``; the same call gives the same numbers."""
     generator = torch.Generator().manual_seed(seed)
-    outcome = run_episodes(env, actor(policy, generator, stochastic=stochastic, words=words), starts)
-    return outcome.summary(env.spec.tasks)
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, instruction=instruction)
+    return run_episodes(env, actor, starts).summary(env.spec.tasks)
 
 
 def evaluate_both(
-    policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int, title: str, words: Words = "given"
+    policy: Policy,
+    env: VectorEnv,
+    starts: Sequence[StartState],
+    *,
+    seed: int,
+    title: str,
+    instruction: InstructionMode = "given",
 ) -> dict[str, dict[str, Any]]:
     """Summaries of the flow that is "deployed" and of the "stochastic" policy that training sees."""
     summaries = {}
     with progress(title, 2) as advance:
         for kind, stochastic in (("deployed", False), ("stochastic", True)):
-            summaries[kind] = evaluate_policy(policy, env, starts, seed=seed, stochastic=stochastic, words=words)
+            summaries[kind] = evaluate_policy(
+                policy, env, starts, seed=seed, stochastic=stochastic, instruction=instruction
+            )
             advance(note=f"{kind} {summaries[kind]['success']:.3f}")
     return summaries
 
@@ -140,38 +192,34 @@ def evaluate_path(
     episodes: int,
     split: str | None,
     seed: int,
-    words: Words = "given",
+    instruction: InstructionMode = "given",
     suites: Sequence[str] = (),
 ) -> dict[str, Any]:
     """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
 
-    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of LIBERO are evaluated one
-    after the other, ``episodes`` of each.
+    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of the simulator's benchmark are
+    evaluated one after the other, ``episodes`` of each.
     """
     run_dir, bundle = locate(path)
     sim = load_experiment(run_dir).sim
     sim = sim if split is None else with_split(sim, split)
     policy = load_bundle(bundle)
-    if not suites:
-        return evaluate_in(sim, policy, episodes=episodes, seed=seed, words=words)
-    if not isinstance(sim, LiberoConfig):
-        raise UserError(f"--suites: {run_dir} was trained in {sim.name}; only LIBERO comes in suites")
-    results = []
-    chosen: Sequence[Any] = PUBLISHED if tuple(suites) == ("all",) else suites
-    for suite in chosen:
-        if suite not in HORIZON:
-            raise UserError(f"--suites: LIBERO has no {suite!r}; it has {', '.join(HORIZON)}; 'all' is {PUBLISHED}")
-        one = dataclasses.replace(sim, suite=suite, tasks=(), max_steps=None)
-        results.append(evaluate_in(one, policy, episodes=episodes, seed=seed, words=words))
-    return join_suites(results)
+    configs = evaluation_suites(sim, suites) if suites else (sim,)
+    results = [evaluate_in(one, policy, episodes=episodes, seed=seed, instruction=instruction) for one in configs]
+    joined = join_suites(results) if suites else results[0]
+    success = {result["simulator"]: result["success"] for result in results}
+    table = score_table(sim, success)
+    return joined if table is None else joined | {"suites": success, "score_table": table}
 
 
-def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, words: Words) -> dict[str, Any]:
+def evaluate_in(
+    sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, instruction: InstructionMode
+) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}."""
     env = make_env(sim)
     try:
         starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", words=words)
+        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", instruction=instruction)
     finally:
         env.close()
     deployed = summaries["deployed"]
@@ -180,9 +228,8 @@ def evaluate_in(sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: in
         "simulator": env.spec.name,
         "seed": seed,
         "split": split_of(sim),
-        "words": words,
+        "instruction": instruction,
         "fingerprint": dict(env.spec.fingerprint),
-        **({"suites": {env.spec.name: deployed["success"]}} if isinstance(sim, LiberoConfig) else {}),
     }
 
 
@@ -203,7 +250,6 @@ def join_suites(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean_steps": sum(result["mean_steps"] * result["episodes"] for result in results) / episodes,
         "stochastic": pooled(lambda result: result["stochastic"]),
         "simulator": ", ".join(result["simulator"] for result in results),
-        "suites": {name: success for result in results for name, success in result["suites"].items()},
     }
 
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
-from policies.denoising.policy import DenoisingPolicy, RobotSpec
+from policies.policy import Policy, RobotSpec
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
-from vla_rl.runners.evaluate import Act, actor, evaluate_policy, run_episodes
+from vla_rl.runners.evaluate import Actor, PolicyActor, evaluate_policy, run_episodes
 from vla_rl.runners.imitation import clone
 from vla_rl.runners.world_model import (
     WORLD_FILE,
@@ -170,27 +170,33 @@ def record_policy(
     generator = torch.Generator().manual_seed(seed + number)
     outcome = run_episodes(
         LookingOften(recorder, every=settings.observe_every),
-        perturbed(actor(load_bundle(bundle), generator, stochastic=True), settings, generator),
+        Perturbed(
+            PolicyActor(load_bundle(bundle), env.spec.num_envs, generator, stochastic=True), settings, generator
+        ),
         starts.take(settings.real_episodes),
     )
     recorder.commit()
     return {"control_steps": int(outcome.steps.sum()), "success": outcome.success.float().mean().item()}
 
 
-def perturbed(act: Act, settings: ImaginationConfig, generator: torch.Generator) -> Act:
-    """``act``, some of its chunks pushed aside, each as a whole and its own way.
+class Perturbed:
+    """``actor`` with a share of its chunks offset, each as a whole and by its own offset.
 
-    A policy's actions tell where its goal is. A world fitted to such actions alone puts the goal where they lead, and
-    a policy that acts in it confirms itself; episodes that were pushed aside show that the goal stays where it is.
+    A policy's actions tell where its goal is. A world model fitted to such actions alone puts the goal where they lead,
+    and a policy that acts in it confirms itself; perturbed episodes show that the goal stays where it is.
     """
 
-    def push(obs: Observation) -> Tensor:
-        action = act(obs)
-        chosen = torch.rand(len(action), generator=generator) < settings.perturbed_chunks
-        aside = settings.perturbation * torch.randn(len(action), action.shape[2], generator=generator)
-        return (action + (chosen[:, None] * aside)[:, None].to(action)).clamp(-1, 1)
+    def __init__(self, actor: Actor, settings: ImaginationConfig, generator: torch.Generator) -> None:
+        self._actor, self._settings, self._generator = actor, settings, generator
 
-    return push
+    def begin(self, env_ids: Sequence[int]) -> None:
+        self._actor.begin(env_ids)
+
+    def __call__(self, obs: Observation, env_ids: Sequence[int]) -> Tensor:
+        action, settings = self._actor(obs, env_ids), self._settings
+        chosen = torch.rand(len(action), generator=self._generator) < settings.perturbed_chunks
+        offset = settings.perturbation * torch.randn(len(action), action.shape[2], generator=self._generator)
+        return (action + (chosen[:, None] * offset)[:, None].to(action)).clamp(-1, 1)
 
 
 def compare_success(
@@ -223,10 +229,11 @@ def compare_success(
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle)
-        check_robot(fitted.info, policy.robot, what=f"the policy {bundle}")
+        check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
 
-        def success(world: VectorEnv, policy: DenoisingPolicy = policy) -> float:
-            act = actor(policy, torch.Generator().manual_seed(seed), stochastic=False)
+        def success(world: VectorEnv, policy: Policy = policy) -> float:
+            generator = torch.Generator().manual_seed(seed)
+            act = PolicyActor(policy, world.spec.num_envs, generator, stochastic=False)
             return run_episodes(world, act, beginnings.starts(count)).success.float().mean().item()
 
         rows.append({"bundle": str(bundle), "imagined": success(imagination), "real": success(env)})

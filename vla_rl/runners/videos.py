@@ -1,4 +1,4 @@
-"""Videos of a policy, as its simulator shows it: larger where a second simulator beside it costs little."""
+"""Videos of a policy in its simulator: at a larger size where a second simulator beside it costs little."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ import torch
 from torch import Tensor
 
 from policies.policy import Policy
-from sims.registry import evaluation_starts, larger, make_env
+from sims.registry import evaluation_starts, make_env, video_config
 from sims.vector_env import StartState, VectorEnv
 from sims.video import write_video
 from vla_rl.config.experiment import Experiment
-from vla_rl.runners.evaluate import actor
+from vla_rl.runners.evaluate import PolicyActor
 
-FILM_SIZE = 256
+VIDEO_SIZE = 256  # pixels of a side
 
 
-def film_tasks(policy: Policy, experiment: Experiment, env: VectorEnv, directory: Path, *, prefix: str) -> list[Path]:
+def write_task_videos(
+    policy: Policy, experiment: Experiment, env: VectorEnv, directory: Path, *, prefix: str
+) -> list[Path]:
     """``<prefix>_<task>[_<n>].mp4`` of the first held-out starts of every task; the same starts for every policy.
 
-    The policy looks through ``env``. The first camera is filmed; without cameras there are no videos.
+    The policy observes ``env``. The first camera is shown; without cameras there are no videos.
     """
     tasks, settings = env.spec.tasks, experiment.evaluation
     count = len(tasks) * settings.videos_per_task
     if count == 0 or not env.spec.cameras:
         return []
     starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=settings.seed, episodes=count)
-    rows = min(count, env.spec.num_envs)
-    config = larger(experiment.sim, FILM_SIZE, num_envs=rows)
+    at_once = min(count, env.spec.num_envs)
+    config = video_config(experiment.sim, image_size=VIDEO_SIZE, num_envs=at_once)
     camera = make_env(config) if config is not None else env
     try:
-        films = [
-            film
-            for first in range(0, count, rows)
-            for film in film_episodes(policy, env, camera, starts[first : first + rows], seed=settings.seed)
+        videos = [
+            video
+            for first in range(0, count, at_once)
+            for video in render_episodes(policy, env, camera, starts[first : first + at_once], seed=settings.seed)
         ]
     finally:
         if camera is not env:
             camera.close()
-    scale = max(1, FILM_SIZE // min(camera.spec.image_size))
+    scale = max(1, VIDEO_SIZE // min(camera.spec.image_size))
     paths = []
-    for i, (start, (frames, success)) in enumerate(zip(starts, films, strict=True)):
+    for i, (start, (frames, success)) in enumerate(zip(starts, videos, strict=True)):
         suffix = f"_{i // len(tasks)}" if i >= len(tasks) else ""
         path = directory / f"{prefix}_{file_name(tasks[start.task])}{suffix}.mp4"
         paths.append(write_video(path, frames.cpu(), fps=env.spec.control_hz, success=success, scale=scale))
@@ -55,33 +57,33 @@ def file_name(task: str) -> str:
 
 
 @torch.no_grad()
-def film_episodes(
-    policy: Policy, eyes: VectorEnv, camera: VectorEnv, starts: list[StartState], *, seed: int
+def render_episodes(
+    policy: Policy, env: VectorEnv, camera: VectorEnv, starts: list[StartState], *, seed: int
 ) -> list[tuple[Tensor, bool]]:
     """Frames [T, height, width, 3] of ``camera``'s first camera from every start, and whether it succeeded.
 
-    ``camera`` is a second world that repeats what happens in ``eyes``, or ``eyes`` itself.
+    ``camera`` is a second environment that repeats what happens in ``env``, or ``env`` itself.
     """
-    act = actor(policy, torch.Generator().manual_seed(seed), stochastic=False)
-    rows = list(range(len(starts)))
-    worlds = [eyes] if camera is eyes else [eyes, camera]
-    for env in worlds:
-        env.reset(rows, start=starts)
+    act = PolicyActor(policy, env.spec.num_envs, torch.Generator().manual_seed(seed), stochastic=False)
+    env_ids = list(range(len(starts)))
+    for one in [env] if camera is env else [env, camera]:
+        one.reset(env_ids, start=starts)
+    act.begin(env_ids)
     alive = torch.ones(len(starts), dtype=torch.bool)
     success = torch.zeros_like(alive)
-    frames: list[list[Tensor]] = [[image] for image in camera.observe(rows).images[:, 0]]
+    frames: list[list[Tensor]] = [[image] for image in camera.observe(env_ids).images[:, 0]]
     while alive.any():
-        for action in act(eyes.observe(rows)).unbind(1):
-            whole = action.new_zeros(eyes.spec.num_envs, action.shape[1])
-            whole[rows] = action
-            step = eyes.step(whole)
-            if camera is not eyes:
+        for action in act(env.observe(env_ids), env_ids).unbind(1):
+            whole = action.new_zeros(env.spec.num_envs, action.shape[1])
+            whole[env_ids] = action
+            step = env.step(whole)
+            if camera is not env:
                 camera.step(whole[: camera.spec.num_envs])
             shown = alive.nonzero().flatten().tolist()
-            for row, image in zip(shown, camera.observe(shown).images[:, 0], strict=True):
-                frames[row].append(image)
-            success |= step.success[rows].cpu()
-            alive &= ~(step.terminated | step.truncated)[rows].cpu()
+            for i, image in zip(shown, camera.observe(shown).images[:, 0], strict=True):
+                frames[i].append(image)
+            success |= step.success[env_ids].cpu()
+            alive &= ~(step.terminated | step.truncated)[env_ids].cpu()
             if not alive.any():
                 break
-    return [(torch.stack(row), bool(won)) for row, won in zip(frames, success, strict=True)]
+    return [(torch.stack(video), bool(won)) for video, won in zip(frames, success, strict=True)]

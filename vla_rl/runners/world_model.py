@@ -10,12 +10,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from episodes.store import EpisodeStore
-from policies.denoising.policy import DenoisingPolicy, RobotSpec
-from sims.tabletop import TabletopConfig
-from sims.tabletop.locator import locate, named_color
+from policies.policy import Policy, RobotSpec
+from sims.registry import SimulatorConfig, object_locator
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.intervals import wilson_interval
@@ -26,7 +24,7 @@ from vla_rl.runs.progress import progress
 from world_models.bundle import FittedWorld, check_robot, load_world, save_world
 from world_models.data.clips import ClipSampler, Part
 from world_models.data.keyframes import KeyframeConfig, Keyframes
-from world_models.fidelity import Locate, set_thresholds, trust_report
+from world_models.fidelity import set_thresholds, trust_report
 from world_models.imagined_env import ImaginedConfig, ImaginedEnv
 from world_models.models.autoencoder import Autoencoder, AutoencoderFitter
 from world_models.models.conv_flow import ConvFlowConfig
@@ -126,7 +124,7 @@ def fit_world(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None = None,
+    policy: Policy | None = None,
     start: Path | None = None,
 ) -> dict[str, Any]:
     """Dynamics, then outcomes, into ``directory``; what is done is not repeated, dynamics resume where they stopped.
@@ -216,7 +214,7 @@ def fit_outcome(
     directory: Path,
     *,
     seed: int,
-    policy: DenoisingPolicy | None,
+    policy: Policy | None,
 ) -> tuple[OutcomeModel, dict[str, float]]:
     """The calibrated outcome model, and what it reaches on imagined looks of ``calibration``."""
     settings = config.outcome
@@ -269,7 +267,13 @@ def imagined_env(
 
 
 def report_trust(
-    config: WorldModelConfig, directory: Path, stores: Sequence[Path], *, sim: object, env: VectorEnv | None, seed: int
+    config: WorldModelConfig,
+    directory: Path,
+    stores: Sequence[Path],
+    *,
+    sim: SimulatorConfig,
+    env: VectorEnv | None,
+    seed: int,
 ) -> dict[str, Any]:
     """The trust report of the world model in ``directory`` on held-out episodes of ``stores``; films beside it."""
     fitted, blind = load_world(directory / WORLD_FILE), directory / NO_ACTION_FILE
@@ -281,7 +285,7 @@ def report_trust(
         clips,
         env=env,
         no_action=load_world(blind).world if blind.exists() else None,
-        locate=locator(sim, fitted.info.robot.cameras),
+        locate=object_locator(sim, fitted.info.robot.cameras),
         every=every,
         seed=seed,
     )
@@ -290,15 +294,3 @@ def report_trust(
         report["hallucinated_success_interval"] = wilson_interval(round(hallucinated * scripts), scripts)
     films = film_trust(fitted, clips, directory / "films", env=env, every=every, seed=seed)
     return report | {"films": [str(film) for film in films]}
-
-
-def locator(sim: object, cameras: Sequence[str]) -> Locate | None:
-    """How objects are found in this simulator's pictures; None where nobody has said how."""
-    if not isinstance(sim, TabletopConfig) or "agent" not in cameras:
-        return None
-    agent = list(cameras).index("agent")
-
-    def find(images: Tensor, words: Sequence[str]) -> Tensor:
-        return locate(images[:, agent], [named_color(text) for text in words])
-
-    return find

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,15 +52,26 @@ class Run:
         path = self.dir / "stages.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def stage(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """``work``'s result, from the record if the stage was completed before."""
-        done = self.stages()
-        if name not in done:
-            started = time.monotonic()
-            result = work()
-            done = self.stages() | {name: {"wall_s": round(time.monotonic() - started, 2), **result}}
-            write_json(self.dir / "stages.json", done)
-        return done[name]
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Stage]:
+        """The stage's record. A pending one is written when the block ends and has set ``result``."""
+        stage = Stage(self.stages().get(name, {}))
+        pending, started = stage.pending, time.monotonic()
+        yield stage
+        if pending:
+            stage.result = {"wall_s": round(time.monotonic() - started, 2), **stage.result}
+            write_json(self.dir / "stages.json", self.stages() | {name: stage.result})
+
+
+@dataclass
+class Stage:
+    """A stage of a run and its result, empty while it is pending."""
+
+    result: dict[str, Any]
+
+    @property
+    def pending(self) -> bool:
+        return not self.result
 
 
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:

@@ -102,7 +102,7 @@ class ClipSampler:
         self.image_size = sizes[self.cameras[0]]
         self._text = encode_instructions([entry.instruction for entry in entries])
         self._outcome = [_outcomes(arrays) for arrays in self._arrays]
-        self._look_steps = [np.asarray(arrays["look_steps"], dtype=np.int64) for arrays in self._arrays]
+        self._look_steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         gaps = max(int(np.diff(steps).max(initial=0)) for steps in self._look_steps)
         if gaps > action_horizon:
             raise WorldModelError(
@@ -265,7 +265,7 @@ class ClipSampler:
 
 def _outcomes(arrays: Arrays) -> np.ndarray:
     """Of every look: what the step before it reported."""
-    steps = np.asarray(arrays["look_steps"], dtype=np.int64)
+    steps = np.asarray(arrays["observation_steps"], dtype=np.int64)
     before = np.maximum(steps - 1, 0)
     success = np.asarray(arrays["success"])[before]
     ended = np.asarray(arrays["terminated"])[before]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sims.mujoco.randomization import MujocoRandomization, VariedModel
+from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.subproc.latency import Latency, draw_latency
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import StartState
@@ -23,7 +23,7 @@ WIDE = MujocoRandomization(light=0.4, color=0.3, camera_m=0.05, friction=0.5, ma
 
 
 def numbers(model: mujoco.MjModel) -> dict[str, np.ndarray]:
-    return {name: getattr(model, name).copy() for name in (*VariedModel.FIELDS, "body_invweight0")}
+    return {name: getattr(model, name).copy() for name in (*RandomizedModel.FIELDS, "body_invweight0")}
 
 
 @settings(max_examples=50, deadline=None)
@@ -31,8 +31,8 @@ def numbers(model: mujoco.MjModel) -> dict[str, np.ndarray]:
 def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
     model = mujoco.MjModel.from_xml_string(MODEL)
     own = numbers(model)
-    varied = VariedModel(model, WIDE)
-    varied.draw(seed)
+    randomized = RandomizedModel(model, WIDE)
+    randomized.draw(seed)
     first = numbers(model)
     assert np.all(np.abs(first["light_diffuse"] / own["light_diffuse"] - 1) <= 0.4 + 1e-6)
     assert np.all(np.abs(first["mat_rgba"][:, :3] / 0.5 - 1) <= 0.3 + 1e-6)
@@ -41,8 +41,8 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
     assert 1 / 1.5 - 1e-6 <= first["geom_friction"][0, 0] / own["geom_friction"][0, 0] <= 1.5 + 1e-6
     assert 0.5 - 1e-6 <= first["body_mass"][1] / 2.0 <= 2.0 + 1e-6
     np.testing.assert_allclose(first["body_invweight0"][1, 0] * first["body_mass"][1], 1.0, rtol=1e-6)
-    varied.draw(seed + 1)
-    varied.draw(seed)
+    randomized.draw(seed + 1)
+    randomized.draw(seed)
     again = numbers(model)
     for name, value in first.items():
         np.testing.assert_array_equal(value, again[name])
@@ -52,7 +52,7 @@ def test_nothing_varies_unless_asked() -> None:
     model = mujoco.MjModel.from_xml_string(MODEL)
     own = numbers(model)
     assert MujocoRandomization().is_none
-    VariedModel(model, MujocoRandomization()).draw(3)
+    RandomizedModel(model, MujocoRandomization()).draw(3)
     for name, value in own.items():
         np.testing.assert_array_equal(value, getattr(model, name))
 

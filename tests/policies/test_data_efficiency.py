@@ -2,8 +2,11 @@
 
 import torch
 
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from episodes.sampler import Targets
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.vector_env import Observation, encode_instructions
+from tests.policies.encoding import encode
 
 COLORS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (40, 70, 200)}
 SIZE, BLOCK = 32, 4
@@ -36,15 +39,17 @@ def test_imitation_finds_the_named_block():
     generator = torch.Generator().manual_seed(0)
     steps, batch = 300, 64
     obs, place = scenes(steps * batch, seed=0)
-    chunk = place.unsqueeze(1).expand(-1, policy.action_horizon, -1)
+    chunk = place.unsqueeze(1).expand(-1, policy.spec.action_horizon, -1)
     for i in range(steps):
         optimizer.param_groups[0]["lr"] = 2e-3 * min(1, (i + 1) / 50, 3 * (1 - i / steps))
         rows = slice(i * batch, (i + 1) * batch)
-        loss = policy.bc_loss(policy.encode(obs[rows]), chunk[rows], torch.ones(batch, 8), generator)
+        loss = policy.bc_loss(
+            encode(policy, obs[rows]), Targets(action=chunk[rows], mask=torch.ones(batch, 8)), generator
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
     test, truth = scenes(256, seed=1)
-    error = (policy.act(policy.encode(test), generator)[:, 0] - truth).norm(dim=-1) * SIZE / 2
+    error = (policy.act(encode(policy, test), generator)[:, 0] - truth).norm(dim=-1) * SIZE / 2
     assert float(error.median()) < 2.0, f"median error {float(error.median()):.1f} pixels of {SIZE}, chance is about 14"

@@ -1,37 +1,42 @@
-"""The network: what its parts tell apart, and that one config class spans the sizes."""
+"""The compact encoder: what it distinguishes, and the sizes that its settings span."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from policies.compact_vla import VLA, TextEncoder, VLAConfig
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast, TextEncoder
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from sims.vector_env import Observation, encode_instructions
 
-LARGE = VLAConfig(
-    image_widths=(96, 192, 384),
-    image_depths=(2, 2, 6),
-    queries=8,
-    query_heads=4,
-    text_width=256,
-    text_depth=4,
-    width=640,
-    depth=8,
-    heads=8,
-    time_width=256,
+LARGE = DenoisingPolicyConfig(
     action_horizon=16,
-    action_patch=1,
+    encoder=CompactEncoderConfig(
+        image_widths=(96, 192, 384),
+        image_depths=(2, 2, 6),
+        queries=8,
+        query_heads=4,
+        text_width=256,
+        text_depth=4,
+        text_heads=8,
+        width=640,
+    ),
+    expert=ActionExpertConfig(depth=8, heads=8, time_width=256, action_patch=1),
 )
 
 
 def count(config, cameras=2):
+    names = tuple(f"camera{i}" for i in range(cameras))
+    robot = RobotSpec(action_dim=7, state_dim=10, cameras=names, image_size=(64, 64), control_hz=20.0)
     with torch.device("meta"):
-        network = VLA(config, cameras=cameras, state_dim=10, action_dim=7)
-    return sum(parameter.numel() for parameter in network.parameters())
+        policy = DenoisingPolicy(config, robot)
+    return sum(parameter.numel() for parameter in policy.parameters())
 
 
 def test_sizes_from_one_config_class():
-    assert 0.8e6 < count(VLAConfig()) < 2e6
+    assert 0.8e6 < count(DenoisingPolicyConfig()) < 2e6
     assert 80e6 < count(LARGE) < 200e6
 
 
@@ -50,20 +55,20 @@ def test_words_are_read_by_letters_and_order():
 
 def test_what_the_state_has_not_cannot_be_forecast():
     with pytest.raises(ValueError, match=r"forecast_dims must be within 1..2, the state's dimensions, got 3"):
-        VLA(VLAConfig(forecast_dims=3), cameras=1, state_dim=2, action_dim=3)
+        Forecast(CompactEncoderConfig(forecast_dims=3), pooled_width=8, state_dim=2)
     with pytest.raises(ValueError, match="forecast_steps must be at least 1"):
-        VLAConfig(forecast_steps=(0, 8))
+        CompactEncoderConfig(forecast_steps=(0, 8))
 
 
 def test_longest_instruction_and_none_at_all():
     torch.manual_seed(0)
-    network = VLA(VLAConfig(), cameras=1, state_dim=2, action_dim=3)
+    network = CompactEncoder(CompactEncoderConfig(), cameras=1, state_dim=2)
     obs = Observation(
         images=torch.zeros(3, 1, 64, 64, 3, dtype=torch.uint8),
         state=torch.zeros(3, 2),
         instruction=encode_instructions(["a " * 48, "", "x" * 96]),
     )
-    context = network.encode(obs, obs.state)
+    context = network(obs, obs.state)
     assert torch.isfinite(context.tokens).all()
     context.tokens.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in network.parameters() if p.grad is not None)
@@ -72,34 +77,33 @@ def test_longest_instruction_and_none_at_all():
 
 def test_the_instruction_steers_what_is_seen():
     torch.manual_seed(0)
-    network = VLA(VLAConfig(), cameras=1, state_dim=2, action_dim=3)
+    network = CompactEncoder(CompactEncoderConfig(), cameras=1, state_dim=2)
     image = torch.randint(0, 256, (1, 1, 64, 64, 3), dtype=torch.uint8).expand(2, -1, -1, -1, -1)
     obs = Observation(
         images=image, state=torch.zeros(2, 2), instruction=encode_instructions(["the red block", "the blue block"])
     )
-    camera = network.encode(obs, obs.state).tokens[:, :4]
+    camera = network(obs, obs.state).tokens[:, :4]
     assert (camera[0] - camera[1]).abs().max() > 0.1
 
 
 def test_other_image_sizes_fit():
-    config = dataclasses.replace(VLAConfig(), image_widths=(16, 32), image_depths=(1, 1))
-    network = VLA(config, cameras=1, state_dim=2, action_dim=3)
+    config = dataclasses.replace(CompactEncoderConfig(), image_widths=(16, 32), image_depths=(1, 1))
+    network = CompactEncoder(config, cameras=1, state_dim=2)
     obs = Observation(
         images=torch.zeros(1, 1, 96, 128, 3, dtype=torch.uint8),
         state=torch.zeros(1, 2),
         instruction=encode_instructions(["go"]),
     )
-    assert network.encode(obs, obs.state).tokens.shape == (1, 6, 192)
+    assert network(obs, obs.state).tokens.shape == (1, 6, 192)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"action_patch": 3}, "divide action_horizon 8"),
         ({"image_depths": (1, 1)}, "one entry per stage"),
-        ({"width": 190}, "multiple of heads"),
+        ({"text_width": 30}, "multiple of text_heads"),
     ],
 )
 def test_wrong_sizes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(VLAConfig(), **change)
+        dataclasses.replace(CompactEncoderConfig(), **change)

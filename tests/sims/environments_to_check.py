@@ -21,7 +21,7 @@ from sims.vector_env import VectorEnv
 from tests import dot_world
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
-from tests.sims.libero_stand_in import stand_ins
+from tests.sims.libero_placeholder_assets import placeholder_assets
 from tests.worlds import ChainEnv
 
 NUM_ENVS = 3
@@ -30,7 +30,7 @@ SMALL = (32, 48)
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Environment:
     """``make`` takes the time limit. ``needs``: an installed environment. ``solved_within``: what its expert takes."""
 
     make: Callable[[int], VectorEnv]
@@ -82,7 +82,7 @@ def _maniskill(task: str) -> Callable[[int], VectorEnv]:
 
 def _libero(max_steps: int) -> VectorEnv:
     config = LiberoConfig(
-        suite="libero_object", tasks=(0, 1), assets=str(stand_ins()), image_size=SMALL, fast_rendering=True,
+        suite="libero_object", tasks=(0, 1), assets=str(placeholder_assets()), image_size=SMALL, fast_rendering=True,
         num_envs=NUM_ENVS, max_steps=max_steps,
     )  # fmt: skip
     return SubprocVectorEnv(config, Libero)
@@ -102,21 +102,21 @@ def _isaaclab(max_steps: int) -> VectorEnv:
     return env
 
 
-WORLDS = {
-    "chain": World(make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps)),
-    "chain without capture": World(
+ENVIRONMENTS = {
+    "chain": Environment(make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps)),
+    "chain without capture": Environment(
         make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps, can_capture=False)
     ),
-    "counting": World(
+    "counting": Environment(
         make=lambda steps: SubprocVectorEnv(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
         solved_within=25,
     ),
-    "gymnasium": World(make=_maze),
-    "pusht": World(make=_pusht, needs="pusht", solved_within=299),
-    "metaworld": World(make=_metaworld, needs="metaworld", solved_within=150),
-    "imagined": World(make=_imagined),
-    "isaaclab double": World(make=_isaaclab),
-    "libero": World(make=_libero, needs="libero"),
-    "maniskill": World(make=_maniskill("PickCube-v1"), needs="maniskill"),
-    "robosuite": World(make=_robosuite, needs="robosuite"),
+    "gymnasium": Environment(make=_maze),
+    "pusht": Environment(make=_pusht, needs="pusht", solved_within=299),
+    "metaworld": Environment(make=_metaworld, needs="metaworld", solved_within=150),
+    "imagined": Environment(make=_imagined),
+    "isaaclab double": Environment(make=_isaaclab),
+    "libero": Environment(make=_libero, needs="libero"),
+    "maniskill": Environment(make=_maniskill("PickCube-v1"), needs="maniskill"),
+    "robosuite": Environment(make=_robosuite, needs="robosuite"),
 }

@@ -1,4 +1,4 @@
-"""Stand-ins for LIBERO's objects and scenes: boxes with the joints and regions that its task files speak of.
+"""placeholders for LIBERO's objects and scenes: boxes with the joints and regions that its task files speak of.
 
 They let LIBERO's own code, task files and initial states run where its download is not at hand. What happens among
 boxes says nothing about a policy, so the folder carries a mark that names every result made with it.
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sims.adapters.libero import STAND_IN
+from sims.adapters.libero import PLACEHOLDER
 from sims.install import interpreter
 
 DRAWERS = ("top", "middle", "bottom")
@@ -33,9 +33,9 @@ TABLE_HEIGHT = {"study_table": 0.85, "living_room_table": 0.41, "coffee_table": 
 
 
 @functools.cache
-def stand_ins() -> Path:
+def placeholder_assets() -> Path:
     """Written once per test run, from the LIBERO that ``vla-rl sims install libero`` made."""
-    return write_stand_ins(package(), Path(tempfile.mkdtemp(prefix="stand-ins-")))
+    return write_placeholder_assets(package(), Path(tempfile.mkdtemp(prefix="placeholders-")))
 
 
 def package() -> Path:
@@ -44,7 +44,7 @@ def package() -> Path:
     return next(Path(python).parent.parent.glob("lib/python*/site-packages/libero/libero"))
 
 
-def write_stand_ins(package: Path, folder: Path) -> Path:
+def write_placeholder_assets(package: Path, folder: Path) -> Path:
     """``package``: the installed libero/libero, whose sources and task files say what is needed."""
     regions = _regions(package / "bddl_files")
     for name in _object_names(package / "envs" / "objects"):
@@ -58,7 +58,7 @@ def write_stand_ins(package: Path, folder: Path) -> Path:
     (folder / "textures").mkdir(parents=True)
     for number, texture in enumerate(re.findall(r'"([\w-]+\.png)"', style)):
         Image.fromarray(np.full((8, 8, 3), 120 + 5 * number, dtype=np.uint8)).save(folder / "textures" / texture)
-    (folder / STAND_IN).touch()
+    (folder / PLACEHOLDER).touch()
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Files in the layouts that robomimic and LeRobot document, generated here, become episodes."""
+"""Import of robomimic and LeRobot files, generated here in the documented layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from episodes.formats.importer import Mapped, import_episodes
+from episodes.formats.importer import import_episodes
+from episodes.formats.recording import ImportMapping
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -27,7 +28,7 @@ STATES = [RNG.normal(size=(steps, 3)).astype(np.float32) for steps in STEPS]
 
 
 def frames(episode: int) -> np.ndarray:
-    """A color per step, which survives a video's compression; the upper half is dark."""
+    """One color per step, which video compression keeps; the upper half is black."""
     out = np.zeros((STEPS[episode], *SIZE, 3), np.uint8)
     for step in range(STEPS[episode]):
         out[step, SIZE[0] // 2 :] = 60 + 40 * step + 20 * episode
@@ -48,10 +49,10 @@ def robomimic(path: Path, *, rewards: bool = True) -> Path:
     return path
 
 
-def info(root: Path, *, version: str, paths: dict[str, str], pictures: str) -> None:
-    picture = {"dtype": pictures, "shape": [*SIZE, 3], "names": ["height", "width", "channels"]}
+def info(root: Path, *, version: str, paths: dict[str, str], images: str) -> None:
+    image = {"dtype": images, "shape": [*SIZE, 3], "names": ["height", "width", "channels"]}
     features = {
-        "observation.images.top": picture,
+        "observation.images.top": image,
         "observation.state": {"dtype": "float32", "shape": [3]},
         "action": {"dtype": "float32", "shape": [2]},
     }
@@ -83,10 +84,10 @@ def write_mp4(path: Path, images: np.ndarray) -> None:
 
 
 def lerobot_3(root: Path) -> Path:
-    """Both episodes in one file, pictures as a video."""
+    """Both episodes in one file, images as a video."""
     place = "chunk-{chunk_index:03d}/file-{file_index:03d}"
     paths = {"data_path": f"data/{place}.parquet", "video_path": f"videos/{{video_key}}/{place}.mp4"}
-    info(root, version="v3.0", paths=paths, pictures="video")
+    info(root, version="v3.0", paths=paths, images="video")
     write_parquet(root / "data/chunk-000/file-000.parquet", columns(0, 1))
     write_parquet(root / "meta/tasks.parquet", {"task_index": [0], "task": ["push the T"]})
     video = "videos/observation.images.top"
@@ -101,17 +102,17 @@ def lerobot_3(root: Path) -> Path:
 
 
 def lerobot_2(root: Path) -> Path:
-    """A file per episode, pictures inside, and success as a column."""
+    """One file per episode with its images in it, and success as a column."""
     paths = {"data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", "video_path": ""}
-    info(root, version="v2.1", paths=paths, pictures="image")
+    info(root, version="v2.1", paths=paths, images="image")
     for number in (0, 1):
-        pictures = []
+        images = []
         for frame in frames(number):
             out = io.BytesIO()
             Image.fromarray(frame).save(out, "PNG")
-            pictures.append({"bytes": out.getvalue(), "path": None})
+            images.append({"bytes": out.getvalue(), "path": None})
         success = [number == 0 and step == STEPS[0] - 1 for step in range(STEPS[number])]
-        table = columns(number) | {"observation.images.top": pictures, "next.success": success}
+        table = columns(number) | {"observation.images.top": images, "next.success": success}
         write_parquet(root / f"data/chunk-000/episode_{number:06d}.parquet", table)
     (root / "meta/tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "push the T"}) + "\n")
     lines = [json.dumps({"episode_index": number, "length": STEPS[number]}) + "\n" for number in (0, 1)]
@@ -123,9 +124,9 @@ PIXELS = {"action_low": (0.0,), "action_high": (512.0,), "state": ("observation.
 TOP = {"top": "observation.images.top"}
 
 
-def imported(source: Path, tmp_path: Path, **mapped: object) -> list[Episode]:
+def imported(source: Path, tmp_path: Path, **mapping: object) -> list[Episode]:
     store = EpisodeStore(tmp_path / "store", create=True)
-    import_episodes(source, store, Mapped(**mapped))  # type: ignore[arg-type]
+    import_episodes(source, store, ImportMapping(**mapping))  # type: ignore[arg-type]
     return [store.read(entry.id) for entry in sorted(store.select(), key=lambda entry: entry.seed)]
 
 
@@ -134,7 +135,7 @@ def check(episodes: list[Episode], camera: str, *, tolerance: int) -> None:
     for number, episode in enumerate(episodes):
         np.testing.assert_allclose(episode.action, ACTIONS[number], atol=1e-5)
         np.testing.assert_array_equal(episode.state, STATES[number])
-        np.testing.assert_array_equal(episode.look_steps, np.arange(STEPS[number]))
+        np.testing.assert_array_equal(episode.observation_steps, np.arange(STEPS[number]))
         np.testing.assert_allclose(episode.images[camera].astype(int), frames(number), atol=tolerance)
 
 
@@ -150,7 +151,7 @@ def test_robomimic(tmp_path: Path) -> None:
     assert (first.control_hz, first.instruction, first.source) == (20.0, "lift it", "human")
 
 
-def test_without_rewards_a_demonstration_counts_as_a_success_and_pictures_can_be_turned(tmp_path: Path) -> None:
+def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:
     source = robomimic(tmp_path / "demo.hdf5", rewards=False)
     first, _ = imported(
         source,
@@ -178,7 +179,7 @@ def test_lerobot_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"state": ("joints",)}, r"demo_0 has no 'joints'; it has agentview_image, robot0_eef_pos"),
         ({"state": ()}, r"name the keys of the state: --state, of agentview_image, robot0_eef_pos"),
@@ -186,17 +187,17 @@ def test_lerobot_2(tmp_path: Path) -> None:
         ({"action_low": (-0.1,), "action_high": (0.1,)}, "--action-low and --action-high"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, change: dict, said: str) -> None:
+def test_missing_or_wrong_mappings_are_reported(tmp_path: Path, change: dict, message: str) -> None:
     fits = {"state": ("robot0_eef_pos",), "instruction": "lift"}
-    with pytest.raises(EpisodeError, match=said):
+    with pytest.raises(EpisodeError, match=message):
         imported(robomimic(tmp_path / "demo.hdf5"), tmp_path, **(fits | change))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_files_of_other_formats_and_incomplete_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    (tmp_path / "torn.hdf5").write_bytes(b"no HDF5")
-    for name, said in (("notes.txt", "neither a robomimic file"), ("torn.hdf5", "cannot be read as HDF5")):
-        with pytest.raises(EpisodeError, match=said):
+    (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5")
+    for name, message in (("notes.txt", "neither a robomimic file"), ("damaged.hdf5", "cannot be read as HDF5")):
+        with pytest.raises(EpisodeError, match=message):
             imported(tmp_path / name, tmp_path)
     root = lerobot_3(tmp_path / "gone")
     (root / "videos/observation.images.top/chunk-000/file-000.mp4").unlink()

@@ -1,0 +1,71 @@
+"""Classes that other distributions add to this project's registries, through entry points.
+
+A distribution declares, for example in its pyproject.toml,
+
+    [project.entry-points."vla_rl.simulators"]
+    warehouse = "warehouse.vla_rl_plugin:SIMULATOR"
+
+where ``SIMULATOR = (WarehouseConfig, make_warehouse)``: a frozen dataclass with ``name: Literal["warehouse"]``, and the
+function or class that takes it. The groups are "vla_rl.simulators", "vla_rl.policies", "vla_rl.algorithms" and
+"vla_rl.world_models"; the registry of each says what its constructors take and return.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sims.errors import UserError
+
+Constructor = Callable[..., Any]
+
+
+class PluginError(UserError):
+    """An installed plugin cannot be loaded or clashes with another; the message names it."""
+
+
+def plugins(group: str) -> dict[type[Any], Constructor]:
+    """Configuration class -> constructor of every entry point of ``group``. Raises PluginError."""
+    return dict(_load(entry) for entry in sorted(entry_points(group=group), key=lambda entry: entry.name))
+
+
+def with_plugins(built_in: Mapping[type[Any], Constructor], group: str) -> dict[type[Any], Constructor]:
+    """``built_in`` and the plugins of ``group``. Raises PluginError where two classes have the same ``name``."""
+    merged = dict(built_in)
+    for config_class, constructor in plugins(group).items():
+        name = config_name(config_class)
+        same = [known.__qualname__ for known in merged if config_name(known) == name]
+        if same:
+            raise PluginError(f"{group}: {config_class.__qualname__} and {same[0]} are both named {name!r}")
+        merged[config_class] = constructor
+    return merged
+
+
+def config_name(config_class: type[Any]) -> str:
+    """The value of ``name: Literal["..."]`` of a configuration class."""
+    values = typing.get_args(typing.get_type_hints(config_class).get("name"))
+    if len(values) != 1:
+        raise TypeError(f"{config_class.__qualname__} needs a field like name: Literal['my_name'] = 'my_name'")
+    return str(values[0])
+
+
+def _load(entry: EntryPoint) -> tuple[type[Any], Constructor]:
+    distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
+    where = f"plugin {entry.name!r} of {distribution} ({entry.group}: {entry.value})"
+    try:
+        loaded = entry.load()
+    except Exception as error:  # whatever the plugin's own module raises
+        raise PluginError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(loaded, tuple) and len(loaded) == 2 and callable(loaded[1])):
+        raise PluginError(f"{where} must be a tuple (configuration class, constructor), got {loaded!r}")
+    config_class, constructor = loaded
+    if not (isinstance(config_class, type) and dataclasses.is_dataclass(config_class)):
+        raise PluginError(f"{where}: the configuration class must be a dataclass, got {config_class!r}")
+    try:
+        config_name(config_class)
+    except (TypeError, NameError) as error:
+        raise PluginError(f"{where}: {error}") from error
+    return config_class, constructor

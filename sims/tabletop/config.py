@@ -1,0 +1,63 @@
+"""Settings of the tabletop suite."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from sims.tabletop.locator import make_locator
+from sims.tabletop.tasks import SPLITS, TASKS, Split
+
+CAMERAS = ("agent", "wrist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabletopConfig:
+    """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
+
+    ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
+    Without cameras, pictures are empty and no rendering library is touched. ``backend`` "warp" computes physics and
+    pictures on a CUDA GPU (docs/tabletop-warp.md) and reads neither ``threads`` nor ``renderer``.
+    """
+
+    name: Literal["tabletop"] = "tabletop"
+    tasks: tuple[str, ...] = ("pick",)
+    num_envs: int = 16
+    split: Split = "train"
+    image_size: tuple[int, int] = (64, 64)
+    cameras: tuple[str, ...] = CAMERAS
+    reward: Literal["sparse", "shaped"] = "sparse"
+    look: float = 1.0
+    max_steps: int | None = None
+    backend: Literal["mujoco", "warp"] = "mujoco"
+    threads: int = 0
+    renderer: Literal["auto", "egl", "osmesa"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field, values, allowed in (
+            ("tasks", self.tasks, tuple(TASKS)),
+            ("cameras", self.cameras, CAMERAS),
+            ("split", (self.split,), SPLITS),
+            ("reward", (self.reward,), ("sparse", "shaped")),
+            ("backend", (self.backend,), ("mujoco", "warp")),
+            ("renderer", (self.renderer,), ("auto", "egl", "osmesa")),
+        ):
+            for value in values:
+                if value not in allowed:
+                    raise ValueError(f"TabletopConfig.{field}: got {value!r}, allowed are {', '.join(allowed)}")
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"TabletopConfig.tasks: got {self.tasks}; name at least one task, each once")
+        for name in ("num_envs", "max_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"TabletopConfig.{name}: got {value}, must be at least 1")
+
+    def video_config(self, image_size: int, num_envs: int) -> TabletopConfig:
+        return dataclasses.replace(self, num_envs=num_envs, image_size=(image_size, image_size))
+
+    def object_locator(self, cameras: Sequence[str]) -> Callable[[Tensor, Sequence[str]], Tensor] | None:
+        return make_locator(cameras)

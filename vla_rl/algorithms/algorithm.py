@@ -1,0 +1,43 @@
+"""What runners ask of every algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from policies.policy import Policy
+from vla_rl.rollouts.collector import Collector
+
+Metrics = dict[str, float]
+
+
+class Algorithm(Protocol):
+    """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
+
+    policy: Policy
+    collector: Collector
+    iteration: int
+
+    def iterate(self) -> Metrics:
+        """Collect, learn, count one iteration. The metrics have at least ``success`` and ``control_steps``."""
+        ...
+
+    def deployed(self) -> Policy:
+        """The policy that is evaluated and shipped: the averaged weights where an average is kept."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """``failure_weight`` in [0, 1): how much more often tasks that still fail are trained (rollouts/starts.py)."""
+
+    iterations: int = 60
+    gamma: float = 0.99
+    failure_weight: float = 0.0
+
+    def check_num_envs(self, num_envs: int, setting: str) -> None:
+        """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""

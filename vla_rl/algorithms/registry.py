@@ -1,0 +1,29 @@
+"""Every algorithm: configuration class to constructor, and the configuration's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
+
+from policies.policy import Policy
+from sims.vector_env import VectorEnv
+from vla_rl.algorithms.algorithm import Algorithm
+from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+
+ALGORITHMS: Mapping[type[Any], Callable[..., Algorithm]] = {
+    PPOConfig: PPO,
+    GRPOConfig: GRPO,
+}
+
+if TYPE_CHECKING:
+    AnyAlgorithmConfig = Any
+else:
+    AnyAlgorithmConfig = Annotated[Union[tuple(ALGORITHMS)], Field(discriminator="name")]  # noqa: UP007
+
+
+def build_algorithm(config: AnyAlgorithmConfig, policy: Policy, env: VectorEnv, *, seed: int) -> Algorithm:
+    """Ready to iterate: an episode has begun in every environment."""
+    return ALGORITHMS[type(config)](config, policy, env, seed=seed)

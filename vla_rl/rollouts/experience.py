@@ -1,0 +1,57 @@
+"""The one record of experience, from the collector to a minibatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sims.tensor_dataclass import TensorDataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience(TensorDataclass):
+    """Action chunks: time-major [T, N] from a collector, flat [B] in an update.
+
+    ``inputs``: what ``Policy.store`` kept of the observation. ``reward`` is discounted within the chunk, whose own
+    discount is gamma ** num_executed. ``next_value`` belongs to the chunk's true successor, also where the episode was
+    truncated. ``valid`` is False after an episode's end and where the simulator failed: no loss may use such chunks.
+    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. The last three are filled by an algorithm;
+    ``weight`` averages to one over the batch.
+    """
+
+    inputs: TensorDataclass
+    trace: TensorDataclass
+    log_prob: Float[Tensor, "*B S H A"]
+    value: Float[Tensor, "*B"]
+    next_value: Float[Tensor, "*B"]
+    reward: Float[Tensor, "*B"]
+    num_executed: Int[Tensor, "*B"]
+    terminated: Bool[Tensor, "*B"]
+    truncated: Bool[Tensor, "*B"]
+    success: Bool[Tensor, "*B"]
+    valid: Bool[Tensor, "*B"]
+    task: Int[Tensor, "*B"]
+    policy_version: Int[Tensor, "*B"]
+    actor: Int[Tensor, "*B"]
+    advantage: Float[Tensor, "*B"] | None = None
+    value_target: Float[Tensor, "*B"] | None = None
+    weight: Float[Tensor, "*B"] | None = None
+
+    def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
+        """These environments of [T, N]."""
+        return self.map(lambda tensor: tensor[:, env_ids])
+
+    @property
+    def done(self) -> Bool[Tensor, "*B"]:
+        return self.terminated | self.truncated
+
+    def success_rate(self) -> float:
+        """Of the episodes that ended; NaN if none did."""
+        ended = self.done & self.valid
+        return (self.success & ended).sum().item() / max(1, ended.sum().item()) if ended.any() else float("nan")
+
+    def control_steps(self) -> int:
+        return int(torch.where(self.valid, self.num_executed, 0).sum())

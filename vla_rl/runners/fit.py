@@ -1,0 +1,56 @@
+"""The loop that runs every supervised fit to its end: progress bar, metrics, checkpoints, exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint
+from vla_rl.runs.metrics import Metrics
+from vla_rl.runs.progress import progress
+
+
+class Fit(Protocol):
+    """Something that is fitted in ``steps`` updates, ``step`` of which are done.
+
+    ``state_dict`` is a tree that ``vla_rl.runs.checkpoint.save_tree`` accepts and holds everything that the next
+    updates depend on: weights, optimizer, generators, position in the data.
+    """
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def update(self) -> dict[str, float]:
+        """One optimizer step; its metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def run_fit(
+    fit: Fit, directory: Path, *, title: str, shown: str, record_every: int = 20, checkpoint_every: int = 200
+) -> None:
+    """Update ``fit`` until ``steps``, starting from the newest checkpoint in ``directory/checkpoints``, if any.
+
+    Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates. The newest checkpoint is kept, the last
+    one after the last update. ``title`` names the progress bar, ``shown`` the metric beside it.
+    """
+    checkpoints = directory / "checkpoints"
+    if (latest := latest_checkpoint(checkpoints)) is not None:
+        fit.load_state_dict(load_tree(latest))
+    with (
+        Metrics(directory, next_iteration=fit.step, tensorboard=False) as record,
+        progress(title, fit.steps, done=fit.step) as advance,
+    ):
+        while fit.step < fit.steps:
+            metrics = fit.update()
+            advance(note=f"{shown} {metrics[shown]:.4f}")
+            if fit.step % record_every == 0:
+                record.write(fit.step, metrics)
+            if fit.step % checkpoint_every == 0 or fit.step == fit.steps:
+                save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
