@@ -25,16 +25,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from policies.compact_vla import VLAConfig
 
 from episodes.sampler import Targets, WindowBatch
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
-from real_robot.control.panda_tool import PandaTool
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafetyFilter
+from real_robot.control.panda_end_effector import PandaEndEffector
+from real_robot.safety.commands import Command, Measurement
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.limits import RobotLimits
 from real_robot.safety.limits import load_limits
 from real_robot.serving.backends import PolicyBackend
-from real_robot.serving.protocol import Act
+from real_robot.serving.protocol import ActRequest
 from sims.tabletop.episode import START_JOINTS
 from sims.tabletop.tool_control import POSITION_SCALE
 from sims.vector_env import Observation, encode_instructions
@@ -142,7 +143,7 @@ class Arm:
     """The tabletop's Panda behind the safety filter; it stands where the last command sent it."""
 
     safety: SafetyFilter
-    tool: PandaTool
+    tool: PandaEndEffector
     joints: list[float]
     path: list[tuple[float, ...]] = field(default_factory=list)
     rejected: int = 0
@@ -222,8 +223,8 @@ class Synchronous:
         return self._plan.pop(0)
 
 
-def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], delay: int) -> Act:
-    return Act(
+def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], delay: int) -> ActRequest:
+    return ActRequest(
         id=0,
         images={},
         state=state[0],
@@ -241,7 +242,7 @@ def arm_limits() -> RobotLimits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeResult:
     success: bool
     touched: bool
     jumps: Sequence[float]
@@ -249,12 +250,12 @@ class Outcome:
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
-def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> EpisodeResult:
     rng = np.random.default_rng([seed, 1])
     limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
-    arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
+    arm = Arm(SafetyFilter(limits), PandaEndEffector(limits.axes), joints, [tuple(joints)])
     arm.safety.start(joints, 0.0)
     targets = SlidingTargets(1, rng)
     on_target, touched, success = 0, False, False
@@ -268,7 +269,7 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outco
             break
         arm.step(plan.act(state_of(tool, targets), tick), tick)
         targets.step()
-    return Outcome(
+    return EpisodeResult(
         success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
     )
 
@@ -285,7 +286,7 @@ def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
 
 
 def measure(policies: int, episodes: int, steps: int) -> list[Row]:
-    outcomes: dict[tuple[str, int], list[Outcome]] = {(method, delay): [] for method in METHODS for delay in DELAYS}
+    outcomes: dict[tuple[str, int], list[EpisodeResult]] = {(method, delay): [] for method in METHODS for delay in DELAYS}
     for seed in range(policies):
         policy = clone(seed, steps)
         for (method, delay), cell in outcomes.items():

@@ -97,9 +97,9 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
 def arm_as_a_world(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
     """As in simulation, but the world is the arm: it brakes and waits while the policy thinks."""
     with cell.environment():
-        from real_robot.robot_env import RobotEnv, RobotEnvConfig
+        from real_robot.robot_env import RobotEnv, RobotConfig
 
-        env = RobotEnv(RobotEnvConfig(robot_file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
+        env = RobotEnv(RobotConfig(file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
         try:
             yield env
         finally:

@@ -26,11 +26,12 @@ from real_robot.control.embodiment import Embodiment, embodiment_of
 from real_robot.control.loop import ActionSource, ControlLoop
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
-from real_robot.ros.fake_arm import JOINT_HZ, TabletopArm, Trajectory
-from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm, Trajectory
+from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer
-from real_robot.serving.protocol import Act, Chunk
+from real_robot.serving.protocol import ActRequest, Chunk
 from real_robot.serving.remote_policy import RemotePolicy
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -126,7 +127,7 @@ class Immediate:
     def action(self, tick: int, measured: Measurement) -> NDArray[np.float32]:
         if not self._plan:
             hello = self._backend.hello
-            question = Act(
+            question = ActRequest(
                 id=0,
                 images=self._world.look(hello.image_size, 0.0),
                 state=self._embodiment.state(measured.positions),
@@ -144,7 +145,7 @@ class Immediate:
 
 
 class Server:
-    """Eyes and oracle of a ``RemotePolicy``: old pictures, and answers that take their time."""
+    """Eyes and client of a ``RemotePolicy``: old pictures, and answers that take their time."""
 
     def __init__(self, world: World, backend: PolicyBackend, rng: np.random.Generator) -> None:
         self._world, self._backend, self._rng = world, backend, rng
@@ -154,7 +155,7 @@ class Server:
         age_s = self._rng.uniform(*PICTURE_AGE_S)
         return self._world.look(size, age_s), self._world.now_s - age_s
 
-    def ask(self, act: Act) -> None:
+    def ask(self, act: ActRequest) -> None:
         chunk = Chunk(id=act.id, actions=self._backend.act(act), inference_s=INFERENCE_S)
         answer = Answer(id=act.id, chunk=chunk, reason="", round_trip_s=INFERENCE_S)
         self._answer = self._world.now_s + INFERENCE_S, answer
@@ -189,7 +190,7 @@ def episode(world: World, backend: PolicyBackend, setting: Setting, task: str, s
     else:
         server = Server(world, backend, np.random.default_rng(seed))
         source = policy = RemotePolicy(
-            backend.hello, setting.chunking, embodiment=embodiment, oracle=server, eyes=server, max_image_age_s=1.0
+            backend.hello, setting.chunking, embodiment=embodiment, client=server, cameras=server, max_image_age_s=1.0
         )
         policy.begin(instruction)
     loop = ControlLoop(limits, control_hz=CONTROL_HZ, embodiment=embodiment, source=source)
@@ -201,7 +202,7 @@ def episode(world: World, backend: PolicyBackend, setting: Setting, task: str, s
         out = loop.tick(world.measure(), world.now_s)
         world.send(out, loop.filter.stop_path(), loop.filter.dt)
         if isinstance(policy, RemotePolicy):
-            policy.ask(world.now_s)
+            policy.request_chunk(world.now_s)
         if tick % 5 == 0 and any(outcome := world.outcome()):
             return outcome[0], tick, loop.counters.clamped
     return False, ticks, loop.counters.clamped

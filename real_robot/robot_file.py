@@ -50,8 +50,8 @@ class ControlSection:
 class RosSection:
     """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8).
 
-    ``command_type`` (ros/registry.py): the default, a trajectory, carries its own stop. ``follow_joint_trajectory``: the
-    same as goals of the action that ``command`` names. ``float64_multi_array``: positions for a
+    ``command_type`` (ros/registry.py): the default, a trajectory, carries its own stop. ``follow_joint_trajectory``:
+    the same as goals of the action that ``command`` names. ``float64_multi_array``: positions for a
     forward_command_controller. ``joint_jog`` and ``twist_stamped``: velocities of the joints or of the end effector
     [rad/s, m/s] in ``command_frame`` for MoveIt Servo; with a twist, the positions of joints that the kinematic chain
     does not name go to the topic ``gripper``.

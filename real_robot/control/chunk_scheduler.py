@@ -33,7 +33,8 @@ class ChunkingConfig:
 
     ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for [actions]; a policy
     trained with prefixes allows at most its ``max_prefix``. ``warmup``: first deliveries, left out of the delay
-    estimate. ``delay_window``: deliveries in the estimate. ``ensemble_decay``: m of the weights exp(-m i), oldest i = 0.
+    estimate. ``delay_window``: deliveries in the estimate. ``ensemble_decay``: m of the weights exp(-m i), i = 0 the
+    oldest.
     """
 
     method: ChunkingMethod = "prefix"

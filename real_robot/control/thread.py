@@ -125,7 +125,7 @@ class ControlThread:
             self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
-        """Every command tick until ``brake`` and at rest. Sleeps until absolute times, so lateness does not accumulate."""
+        """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
         self.real_time = take_priority(PRIORITY)
         period_s = 1.0 / self.loop.filter.limits.command_hz
         due_s = time.monotonic() + period_s

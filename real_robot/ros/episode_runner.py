@@ -35,8 +35,17 @@ class Connections:
     store: Path | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRequest:
+    """``task``: name that the episode is recorded under; empty: the instruction. ``seed``: recorded with it."""
+
+    instruction: str
+    task: str
+    seed: int
+
+
 class EpisodeRunner:
-    """``on_tick(stop_reason)`` is called in the control thread after every command; the reason is None or of the filter.
+    """``on_tick(stop_reason)`` is called in the control thread after every command; the reason is the filter's or None.
 
     Raises ValueError, OSError or EpisodeError if something cannot be connected; nothing stays open then.
     """
@@ -72,18 +81,18 @@ class EpisodeRunner:
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
-    def activate(self, *, instruction: str, task: str, seed: int) -> None:
+    def activate(self, episode: EpisodeRequest) -> None:
         """Start control with a first episode. ValueError says why it cannot."""
         self._policy = self._control = None
         if self._frames is not None:
             self._frames.check(self.robot, self._joints)
-        self._begin(instruction=instruction, task=task, seed=seed)
+        self._begin(episode)
 
-    def begin_episode(self, *, instruction: str, task: str, seed: int) -> None:
+    def begin_episode(self, episode: EpisodeRequest) -> None:
         """Begin an episode from rest, with the policy that the server now offers. ValueError says why it cannot."""
         if self._control is None or not self._control.running:
             raise ValueError("the node is not active")
-        self._begin(instruction=instruction, task=task, seed=seed)
+        self._begin(episode)
 
     def end_episode(self, outcome: EpisodeOutcome) -> None:
         """Returns at once; the arm brakes, then the episode is recorded. ValueError if there is none."""
@@ -99,7 +108,7 @@ class EpisodeRunner:
             self._control.brake()
             self._close_episode()
 
-    def _begin(self, *, instruction: str, task: str, seed: int) -> None:
+    def _begin(self, episode: EpisodeRequest) -> None:
         hello = self._client.hello
         if self.in_episode:
             raise ValueError("an episode is under way; call ~/end_episode first")
@@ -107,13 +116,13 @@ class EpisodeRunner:
             raise ValueError(f"no policy server: {self._client.problem}")
         control, policy = self._prepare(hello)
         with control.lock:
-            policy.begin_episode(instruction)
+            policy.begin_episode(episode.instruction)
         control.start()
         if self._recorder is not None:
             self._recorder.begin(
-                instruction=instruction,
-                task=task or instruction,
-                seed=seed,
+                instruction=episode.instruction,
+                task=episode.task or episode.instruction,
+                seed=episode.seed,
                 control_hz=hello.control_hz,
                 policy_version=hello.fingerprint,
                 fingerprint={"robot": self._connections.robot_file.stem},

@@ -58,6 +58,6 @@ def check_end_effector(tree: FrameTree, robot: Robot, joints: Sequence[float]) -
     computed = EndEffectorPoint(box.frames, box.end_effector, robot.limits.axes)(joints)
     if (apart := math.dist(published, computed)) > MAX_DIFFERENCE_M:
         raise ValueError(
-            f"TF has {frame} {1000 * apart:.0f} mm away from the end-effector position of the robot file's chain, so the "
-            "workspace box would be wrong; correct limits.workspace (chain, end_effector) or ros.end_effector_frame"
+            f"TF has {frame} {1000 * apart:.0f} mm away from the end-effector position of the robot file's chain, so "
+            "the workspace box would be wrong; correct limits.workspace (chain, end_effector) or ros.end_effector_frame"
         )

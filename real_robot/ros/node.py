@@ -29,7 +29,7 @@ from std_srvs.srv import SetBool, Trigger
 
 from episodes.schema import EpisodeError
 from real_robot.priority import take_priority
-from real_robot.ros.episode_runner import Connections, EpisodeRunner
+from real_robot.ros.episode_runner import Connections, EpisodeRequest, EpisodeRunner
 from real_robot.ros.messages import LATCHED_QOS
 
 PRIORITY = 40
@@ -91,7 +91,7 @@ class PolicyNode(LifecycleNode):
         assert self._runner is not None
         try:
             self._refuse_while_stopped()
-            self._runner.activate(**self._episode())
+            self._runner.activate(self._episode())
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
             return TransitionCallbackReturn.FAILURE
@@ -122,9 +122,9 @@ class PolicyNode(LifecycleNode):
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
-    def _episode(self) -> dict[str, str | int]:
+    def _episode(self) -> EpisodeRequest:
         seed = int(self.get_parameter("seed").value or 0)
-        return {"instruction": self._text("instruction"), "task": self._text("task"), "seed": seed}
+        return EpisodeRequest(instruction=self._text("instruction"), task=self._text("task"), seed=seed)
 
     def _refuse_while_stopped(self) -> None:
         if self._stop_reason:
@@ -136,7 +136,7 @@ class PolicyNode(LifecycleNode):
             if self._runner is None:
                 raise ValueError("the node is not active")
             self._refuse_while_stopped()
-            self._runner.begin_episode(**self._episode())
+            self._runner.begin_episode(self._episode())
         except ValueError as error:
             response.success, response.message = False, str(error)
         return response
@@ -235,7 +235,7 @@ class PolicyNode(LifecycleNode):
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:
     """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0.
 
-    ``autostart_s``: configure and activate without being asked, trying for so long; 1 if that fails. 0: wait to be asked.
+    ``autostart_s``: configure and activate without being asked, trying for so long; 1 if that fails. 0: wait.
     """
     take_priority(PRIORITY)  # before the middleware starts its threads, which inherit it
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)

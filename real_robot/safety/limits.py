@@ -1,6 +1,6 @@
 """Robot limits from YAML, every number with its unit, checked before an arm may move.
 
-A file says ``velocity: 150 deg/s``, not ``2.6``. Each quantity is checked for the dimension that fits the kind of joint.
+A file says ``velocity: 150 deg/s``, not ``2.6``. Each quantity is checked for the dimension of its kind of joint.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from policies.denoising.denoise import Predict, integrate
 from policies.denoising.guidance import guidance_strength, guidance_weights, guided
 from policies.denoising.kernels import FlowODE, FlowODEConfig, Prediction
-from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler, DelayTracker, TickClock
+from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler, DelayTracker
 
 HORIZON = 8
 
@@ -158,16 +158,6 @@ def test_delay_percentile_without_the_warmup() -> None:
     assert tracker.estimate() == 1
     tracker.add(7)
     assert tracker.estimate() == 7
-
-
-def test_ticks_are_absolute() -> None:
-    now = [10.0]
-    clock = TickClock(20.0, lambda: now[0])
-    ticks = []
-    for now[0] in (10.0, 10.049, 10.05, 10.31, 11.0):
-        ticks.append(clock.tick())
-    assert ticks == [0, 0, 1, 6, 20]
-    assert clock.begin_s(20) == 11.0
 
 
 def test_a_configuration_that_must_run_dry_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The control loop without a wire: real filter, scheduler and embodiments, an oracle that answers after some ticks."""
+"""The control loop without a wire: real filter, scheduler and embodiments, an client that answers after some ticks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import yaml
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import JointPositions, JointSteps
 from real_robot.control.loop import ControlLoop
-from real_robot.control.panda_tool import PandaTool
+from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.robot_file import load_robot
-from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AxisLimits
 from real_robot.serving.client import Answer
-from real_robot.serving.protocol import PROTOCOL, Act, Chunk, Hello
+from real_robot.serving.protocol import PROTOCOL, ActRequest, Chunk, Hello
 from real_robot.serving.remote_policy import RemotePolicy, check_policy
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
@@ -44,9 +45,9 @@ class Cycle:
 
     def __init__(self, delay: int) -> None:
         self.delay, self.asked, self.now, self.dead = delay, [], 0, False
-        self._due: tuple[int, Act] | None = None
+        self._due: tuple[int, ActRequest] | None = None
 
-    def ask(self, act: Act) -> None:
+    def ask(self, act: ActRequest) -> None:
         self.asked.append(act)
         self._due = (self.now + self.delay, act)
 
@@ -66,18 +67,18 @@ class Eye:
     def __init__(self) -> None:
         self.taken_s: float | None = 0.0
 
-    def look(self, size):
+    def images(self, size):
         assert list(size) == HELLO.image_size
         return None if self.taken_s is None else ({"eye": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
 
 
 class Rig:
     def __init__(self, delay: int = 3, method: str = "prefix") -> None:
-        self.oracle, self.eye, self.tick = Cycle(delay), Eye(), 0
+        self.client, self.eye, self.tick = Cycle(delay), Eye(), 0
         chunking = ChunkingConfig(method=method, execute_steps=4, max_delay=3, warmup=0)  # type: ignore[arg-type]
         embodiment = JointSteps(AXES, 20.0)
         self.policy = RemotePolicy(
-            HELLO, chunking, embodiment=embodiment, oracle=self.oracle, eyes=self.eye, max_image_age_s=0.2
+            HELLO, chunking, embodiment=embodiment, client=self.client, cameras=self.eye, max_image_age_s=0.2
         )
         self.loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=self.policy)
         self.loop.start([0.0, 0.0], 0.0)
@@ -87,13 +88,13 @@ class Rig:
         outs = []
         for _ in range(ticks):
             self.tick += 1
-            self.oracle.now = self.tick
+            self.client.now = self.tick
             now = self.tick / 100.0
             if see:
                 self.eye.taken_s = now - 0.01
             measured = Measurement(self.positions, now if feel else now - 10.0)
             outs.append(self.loop.tick(measured, now))
-            self.policy.ask(now)
+            self.policy.request_chunk(now)
             self.positions = list(outs[-1].positions)
         return outs
 
@@ -106,10 +107,10 @@ def test_with_delays_inside_the_plan_every_control_tick_has_an_action() -> None:
     assert counters.holds <= 4  # until the first chunk came
     assert counters.actions == counters.control_ticks - counters.holds
     assert counters.missed_ticks == rig.policy.counters.failed == 0
-    assert len(rig.oracle.asked) == pytest.approx(20, abs=1)
+    assert len(rig.client.asked) == pytest.approx(20, abs=1)
     assert max(abs(p) for out in outs for p in out.positions) > 0.05
-    assert {act.delay for act in rig.oracle.asked[3:]} == {3}
-    assert all(len(act.leftover) >= act.delay for act in rig.oracle.asked)
+    assert {act.delay for act in rig.client.asked[3:]} == {3}
+    assert all(len(act.leftover) >= act.delay for act in rig.client.asked)
 
 
 @pytest.mark.parametrize("what", ["see", "feel"])
@@ -129,15 +130,15 @@ def test_what_is_not_seen_or_felt_is_not_acted_on(what: str) -> None:
 def test_a_dead_server_is_asked_again_and_again_while_the_arm_holds() -> None:
     rig = Rig()
     rig.run(100)
-    rig.oracle.dead = True
+    rig.client.dead = True
     rig.run(150)
     assert rig.loop.filter.at_rest
     assert rig.policy.counters.failed > 5
-    assert rig.policy.trouble == "the connection is closed"
-    rig.oracle.dead = False
+    assert rig.policy.problem == "the connection is closed"
+    rig.client.dead = False
     rig.run(60)
     assert not rig.loop.filter.at_rest
-    assert rig.policy.trouble == ""
+    assert rig.policy.problem == ""
 
 
 def test_stop_and_pause_forget_the_plan() -> None:
@@ -146,9 +147,9 @@ def test_stop_and_pause_forget_the_plan() -> None:
     rig.loop.pause()
     rig.run(60)
     assert rig.loop.filter.at_rest
-    asked = len(rig.oracle.asked)
+    asked = len(rig.client.asked)
     rig.run(60)
-    assert len(rig.oracle.asked) == asked
+    assert len(rig.client.asked) == asked
     rig.loop.resume()
     rig.run(60)
     assert not rig.loop.filter.at_rest
@@ -197,7 +198,7 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
     """State equal to the suite's, and joint targets equal to where its servos are sent, for random actions."""
     env = TabletopEnv(TabletopConfig(num_envs=1, cameras=(), threads=1))
     env.reset(start=[StartState(task=0, seed=3)])
-    tool, generator = PandaTool(PANDA), torch.Generator().manual_seed(0)
+    tool, generator = PandaEndEffector(PANDA), torch.Generator().manual_seed(0)
     joints = joints_of(env)
     tool.begin(joints)
     for _ in range(12):
@@ -213,9 +214,9 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
 
 def test_the_panda_refuses_joints_in_another_order() -> None:
     with pytest.raises(ValueError, match="in the order joint 1 to 7"):
-        PandaTool((PANDA[7], *PANDA[:7]))
+        PandaEndEffector((PANDA[7], *PANDA[:7]))
     with pytest.raises(ValueError, match="in the order joint 1 to 7"):
-        PandaTool((PANDA[1], PANDA[0], *PANDA[2:]))
+        PandaEndEffector((PANDA[1], PANDA[0], *PANDA[2:]))
 
 
 def joints_of(env: TabletopEnv) -> list[float]:

@@ -16,27 +16,27 @@ from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.recorder import Recorder
 
-HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "world": {"robot": "fake"}}
+HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "fingerprint": {"robot": "fake"}}
 
 
 def drive(recorder: Recorder, steps: int = 6) -> None:
     recorder.begin(instruction="pick up the red block", **HEAD)
     for i in range(steps):
         if i % 4 == 0:
-            recorder.look(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
-        recorder.step(np.full(2, 0.1 * i, np.float32))
+            recorder.observation(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
+        recorder.action(np.full(2, 0.1 * i, np.float32))
 
 
 def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     drive(recorder)
-    recorder.look(4, {"agent": np.full((4, 6, 3), 99, np.uint8)}, np.full(3, 99, np.float32))  # looked again
+    recorder.observation(4, {"agent": np.full((4, 6, 3), 99, np.uint8)}, np.full(3, 99, np.float32))  # looked again
     recorder.end(success=True)
     drive(recorder, steps=2)
     recorder.end(success=False)
     recorder.close()
     recorder.join()
-    assert (recorder.recorded, recorder.trouble) == (2, "")
+    assert (recorder.recorded, recorder.problem) == (2, "")
     store = EpisodeStore(tmp_path)
     first, second = (store.read(entry.id) for entry in store.select())
     assert first.observation_steps.tolist() == [0, 4]
@@ -50,14 +50,14 @@ def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
 
 def test_nothing_is_recorded_outside_an_episode_or_without_a_look(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.step(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32))
     recorder.begin(instruction="x", **HEAD)
-    recorder.step(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32))
     recorder.end(success=True)
     recorder.close()
     recorder.join()
     assert recorder.recorded == 0
-    assert "not worth keeping" in recorder.trouble
+    assert "is not recorded" in recorder.problem
     assert EpisodeStore(tmp_path).select() == []
 
 
@@ -68,12 +68,12 @@ def test_a_killed_recorder_costs_one_episode_not_the_arm(tmp_path: Path) -> None
     assert recorder._process is not None
     recorder._process.kill()
     recorder.end(success=True)
-    wait_for(lambda: recorder.trouble.startswith("the recorder's process is gone"))
+    wait_for(lambda: recorder.problem.startswith("the recorder's process ended"))
     drive(recorder)
     recorder.end(success=True)
     recorder.close()
     recorder.join()
-    assert (recorder.recorded, recorder.trouble) == (1, "")
+    assert (recorder.recorded, recorder.problem) == (1, "")
     assert len(EpisodeStore(tmp_path).select()) == 1
 
 

@@ -10,19 +10,19 @@ import pytest
 import yaml
 
 from real_robot.robot_file import load_robot
-from real_robot.safety.kinematics import ToolPoint
+from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import load_limits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 STEP_S = 1e-6
 
 
-def tool_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> ToolPoint:
+def tool_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> EndEffectorPoint:
     limits = load_limits(ROBOTS / f"{name}.yaml")
     assert limits.workspace is not None
-    tool = tuple(a + b for a, b in zip(limits.workspace.tool, offset, strict=True))
-    box = dataclasses.replace(limits.workspace, tool=tool)
-    return ToolPoint(box.frames, box.tool, limits.axes)
+    tool = tuple(a + b for a, b in zip(limits.workspace.end_effector, offset, strict=True))
+    box = dataclasses.replace(limits.workspace, end_effector=tool)
+    return EndEffectorPoint(box.frames, box.end_effector, limits.axes)
 
 
 @pytest.mark.parametrize("name", ["franka_panda", "ur5e"])

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.safety.kinematics import ToolPoint
-from real_robot.safety.limits import load_limits, parse_limits, quantity
+from real_robot.safety.commands import Command, Measurement, SafeCommand
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.kinematics import EndEffectorPoint
+from real_robot.safety.limits import RobotLimits, load_limits, parse_limits, quantity
 from real_robot.safety.stopping import Axis, AxisLimits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
@@ -240,9 +241,9 @@ def test_tool_position_of_two_known_arms() -> None:
     panda, ur = load_limits(ROBOTS / "franka_panda.yaml"), load_limits(ROBOTS / "ur5e.yaml")
     assert panda.workspace is not None
     assert ur.workspace is not None
-    tool = ToolPoint(panda.workspace.frames, panda.workspace.tool, panda.axes)
+    tool = EndEffectorPoint(panda.workspace.frames, panda.workspace.end_effector, panda.axes)
     assert tool(READY) == pytest.approx((0.3069, 0.0, 0.4869), abs=1e-4)
-    tool = ToolPoint(ur.workspace.frames, ur.workspace.tool, ur.axes)
+    tool = EndEffectorPoint(ur.workspace.frames, ur.workspace.end_effector, ur.axes)
     assert tool([0.0] * 6) == pytest.approx((-0.8172, -0.2329, 0.0628), abs=1e-9)
 
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.safety.kinematics import ToolPoint, longest_way
-from real_robot.safety.limits import load_limits
+from real_robot.safety.commands import Command, Measurement, SafeCommand
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.kinematics import EndEffectorPoint, max_travel
+from real_robot.safety.limits import RobotLimits, load_limits
 from real_robot.safety.stopping import Axis, AxisLimits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
@@ -179,7 +180,7 @@ def test_a_stop_counts_as_within_the_limits_only_if_it_is(
         position, v, a = low + where * (high - low), speed * axis.velocity, accel * axis.acceleration
         lowest, highest, _, way, fastest, *_ = model.stop(v, a)
         within = position + highest <= high and position + lowest >= low and fastest <= axis.velocity
-        answer = model.stopping_way(position, v, a, 0.0)
+        answer = model.stopping_distance(position, v, a, 0.0)
         assert (answer is not None) == within
         assert answer is None or answer >= way - 1e-12
 
@@ -194,7 +195,7 @@ def test_a_stop_counts_as_within_the_limits_only_if_it_is(
 def test_the_tool_stays_in_the_box(seed: int, room: float, swing: float, period: int) -> None:
     """Swings that would throw the tool through the walls of a box of any size around it."""
     assert PANDA.workspace is not None
-    tool = ToolPoint(PANDA.workspace.frames, PANDA.workspace.tool, PANDA.axes)
+    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
     center = tool(READY)
     box = replace(PANDA.workspace, low=tuple(x - room for x in center), high=tuple(x + room for x in center))
     axes = tuple(replace(axis, contact_residual=None, step_from_measured=10.0) for axis in PANDA.axes)
@@ -217,12 +218,12 @@ def test_the_tool_stays_in_the_box(seed: int, room: float, swing: float, period:
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.01, 0.1, 0.5]))
 def test_the_tool_never_moves_farther_than_the_sweeps_allow(seed: int, size: float) -> None:
     assert PANDA.workspace is not None
-    tool = ToolPoint(PANDA.workspace.frames, PANDA.workspace.tool, PANDA.axes)
+    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
     rng = random.Random(seed)
     start = [rng.uniform(*axis.position) for axis in PANDA.axes]
     steps = [rng.uniform(-size, size) for _ in start]
-    place, levers = tool.place(start)
-    way = longest_way(levers, [abs(step) for step in steps])
+    place, levers = tool.position_and_levers(start)
+    way = max_travel(levers, [abs(step) for step in steps])
     went, before = 0.0, place
     for part in range(1, 21):
         at = tool([q + step * part / 20 for q, step in zip(start, steps, strict=True)])

@@ -60,7 +60,7 @@ class Cell:
         """A bundle, as ``vla-rl serve`` does."""
         ready = self.folder / "server"
         return self._served(
-            "server", ["real_robot.commands", str(bundle), str(self.folder / "token"), str(ready)], ready
+            "server", ["real_robot.serving.commands", str(bundle), str(self.folder / "token"), str(ready)], ready
         )
 
     def _served(self, name: str, module: list[str], ready: Path) -> int:
@@ -72,7 +72,7 @@ class Cell:
     def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
         parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm", "--ros-args", *flags])
+        self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm.node", "--ros-args", *flags])
 
     def start_node(self, port: int) -> None:
         parameters = {

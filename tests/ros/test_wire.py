@@ -14,7 +14,8 @@ import torch
 
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from real_robot.robot_file import load_robot
 from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell
 

@@ -56,7 +56,7 @@ def start_cameras(shared: SharedState, image_size: tuple[int, int], hz: int) -> 
 
 
 def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, parent: int) -> None:
-    give_up_priority()  # inherited from the arm: rendering would use up the time that Linux leaves to real-time processes
+    give_up_priority()  # inherited from the arm: rendering would use up the time that Linux gives real-time processes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("fake_cameras")
     publishers = [node.create_publisher(Image, f"/camera/{name}/image_raw", SENSOR_QOS) for name in NAMES]
