@@ -69,6 +69,7 @@ def test_a_trajectory_carries_its_stop(node: Any) -> None:
     from trajectory_msgs.msg import JointTrajectory
 
     from real_robot.ros.messages import LatestMessage
+    from real_robot.ros.registry import build_output
 
     robot = with_output("joint_trajectory")
     output, ear = build_output(node, robot), LatestMessage(node, JointTrajectory, "/joint_trajectory")
@@ -88,6 +89,7 @@ def test_positions_and_twists(node: Any) -> None:
     from std_msgs.msg import Float64MultiArray
 
     from real_robot.ros.messages import LatestMessage
+    from real_robot.ros.registry import build_output
     from real_robot.safety.kinematics import EndEffectorPoint
 
     robot = with_output("float64_multi_array")
@@ -139,7 +141,7 @@ def test_frames_as_tf_publishes_them(node: Any) -> None:
     add_transforms(tree, [hand, arm])
     np.testing.assert_allclose(tree.position("hand", "base"), (1.0, 0.5, 0.0), atol=1e-9)
     if find_spec("tf2_msgs") is None:
-        with pytest.raises(ValueError, match="tool_frame needs TFMessage of the ROS package tf2_msgs"):
+        with pytest.raises(ValueError, match="end_effector_frame needs TFMessage of the ROS package tf2_msgs"):
             FrameInput(node)
 
 
