@@ -7,7 +7,7 @@ Limits are enforced by the safety filter alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from real_robot.safety.stopping import AxisLimits
 
 
+@runtime_checkable
 class Embodiment(Protocol):
     """``joints``: measured positions in the order of the robot file [rad or m]."""
 

@@ -8,7 +8,7 @@ line in joint space.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import RobotLimits
 
 
+@runtime_checkable
 class ActionSource(Protocol):
     """What chooses actions: a policy on a server, a program that steps the robot, a person."""
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ PRIORITY = 70
 LIMIT_TOLERANCE = 1e-3  # [rad or m]
 
 
+@runtime_checkable
 class JointSource(Protocol):
     """Joint measurements. ``problem``: why ``fresh`` was False."""
 
@@ -37,6 +38,7 @@ class JointSource(Protocol):
         ...
 
 
+@runtime_checkable
 class CommandSink(Protocol):
     """The controller."""
 

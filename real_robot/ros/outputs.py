@@ -6,7 +6,7 @@ Every class is constructed from (node, ros section, limits); ValueError if the R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import TwistStamped
@@ -26,6 +26,7 @@ from real_robot.safety.limits import RobotLimits
 STOP_POINTS = 6
 
 
+@runtime_checkable
 class CommandOutput(Protocol):
     """Publishes the command of every tick."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -17,6 +17,7 @@ from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
 
 
+@runtime_checkable
 class ChunkClient(Protocol):
     """Where answers come from: ``PolicyClient``."""
 
@@ -24,12 +25,14 @@ class ChunkClient(Protocol):
     def poll(self) -> Answer | None: ...
 
 
+@runtime_checkable
 class CameraSource(Protocol):
     """The newest image of every camera and when it was taken [s, the loop's clock]; None while one is missing."""
 
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
 
 
+@runtime_checkable
 class EpisodeLog(Protocol):
     """What records episodes: ``real_robot.recorder``. Both methods return at once."""
 

@@ -72,9 +72,7 @@ def test_every_policy_is_served_and_offers_guidance_if_it_can(config: type[Any],
 
 
 @each_policy
-def test_every_policy_is_exported_with_the_same_actions_for_instructions_up_to_a_limit(
-    config: type[Any], tmp_path: Path
-) -> None:
+def test_every_policy_is_exported_and_instructions_have_a_limit(config: type[Any], tmp_path: Path) -> None:
     bundle = write_bundle(config, tmp_path / "bundle")
     export_onnx(bundle)
     eager, onnx = load_backend(bundle, "eager"), load_backend(bundle, "onnx")
