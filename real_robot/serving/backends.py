@@ -119,8 +119,7 @@ class PolicyBackend(ChunkBackend):
         if self._guided is not None:
             self.methods = (*self.methods, "guided", "jacobian_free")
         if compiled:
-            for module in policy.children():
-                module.compile()
+            policy.compile()
         self.warm_up()
 
     def initial_state(self) -> TensorDataclass:

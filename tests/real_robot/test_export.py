@@ -1,4 +1,4 @@
-"""The exported graph answers as the bundle does, and a graph that does not belong to the bundle is refused."""
+"""The exported graph gives the bundle's actions, and a graph that does not belong to the bundle is refused."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
         if method == "prefix":
             np.testing.assert_array_equal(theirs[:delay], asked.leftover[:delay])
         moved = max(moved, float(np.ptp(ours, axis=0).max()))
-    assert moved > 0.05  # the chunks are not constants that any graph could give
+    assert moved > 0.05  # the chunks are not constant
 
 
-def test_what_a_graph_does_not_offer_is_refused(bundle: Path) -> None:
+def test_unsupported_methods_and_wrong_states_are_refused(bundle: Path) -> None:
     onnx = OnnxBackend(bundle)
     with pytest.raises(ValueError, match=r"does not offer 'guided'; use one of prefix, replace, ensemble"):
         actions_of(onnx, question(0, "guided", 2, "reach"))
@@ -83,7 +83,7 @@ def test_what_a_graph_does_not_offer_is_refused(bundle: Path) -> None:
         actions_of(onnx, replace(question(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
 
 
-def test_a_bundle_that_was_not_exported_says_how(copy: Path) -> None:
+def test_a_bundle_without_a_graph_gives_the_export_command(copy: Path) -> None:
     (copy / SPEC).unlink()
     with pytest.raises(BundleError, match=rf"has no {SPEC}. Run: vla-rl export .* --to onnx"):
         OnnxBackend(copy)
@@ -115,7 +115,7 @@ def test_a_spec_of_another_format_is_refused(copy: Path) -> None:
         OnnxBackend(copy)
 
 
-def test_what_is_no_bundle_is_not_exported(tmp_path: Path) -> None:
+def test_a_folder_without_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         export_onnx(tmp_path)
     assert not list(tmp_path.iterdir())

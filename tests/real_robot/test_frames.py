@@ -1,4 +1,4 @@
-"""The place of the tool by TF's quaternions, beside the robot file's chain."""
+"""The end-effector position by TF's quaternions compared with the robot file's kinematic chain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def robot_with_frames(name: str) -> Robot:
 
 
 def published(robot: Robot, joints: list[float]) -> FrameTree:
-    """As a robot_state_publisher would: one link per joint, then the tool."""
+    """As published by robot_state_publisher: one link per joint, then the end effector."""
     box, tree, parent = robot.limits.workspace, FrameTree(), "base"
     assert box is not None
     order = [axis.name for axis in robot.limits.axes]
@@ -55,7 +55,7 @@ def published(robot: Robot, joints: list[float]) -> FrameTree:
 
 
 @pytest.mark.parametrize("name", ["franka_panda", "ur5e"])
-def test_the_published_tool_is_where_the_chain_has_it(name: str) -> None:
+def test_the_published_position_agrees_with_the_kinematic_chain(name: str) -> None:
     robot = robot_with_frames(name)
     box = robot.limits.workspace
     assert box is not None
@@ -68,7 +68,7 @@ def test_the_published_tool_is_where_the_chain_has_it(name: str) -> None:
         check_end_effector(tree, robot, joints)
 
 
-def test_another_tool_than_the_files_is_refused() -> None:
+def test_another_end_effector_than_the_files_is_refused() -> None:
     robot = robot_with_frames("franka_panda")
     joints = [0.1 * i for i in range(len(robot.limits.axes))]
     tree = published(robot, joints)
@@ -77,7 +77,7 @@ def test_another_tool_than_the_files_is_refused() -> None:
         check_end_effector(tree, robot, joints)
 
 
-def test_frames_that_lead_nowhere() -> None:
+def test_frames_that_are_not_connected() -> None:
     tree = FrameTree()
     assert tree.position("base", "base") == (0.0, 0.0, 0.0)
     assert tree.position("tool", "base") is None

@@ -1,4 +1,4 @@
-"""The policy server over real sockets, with a real (untrained) policy behind it."""
+"""The policy server over real sockets, with an untrained policy."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def answer_of(client: PolicyClient, seconds: float = 10.0) -> Answer:
     raise AssertionError("no answer")
 
 
-def test_a_chunk_keeps_its_prefix_and_is_the_policys_own(server: PolicyServer, backend: PolicyBackend) -> None:
+def test_a_chunk_keeps_its_prefix(server: PolicyServer, backend: PolicyBackend) -> None:
     with dial(server) as connection:
         hello = unpack(connection.recv())
         assert hello == backend.hello
@@ -115,7 +115,7 @@ def test_a_chunk_keeps_its_prefix_and_is_the_policys_own(server: PolicyServer, b
     assert get(server, "/healthz") == "ok\n"
 
 
-def test_openpis_clients_are_served(server: PolicyServer) -> None:
+def test_clients_of_openpi_are_served(server: PolicyServer) -> None:
     with connect(
         f"ws://127.0.0.1:{server.port}", additional_headers={"Authorization": f"Api-Key {TOKEN}"}
     ) as connection:
@@ -146,9 +146,7 @@ def test_openpis_clients_are_served(server: PolicyServer) -> None:
         (replace(ACT, images={"agent": np.zeros((4, 4, 4), np.uint8)}), "expected shape [height, width, 3]"),
     ],
 )
-def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(
-    server, act: ActRequest, message: str
-) -> None:
+def test_a_wrong_request_is_refused_and_the_connection_stays_open(server, act: ActRequest, message: str) -> None:
     with dial(server) as connection:
         connection.recv()
         connection.send(pack(act))
@@ -161,7 +159,7 @@ def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(
 
 
 def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
-    """Same noise, same look: the tied actions come closer to the plan, with the true Jacobian and without it."""
+    """Same noise, same observation: guided actions are closer to the plan, with the true Jacobian and without it."""
     chunks = {}
     for method in ("replace", "guided", "jacobian_free"):
         fresh = PolicyBackend(small_policy(max_prefix=3), fingerprint="untrained", seed=5)
@@ -181,7 +179,7 @@ def test_a_diffusion_policy_offers_no_guidance() -> None:
         actions_of(fresh, replace(ACT, method="guided"))
 
 
-def test_who_may_connect(server: PolicyServer) -> None:
+def test_clients_need_the_token_and_a_free_place(server: PolicyServer) -> None:
     for headers, status in (
         ({"Authorization": "Bearer 0123456789abcdeg"}, 401),
         ({"Authorization": ""}, 401),
@@ -195,7 +193,7 @@ def test_who_may_connect(server: PolicyServer) -> None:
     assert refusal.value.response.status_code == 503
 
 
-def test_floods_and_text_end_the_connection(server: PolicyServer) -> None:
+def test_too_many_requests_and_text_frames_end_the_connection(server: PolicyServer) -> None:
     with dial(server) as connection:
         connection.send("hello")
         connection.recv()
@@ -205,7 +203,7 @@ def test_floods_and_text_end_the_connection(server: PolicyServer) -> None:
         flood(connection)
 
 
-def test_only_the_newest_waiting_question_is_answered(server: PolicyServer) -> None:
+def test_only_the_newest_waiting_request_is_answered(server: PolicyServer) -> None:
     with dial(server) as connection:
         connection.recv()
         for i in range(20):
@@ -217,7 +215,7 @@ def test_only_the_newest_waiting_question_is_answered(server: PolicyServer) -> N
     assert {reply.reason for reply in replies if isinstance(reply, Refused)} == {"superseded by a newer request"}
 
 
-def test_the_client_asks_without_waiting_and_survives_a_server_that_is_not_there(server: PolicyServer) -> None:
+def test_the_client_does_not_block_and_works_without_a_server(server: PolicyServer) -> None:
     client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
     try:
         deadline = time.monotonic() + 5
@@ -245,7 +243,7 @@ def test_the_client_asks_without_waiting_and_survives_a_server_that_is_not_there
         absent.close()
 
 
-def test_a_server_is_not_opened_to_the_world_by_accident() -> None:
+def test_other_addresses_than_loopback_need_tls() -> None:
     with pytest.raises(ValueError, match=r"refusing to listen on 0\.0\.0\.0 without TLS"):
         ServerConfig(host="0.0.0.0", token=TOKEN)
     with pytest.raises(ValueError, match="at least 16 characters"):
@@ -259,7 +257,7 @@ def test_images_are_cropped_in_the_middle_and_scaled() -> None:
     assert (fit_image(image, [48, 64]).numpy() == image).all()
 
 
-def test_every_message_survives_the_wire() -> None:
+def test_messages_are_unchanged_by_packing_and_unpacking() -> None:
     hello = Hello(
         protocol=1, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
         control_hz=20.0, max_prefix=2,
@@ -297,6 +295,6 @@ def test_malformed_frames_are_errors_with_a_reason(frame: bytes, message: str) -
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_anything_but_parse_or_raise_a_wire_error(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_a_wire_error(data: bytes) -> None:
     with contextlib.suppress(WireError):
         assert isinstance(unpack(data), Hello | ActRequest | Chunk | Refused)

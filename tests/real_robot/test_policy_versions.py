@@ -39,7 +39,7 @@ def version(versions: Versions) -> str:
     return versions.current.hello.fingerprint
 
 
-def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> None:
+def test_a_worse_version_is_rolled_back_and_not_offered_again(bundle: Path) -> None:
     versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=4, success_drop=0.3))
     first = version(versions)
     for ended in (WON, WON, LOST, WON):
@@ -57,7 +57,7 @@ def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> No
         versions.offer(load_backend(bundle))
 
 
-def test_interventions_roll_back_too_and_equals_stay(bundle: Path) -> None:
+def test_more_interventions_roll_back_and_an_equal_version_stays(bundle: Path) -> None:
     versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
     first = version(versions)
     second = write(bundle, 2)
@@ -71,7 +71,7 @@ def test_interventions_roll_back_too_and_equals_stay(bundle: Path) -> None:
     assert version(versions) == first
 
 
-def test_only_the_last_three_are_kept_and_another_robots_is_refused(bundle: Path) -> None:
+def test_three_versions_are_kept_and_one_for_another_robot_is_refused(bundle: Path) -> None:
     versions = Versions(load_backend(bundle))
     seen = [version(versions)]
     for seed in (2, 3, 4):
@@ -122,7 +122,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_never(
+def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not(
     serving: tuple[Path, PolicyClient], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, client = serving

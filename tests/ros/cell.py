@@ -1,6 +1,6 @@
-"""A robot cell made of processes: policy server, fake arm, node, operator, witness, on their own DDS domain.
+"""A robot cell of processes: policy server, fake arm, node, operator, witness, on their own DDS domain.
 
-Whoever makes one runs in a Python that has ``rclpy``: a ROS 2 machine's, or .venv-ros (tests/ros/install.sh).
+It is used in a Python that has ``rclpy``: a ROS 2 machine's, or .venv-ros (tests/ros/install.sh).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Cell:
         return bool(state == "active")
 
     def status(self, *, fresh: bool = True) -> dict[str, str]:
-        """The node's own account; ``fresh`` waits for the next one."""
+        """The node's diagnostics; ``fresh`` waits for the next message."""
         seen = self.ask("status").get("seen")
         if fresh:
             self.wait(lambda: self.ask("status").get("seen") != seen, 5, "diagnostics")
@@ -140,7 +140,7 @@ class Cell:
         return code
 
     def close(self) -> None:
-        """End everything. Segments of shared memory that killed participants left behind would deafen the next cell."""
+        """End everything, and remove shared memory of killed participants, which would disturb the next cell."""
         for name in reversed(list(self.processes)):
             if self.processes[name].poll() is None and name != "operator":
                 self.processes[name].send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What goes over the wire for every kind of output, and what is made of every kind of input."""
+"""Messages of every kind of output, and values from every kind of input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         rclpy.shutdown(context=context)
 
 
-def heard(newest: Any, meanwhile: Callable[[], None], seconds: float = 20.0) -> Any:
+def received(newest: Any, meanwhile: Callable[[], None], seconds: float = 20.0) -> Any:
     """The first message on a topic while ``meanwhile`` is done again and again."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -65,15 +65,15 @@ def with_output(kind: str) -> Robot:
     return dataclasses.replace(ROBOT, ros=ros)
 
 
-def test_a_trajectory_carries_its_stop(node: Any) -> None:
+def test_a_trajectory_contains_its_stop(node: Any) -> None:
     from trajectory_msgs.msg import JointTrajectory
 
     from real_robot.ros.messages import LatestMessage
     from real_robot.ros.registry import build_output
 
     robot = with_output("joint_trajectory")
-    output, ear = build_output(node, robot), LatestMessage(node, JointTrajectory, "/joint_trajectory")
-    message = heard(ear, lambda: output.send(OUT, STOP))
+    output, topic = build_output(node, robot), LatestMessage(node, JointTrajectory, "/joint_trajectory")
+    message = received(topic, lambda: output.send(OUT, STOP))
     assert list(message.joint_names) == [axis.name for axis in robot.limits.axes]
     assert list(message.points[0].positions) == list(READY)
     assert list(message.points[0].velocities) == list(SPEEDS)
@@ -81,7 +81,7 @@ def test_a_trajectory_carries_its_stop(node: Any) -> None:
     times = [point.time_from_start.nanosec for point in message.points]
     assert times == [10_000_000, 20_000_000, 30_000_000]
     output.close()
-    ear.close()
+    topic.close()
 
 
 def test_positions_and_twists(node: Any) -> None:
@@ -93,8 +93,8 @@ def test_positions_and_twists(node: Any) -> None:
     from real_robot.safety.kinematics import EndEffectorPoint
 
     robot = with_output("float64_multi_array")
-    output, ear = build_output(node, robot), LatestMessage(node, Float64MultiArray, "/float64_multi_array")
-    assert list(heard(ear, lambda: output.send(OUT, STOP)).data) == list(READY)
+    output, topic = build_output(node, robot), LatestMessage(node, Float64MultiArray, "/float64_multi_array")
+    assert list(received(topic, lambda: output.send(OUT, STOP)).data) == list(READY)
     output.close()
 
     robot = with_output("twist_stamped")
@@ -103,7 +103,7 @@ def test_positions_and_twists(node: Any) -> None:
         LatestMessage(node, TwistStamped, "/twist_stamped"),
         LatestMessage(node, Float64MultiArray, "/gripper"),
     )
-    message = heard(twists, lambda: output.send(OUT, STOP))
+    message = received(twists, lambda: output.send(OUT, STOP))
     assert message.header.frame_id == "base"
     assert message.header.stamp.sec > 0
     box = robot.limits.workspace
@@ -113,13 +113,13 @@ def test_positions_and_twists(node: Any) -> None:
     linear, angular = message.twist.linear, message.twist.angular
     np.testing.assert_allclose([linear.x, linear.y, linear.z], [-0.1 * y, 0.1 * x, 0.0], atol=1e-9)
     np.testing.assert_allclose([angular.x, angular.y, angular.z], [0.0, 0.0, 0.1], atol=1e-9)
-    assert list(heard(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
+    assert list(received(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
     output.close()
 
 
 @pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
 @pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
-def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, kind: str) -> None:
+def test_an_output_names_its_missing_ros_package(node: Any, kind: str) -> None:
     from real_robot.ros.registry import build_output
 
     robot = with_output(kind)
