@@ -38,8 +38,8 @@ from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import RobotLimits, load_limits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.protocol import ActRequest
-from sims.tabletop.episode import START_JOINTS
-from sims.tabletop.tool_control import POSITION_SCALE
+from sims.tabletop.end_effector_control import POSITION_SCALE
+from sims.tabletop.layout import START_JOINTS
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.bench import Row, row, write_record

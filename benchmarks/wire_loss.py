@@ -87,7 +87,7 @@ class FakeCell:
         self._trajectory = Trajectory(self._arm.joints, np.zeros(8), 0.0)
         self._past = [self._arm.qpos]
         self._coming: tuple[float, list[float], NDArray[np.float64]] | None = None
-        return self._arm.episode.instruction
+        return self._arm.layout.instruction
 
     def send(self, out: SafeCommand, stop_path: Sequence[tuple[Sequence[float], Sequence[float]]], dt: float) -> None:
         points = [(out.positions, out.velocities), *stop_path]
@@ -114,7 +114,7 @@ class FakeCell:
     def images(self, size: Sequence[int], age_s: float) -> dict[str, NDArray[np.uint8]]:
         images = np.zeros((len(CAMERAS), *IMAGE_SIZE, 3), dtype=np.uint8)
         qpos = self._past[max(0, len(self._past) - 1 - round(age_s * JOINT_HZ))]
-        self._renderer.draw(qpos, self._arm.episode.fixtures, self._arm.episode.look, images)
+        self._renderer.draw(qpos, self._arm.layout.fixtures, self._arm.layout.appearance, images)
         return {name: fit_image(image, size).numpy() for name, image in zip(CAMERAS, images, strict=True)}
 
 

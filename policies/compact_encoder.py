@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
+from policies.normalizer import Normalizer
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -250,6 +252,15 @@ class Forecast(nn.Module):
     def forward(self, pooled: Float[Tensor, "B pooled_width"]) -> Float[Tensor, "B times dims"]:
         """Normalized; the last entry is the demonstration's end."""
         return self.head(pooled).unflatten(-1, (-1, self.dims))
+
+
+@runtime_checkable
+class HasCompactEncoder(Protocol):
+    """A policy with a compact encoder, from which other networks may start."""
+
+    encoder: CompactEncoder
+    forecast: Forecast
+    normalizer: Normalizer
 
 
 class _ConvBlock(nn.Module):

@@ -1,4 +1,4 @@
-"""Every policy: configuration class to constructor, and the configuration's type."""
+"""Every policy: configuration class to constructor. Other distributions add theirs (sims/plugins.py)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import Policy, RobotSpec
+from sims.plugins import with_plugins
 
-POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
+BUILT_IN: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     DenoisingPolicyConfig: DenoisingPolicy,
     CategoricalPolicyConfig: CategoricalPolicy,
     GaussianPolicyConfig: GaussianPolicy,
 }
+POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = with_plugins(BUILT_IN, "vla_rl.policies")
 
 DEFAULT_POLICY = DenoisingPolicyConfig
 

@@ -34,9 +34,9 @@ from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import Observation, VectorEnv, encode_instructions
 from vla_rl.runs.run_dir import git_revision, write_json
-from world_models.fidelity import frames_per_second
+from world_models.evaluation.open_loop import frames_per_second
 from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
-from world_models.world_model import Moment
+from world_models.world_model import History
 
 Row = dict[str, Any]
 VERSIONS = ("torch", "mujoco", "numpy")
@@ -157,14 +157,14 @@ def bench_world_model(
             world = ConvFlow(ConvFlowConfig(steps=number, precision=precision), robot).eval()
             images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8)
             action = torch.randn(batch, world.action_horizon, robot.action_dim)
-            moment = Moment.beginning(
+            history = History.start(
                 world.encode(images),
                 torch.randn(batch, robot.state_dim),
                 action_horizon=world.action_horizon,
                 action_dim=robot.action_dim,
             )
             length = torch.full((batch,), world.action_horizon)
-            rate = frames_per_second(world, moment, action, length, seconds=seconds)
+            rate = frames_per_second(world, history, action, length, seconds=seconds)
             name = f"imagined, {precision}, batch {batch}, steps {number}"
             rows.append(row(name, rate, "pictures/s", ratio=rate / real, against="simulated"))
     return rows

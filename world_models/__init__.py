@@ -1,1 +1,1 @@
-"""Learned video worlds: what would the cameras show if these actions were taken?"""
+"""Learned video models: they predict camera images and robot state for given actions."""

@@ -1,25 +1,25 @@
-"""The seam between learned worlds and everything that imagines with them.
+"""The interface between world models and everything that generates imagined rollouts with them.
 
-    latent  = encode(images)                          images <-> what the model predicts
-    memory  = prefill(moment)                         all that does not depend on the coming actions, once per look
-    imagined = sample_chunk(memory, actions, length, noise)
-    images  = decode(imagined.latent)                 only where somebody looks
+    latent    = encode(images)                        images <-> what the model predicts
+    prefill   = prefill(history)                      everything that does not depend on the coming actions
+    predicted = sample_chunk(prefill, actions, length, noise)
+    images    = decode(predicted.latent)              only where images are needed
 
-One call predicts the moment ``length`` actions later at once, not frame after frame: a chunked policy looks once per
-chunk, so nothing in between has to be drawn, and an episode of 64 control steps is 8 predictions deep instead of 64.
-Times in between are other values of ``length`` from the same memory.
+One call predicts the observation ``length`` actions later directly, without the frames in between: a policy that acts
+in chunks observes once per chunk, so an episode of 64 control steps takes 8 predictions in a row instead of 64.
+Observations within a chunk are other values of ``length`` from the same prefill.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from policies.denoising.policy import RobotSpec
+from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
@@ -29,11 +29,12 @@ class WorldModelError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment(TensorDataclass):
-    """What a prediction starts from: the episode's first frame (the clean anchor), the last looks, the last actions.
+class History(TensorDataclass):
+    """What a prediction starts from: the episode's first frame, the last two observations, the actions between them.
 
-    ``previous`` is the look that ``past_action`` [.., H, A] started from; only its first ``past_length`` actions were
-    taken (0 at an episode's beginning, where ``previous`` equals ``current``). States are in the robot's units.
+    Frames are latents, states are in environment units. ``previous`` is the observation before ``past_action``, of
+    which the first ``past_length`` actions were executed (0 at an episode's start, where ``previous`` equals
+    ``current``).
     """
 
     first: Float[Tensor, "*B cameras channels height width"]
@@ -46,8 +47,15 @@ class Moment(TensorDataclass):
     past_length: Int[Tensor, "*B"]
 
     @classmethod
-    def beginning(cls, latent: Tensor, state: Tensor, *, action_horizon: int, action_dim: int) -> Moment:
-        """The start of episodes [B] that are seen for the first time."""
+    def start(
+        cls,
+        latent: Float[Tensor, "B cameras channels height width"],
+        state: Float[Tensor, "B state_dim"],
+        *,
+        action_horizon: int,
+        action_dim: int,
+    ) -> History:
+        """The history of episodes that begin with this observation."""
         return cls(
             first=latent,
             first_state=state,
@@ -59,9 +67,15 @@ class Moment(TensorDataclass):
             past_length=torch.zeros(len(state), dtype=torch.int64, device=state.device),
         )
 
-    def advance(self, latent: Tensor, state: Tensor, action: Tensor, length: Tensor) -> Moment:
-        """The moment after the first ``length`` of ``action`` [B, H, A] led to ``latent`` and ``state``."""
-        return Moment(
+    def advance(
+        self,
+        latent: Float[Tensor, "B cameras channels height width"],
+        state: Float[Tensor, "B state_dim"],
+        action: Float[Tensor, "B H A"],
+        length: Int[Tensor, " B"],
+    ) -> History:
+        """The history after the first ``length`` actions of ``action`` led to ``latent`` and ``state``."""
+        return History(
             first=self.first,
             first_state=self.first_state,
             previous=self.current,
@@ -74,40 +88,50 @@ class Moment(TensorDataclass):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imagined(TensorDataclass):
-    """``error``: the model's own estimate of its root-mean-square error where things move, in latent units."""
+class ImaginedObservation(TensorDataclass):
+    """A predicted observation; the state is in environment units.
+
+    ``error``: the model's own estimate of its root-mean-square error where the image changes, in latent units.
+    """
 
     latent: Float[Tensor, "*B cameras channels height width"]
     state: Float[Tensor, "*B state_dim"]
     error: Float[Tensor, "*B"]
 
 
+@runtime_checkable
 class WorldModel(Protocol):
-    """Chunked, action-conditioned, multi-view video dynamics with proprioception."""
+    """Action-conditioned video dynamics of all cameras together with the robot's state, one action chunk per call."""
 
     robot: RobotSpec
     action_horizon: int
     latent_shape: tuple[int, int, int, int]  # cameras, channels, height, width
 
-    def encode(self, images: UInt8[Tensor, "*B cameras height width 3"]) -> Tensor:
-        """Images to latents [*B, *latent_shape], float32."""
+    def encode(
+        self, images: UInt8[Tensor, "*B cameras image_height image_width 3"]
+    ) -> Float[Tensor, "*B cameras channels height width"]:
+        """Images to float32 latents of ``latent_shape``."""
         ...
 
-    def decode(self, latent: Tensor) -> UInt8[Tensor, "*B cameras height width 3"]: ...
+    def decode(
+        self, latent: Float[Tensor, "*B cameras channels height width"]
+    ) -> UInt8[Tensor, "*B cameras image_height image_width 3"]:
+        """Latents of ``latent_shape`` to images."""
+        ...
 
-    def prefill(self, moment: Moment) -> TensorDataclass:
-        """What every prediction from ``moment`` shares."""
+    def prefill(self, history: History) -> TensorDataclass:
+        """What all predictions from ``history`` share."""
         ...
 
     def sample_chunk(
         self,
-        memory: TensorDataclass,
+        prefill: TensorDataclass,
         action: Float[Tensor, "B H A"],
         length: Int[Tensor, " B"],
         noise: Float[Tensor, "B cameras channels height width"],
-    ) -> Imagined:
-        """The moment after the first ``length`` (1..H) of ``action``; the later ones are not read. No graph.
+    ) -> ImaginedObservation:
+        """The observation after the first ``length`` (1..H) of ``action``; later actions are not read. No graph.
 
-        The same memory, actions and ``noise`` give the same future.
+        Deterministic: the same prefill, actions and standard normal ``noise`` give the same prediction.
         """
         ...

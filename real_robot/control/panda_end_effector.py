@@ -1,6 +1,6 @@
 """The tabletop suite's Panda: end-effector motions as actions and the end-effector pose as state, on a real arm.
 
-The control law is the suite's own (``sims.tabletop.tool_control``), so that a policy trained there can be deployed.
+The control law is the suite's own (``sims.tabletop.end_effector_control``), so that a policy trained there can be deployed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.safety.stopping import AxisLimits
-from sims.tabletop.episode import START_JOINTS
-from sims.tabletop.kinematics import tool_orientation
-from sims.tabletop.tool_control import ToolControl, ToolState, ToolTarget, finger_target
+from sims.tabletop.layout import START_JOINTS
+from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
 
 
 class PandaEndEffector:
@@ -34,25 +34,25 @@ class PandaEndEffector:
                 "embodiment panda_end_effector needs limits.joints in the order joint 1 to 7 (revolute), "
                 f"finger (prismatic); got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
             )
-        self._control = ToolControl()
+        self._control = EndEffectorControl()
         self.begin([*START_JOINTS, 0.0])
 
     def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
         pose = self._pose(joints)
         finger = joints[7]
-        parts = [pose.position[0], tool_orientation(pose.rotation)[0], torch.tensor([finger, -finger]).double()]
+        parts = [pose.position[0], end_effector_orientation(pose.rotation)[0], torch.tensor([finger, -finger]).double()]
         return np.asarray(torch.cat(parts).float().numpy())
 
     def begin(self, joints: Sequence[float]) -> None:
         pose = self._pose(joints)
-        self._target = ToolTarget(position=pose.position, rotation=pose.rotation, joints=pose.joints)
+        self._target = EndEffectorTarget(position=pose.position, rotation=pose.rotation, joints=pose.joints)
 
     def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
         move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
         self._target = self._control.next_target(self._target, move, self._pose(joints))
         return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
 
-    def _pose(self, joints: Sequence[float]) -> ToolState:
+    def _pose(self, joints: Sequence[float]) -> EndEffectorState:
         arm = torch.tensor([joints[:7]], dtype=torch.float64)
         position, rotation, jacobian = self._control.panda.forward(arm)
-        return ToolState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)
+        return EndEffectorState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)

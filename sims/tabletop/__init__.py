@@ -1,4 +1,4 @@
-"""The built-in language-conditioned tabletop suite on MuJoCo."""
+"""The built-in suite of language-conditioned tabletop tasks on MuJoCo."""
 
 from sims.tabletop.config import TabletopConfig
 from sims.tabletop.env import TabletopEnv

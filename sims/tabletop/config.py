@@ -17,11 +17,12 @@ CAMERAS = ("agent", "wrist")
 
 @dataclass(frozen=True, kw_only=True)
 class TabletopConfig:
-    """``look`` scales the variation of light, table and cameras (0: none). ``max_steps`` None: each task's own limit.
+    """Settings of the tabletop suite.
 
-    ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is missing.
-    Without cameras, pictures are empty and no rendering library is touched. ``backend`` "warp" computes physics and
-    pictures on a CUDA GPU (docs/tabletop-warp.md) and reads neither ``threads`` nor ``renderer``.
+    ``appearance`` scales the randomization of light, table and cameras (0: none). ``max_steps`` None: each task's own
+    limit. ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is
+    missing. Without cameras, no rendering library is loaded. ``backend`` "warp" computes physics and images on a CUDA
+    GPU (docs/tabletop-warp.md) and ignores ``threads`` and ``renderer``.
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -31,7 +32,7 @@ class TabletopConfig:
     image_size: tuple[int, int] = (64, 64)
     cameras: tuple[str, ...] = CAMERAS
     reward: Literal["sparse", "shaped"] = "sparse"
-    look: float = 1.0
+    appearance: float = 1.0
     max_steps: int | None = None
     backend: Literal["mujoco", "warp"] = "mujoco"
     threads: int = 0

@@ -1,6 +1,7 @@
-"""Scripted demonstrators: memoryless geometry on the scene, so they can take over an episode at any moment.
+"""Scripted experts. They depend on the present scene only, so they can take over an episode at any time.
 
-Each task's rule maps the scene to a wish (tool goal, yaw, gripper); one controller turns wishes into actions.
+Each task's rule maps the scene to a waypoint (end-effector position, yaw, gripper); one controller turns waypoints into
+actions.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from torch import Tensor
 
 from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene import BLOCK_HALF, HOLE_HEIGHT, PEG_HALF
-from sims.tabletop.tasks import _STACKS, Scene
+from sims.tabletop.tasks import _STACKS, SceneState
 from sims.tensor_dataclass import TensorDataclass
 
 POSITION_SPEED = 0.0125  # [m] per control step: 0.25 m/s, the reduced speed of ISO 10218
-HOVER = 0.10  # [m] above a thing before descending onto it
+HOVER = 0.10  # [m] above an object before descending onto it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish(TensorDataclass):
-    """Where the tool should go [m], its yaw [rad], and the gripper (-1 open, +1 closed)."""
+class Waypoint(TensorDataclass):
+    """Goal of the end effector: position [m], yaw [rad], and gripper (-1 open, +1 closed)."""
 
     goal: Float[Tensor, "N 3"]
     yaw: Float[Tensor, " N"]
@@ -41,7 +42,7 @@ def _fold(angle: Tensor, period: float) -> Tensor:
     return torch.remainder(angle + period / 2, period) - period / 2
 
 
-def _tool_yaw(scene: Scene) -> Float[Tensor, " N"]:
+def _end_effector_yaw(scene: SceneState) -> Float[Tensor, " N"]:
     return torch.atan2(scene.rotation[:, 1, 0], scene.rotation[:, 0, 0])
 
 
@@ -56,113 +57,108 @@ def _lift(goal: Tensor, height: Tensor | float) -> Tensor:
     return goal + up
 
 
-def _grasp(scene: Scene, point: Tensor, yaw: Tensor, half_width: float) -> tuple[Wish, Tensor]:
-    """Approach ``point`` from above with open fingers and close on it; and whether it is held."""
-    away = (point - scene.tool)[:, :2].norm(dim=1)
-    low = scene.tool[:, 2] < point[:, 2] + 0.012
-    # A funnel: the closer over the point, the lower the goal.
+def _grasp(scene: SceneState, point: Tensor, yaw: Tensor, half_width: float) -> tuple[Waypoint, Tensor]:
+    """Approach ``point`` from above with open fingers and close them; and whether the object is held."""
+    away = (point - scene.end_effector)[:, :2].norm(dim=1)
+    low = scene.end_effector[:, 2] < point[:, 2] + 0.012
+    # The smaller the horizontal distance, the lower the goal.
     goal = _lift(point, ((away - 0.008) * 5).clamp(0, HOVER))
-    held = ((point - scene.tool).norm(dim=1) < 0.022) & (scene.fingers < half_width + 0.0025).all(1)
+    held = ((point - scene.end_effector).norm(dim=1) < 0.022) & (scene.fingers < half_width + 0.0025).all(1)
     close = (away < 0.013) & low
-    return Wish(goal=goal, yaw=yaw, gripper=torch.where(close, 1.0, -1.0)), held
+    return Waypoint(goal=goal, yaw=yaw, gripper=torch.where(close, 1.0, -1.0)), held
 
 
-def _choose(condition: Tensor, yes: Wish, no: Wish) -> Wish:
-    return Wish(
-        goal=torch.where(condition[:, None], yes.goal, no.goal),
-        yaw=torch.where(condition, yes.yaw, no.yaw),
-        gripper=torch.where(condition, yes.gripper, no.gripper),
-    )
-
-
-def _block_grasp(scene: Scene, block: Tensor) -> tuple[Wish, Tensor]:
+def _block_grasp(scene: SceneState, block: Tensor) -> tuple[Waypoint, Tensor]:
     yaw = _fold(_yaw(block[:, 3:]), math.pi / 2)
     return _grasp(scene, block[:, :3], yaw, BLOCK_HALF)
 
 
-def reach(scene: Scene, candidate: Tensor) -> Wish:
+def reach(scene: SceneState, candidate: Tensor) -> Waypoint:
     """Fingertips just above the block, coming from above."""
     block = _pick_slot(scene.blocks, candidate)
-    away = (block - torch.nn.functional.pad(scene.tool, (0, 4)))[:, :2].norm(dim=1)
+    away = (block - torch.nn.functional.pad(scene.end_effector, (0, 4)))[:, :2].norm(dim=1)
     goal = _lift(block[:, :3], 0.034 + ((away - 0.02) * 2).clamp(0, 0.06))
-    return Wish(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
+    return Waypoint(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
 
 
-def pick(scene: Scene, candidate: Tensor) -> Wish:
+def pick(scene: SceneState, candidate: Tensor) -> Waypoint:
     """Grasp and raise."""
     block = _pick_slot(scene.blocks, candidate)
     approach, held = _block_grasp(scene, block)
-    goal = torch.cat([scene.tool[:, :2], torch.full_like(scene.tool[:, 2:], 0.2)], dim=1)
-    return _choose(held, Wish(goal=goal, yaw=_tool_yaw(scene), gripper=torch.ones_like(approach.gripper)), approach)
+    goal = torch.cat([scene.end_effector[:, :2], torch.full_like(scene.end_effector[:, 2:], 0.2)], dim=1)
+    raised = Waypoint(goal=goal, yaw=_end_effector_yaw(scene), gripper=torch.ones_like(approach.gripper))
+    return raised.where(held, approach)
 
 
-def _carry(scene: Scene, thing: Tensor, goal: Tensor, clearance: float, tolerance: float, yaw: Tensor) -> Wish:
-    """Bring the held ``thing`` over ``goal``, then down to it: up, across, down."""
-    across = (thing - goal)[:, :2].norm(dim=1)
+def _carry(scene: SceneState, held: Tensor, goal: Tensor, clearance: float, tolerance: float, yaw: Tensor) -> Waypoint:
+    """Move the held object at ``held`` over ``goal``, then down to it: up, across, down."""
+    across = (held - goal)[:, :2].norm(dim=1)
     height = torch.where(across < tolerance, 0.0, clearance)
-    low = (thing[:, 2] < goal[:, 2] + clearance - 0.02) & (across > 3 * tolerance)
+    low = (held[:, 2] < goal[:, 2] + clearance - 0.02) & (across > 3 * tolerance)
     wanted = _lift(goal, height)
-    wanted[:, :2] = torch.where(low[:, None], thing[:, :2], wanted[:, :2])
-    return Wish(goal=wanted + scene.tool - thing, yaw=yaw, gripper=torch.ones_like(across))
+    wanted[:, :2] = torch.where(low[:, None], held[:, :2], wanted[:, :2])
+    return Waypoint(goal=wanted + scene.end_effector - held, yaw=yaw, gripper=torch.ones_like(across))
 
 
-def stack(scene: Scene, candidate: Tensor) -> Wish:
-    """Grasp, carry over the other block, set down, let go."""
+def stack(scene: SceneState, candidate: Tensor) -> Waypoint:
+    """Grasp, carry over the other block, put down, release."""
     pairs = torch.tensor(_STACKS, device=candidate.device)[candidate]
     upper, lower = _pick_slot(scene.blocks, pairs[:, 0]), _pick_slot(scene.blocks, pairs[:, 1])
     approach, held = _block_grasp(scene, upper)
     goal = _lift(lower[:, :3], 2 * BLOCK_HALF)
-    carry = _carry(scene, upper[:, :3], goal, 0.05, 0.01, _tool_yaw(scene))
+    carry = _carry(scene, upper[:, :3], goal, 0.05, 0.01, _end_effector_yaw(scene))
     offset = upper[:, :3] - goal
     resting = (offset[:, :2].norm(dim=1) < 0.018) & (offset[:, 2].abs() < 0.006)
-    release = Wish(goal=scene.tool, yaw=_tool_yaw(scene), gripper=-torch.ones_like(approach.gripper))
-    return _choose(resting, release, _choose(held, carry, approach))
+    release = Waypoint(
+        goal=scene.end_effector, yaw=_end_effector_yaw(scene), gripper=-torch.ones_like(approach.gripper)
+    )
+    return release.where(resting, carry.where(held, approach))
 
 
-def push(scene: Scene, candidate: Tensor) -> Wish:
-    """From behind the block with closed fingers, always towards the mat's center."""
+def push(scene: SceneState, candidate: Tensor) -> Waypoint:
+    """Push from behind the block with closed fingers, always towards the mat's center."""
     block = _pick_slot(scene.blocks, candidate // 2)[:, :2]
     mat = _pick_slot(scene.mats, candidate % 2)[:, :2]
     ahead = torch.nn.functional.normalize(mat - block, dim=1)
     across = torch.stack([-ahead[:, 1], ahead[:, 0]], dim=1)
-    offset = scene.tool[:, :2] - block
+    offset = scene.end_effector[:, :2] - block
     along, aside = (offset * ahead).sum(1), (offset * across).sum(1)
-    low = scene.tool[:, 2] < 0.045
+    low = scene.end_effector[:, 2] < 0.045
     behind = (along < -BLOCK_HALF) & (aside.abs() < 0.025)
     start = block - ahead * (BLOCK_HALF + 0.045)
-    away = (start - scene.tool[:, :2]).norm(dim=1)
+    away = (start - scene.end_effector[:, :2]).norm(dim=1)
     height = 0.022 + ((away - 0.015) * 5).clamp(0, 0.08)
-    pushing = scene.tool[:, :2] + 0.03 * ahead - 1.2 * aside[:, None] * across
+    pushing = scene.end_effector[:, :2] + 0.03 * ahead - 1.2 * aside[:, None] * across
     goal = torch.where((low & behind)[:, None], pushing, start)
     height = torch.where(low & behind, 0.022, height)
     yaw = _fold(torch.atan2(ahead[:, 1], ahead[:, 0]), math.pi)
-    return Wish(goal=torch.cat([goal, height[:, None]], dim=1), yaw=yaw, gripper=torch.ones_like(yaw))
+    return Waypoint(goal=torch.cat([goal, height[:, None]], dim=1), yaw=yaw, gripper=torch.ones_like(yaw))
 
 
-def open_drawer(scene: Scene, candidate: Tensor) -> Wish:
-    """Hook closed fingers behind the bar and pull."""
+def open_drawer(scene: SceneState, candidate: Tensor) -> Waypoint:
+    """Put closed fingers behind the bar of the handle and pull."""
     handle = _pick_slot(scene.handles, candidate)
-    offset = scene.tool - handle
+    offset = scene.end_effector - handle
     inside = (offset[:, 0] > -0.045) & (offset[:, 0] < -0.008) & (offset[:, 1].abs() < 0.03)
     hooked = inside & (offset[:, 2] < 0.012)
     point = handle + handle.new_tensor([-0.026, 0, 0.002])
-    away = (point - scene.tool)[:, :2].norm(dim=1)
+    away = (point - scene.end_effector)[:, :2].norm(dim=1)
     approach = _lift(point, ((away - 0.006) * 6).clamp(0, 0.09))
     pull = handle + handle.new_tensor([0.03, 0, 0.002])
     goal = torch.where(hooked[:, None], pull, approach)
-    return Wish(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
+    return Waypoint(goal=goal, yaw=torch.zeros_like(away), gripper=torch.ones_like(away))
 
 
-def insert_peg(scene: Scene, candidate: Tensor) -> Wish:
-    """Grasp near the top, turn the peg square to the hole, carry over it, lower."""
+def insert_peg(scene: SceneState, candidate: Tensor) -> Waypoint:
+    """Grasp near the top, align the peg with the hole, carry it there, lower it."""
     peg, hole = scene.peg, _pick_slot(scene.holes, candidate)
     yaw = _yaw(peg[:, 3:])
     point = _lift(peg[:, :3], 0.022)
     approach, held = _grasp(scene, point, _fold(yaw, math.pi / 2), PEG_HALF[0])
     goal = _lift(hole, PEG_HALF[2] + 0.005)
-    square = _tool_yaw(scene) - _fold(yaw, math.pi / 2)
-    carry = _carry(scene, peg[:, :3], goal, HOLE_HEIGHT + 0.02, 0.006, square)
-    return _choose(held, carry, approach)
+    aligned = _end_effector_yaw(scene) - _fold(yaw, math.pi / 2)
+    carry = _carry(scene, peg[:, :3], goal, HOLE_HEIGHT + 0.02, 0.006, aligned)
+    return carry.where(held, approach)
 
 
 RULES = {
@@ -176,13 +172,13 @@ RULES = {
 
 
 @runtime_checkable
-class Demonstrated(Protocol):
-    """What a demonstrator needs to see of its environment."""
+class ExpertView(Protocol):
+    """The part of the environment that the expert reads."""
 
     @property
-    def scene(self) -> Scene: ...
+    def scene(self) -> SceneState: ...
     @property
-    def task_rows(self) -> list[tuple[str, Int[Tensor, " n"]]]: ...
+    def task_envs(self) -> list[tuple[str, Int[Tensor, " n"]]]: ...
     @property
     def candidate(self) -> Int[Tensor, " N"]: ...
     @property
@@ -192,39 +188,42 @@ class Demonstrated(Protocol):
 
 
 JITTER = 0.05  # std of the AR(1) noise on actions of full size
-AIM = 0.001  # [m] std of an episode's aiming error
-# A hand above a thing hides it. How far from its place such a hand is believed to be [m]: to the left, and too low.
-HIDDEN = (0.0, 0.021, -0.0125)
+AIM = 0.001  # [m] std of the goal error of an episode
+# Error of the end-effector position [m] (left, too low) in tasks where the hand comes from above and hides the object.
+OCCLUSION_ERROR = (0.0, 0.021, -0.0125)
 FROM_ABOVE = ("reach", "pick", "stack", "open_drawer", "insert_peg")
 
 
 class ScriptedExpert:
-    """Acts by the rule of each row's task. ``noise`` scales every way in which an operator falls short of it.
+    """Acts by the rule of each environment's task, with errors in proportion to ``noise``.
 
-    With 0 it does its best. With 1 it is a mediocre operator: its hand trembles, and where the hand comes from above
-    and hides the thing, it works 21 mm beside it and 12.5 mm too high, so it often fails. A policy that imitates it
-    inherits the error; reinforcement has to undo it.
+    With ``noise`` 1 there are two errors: correlated action noise, and, where the hand comes from above and hides the
+    object, a position error of 21 mm sideways and 12.5 mm upwards, so that it often fails. A policy that imitates this
+    expert has the same error, and reinforcement learning has to remove it.
     """
 
-    def __init__(self, env: Demonstrated, *, noise: float, seed: int) -> None:
+    def __init__(self, env: ExpertView, *, noise: float, seed: int) -> None:
         self._env, self._noise = env, noise
         device = env.candidate.device
         self._generator = torch.Generator(device=device).manual_seed(seed)
         n = len(env.candidate)
         self._drift = torch.zeros(n, 7, device=device)
         self._offset = torch.zeros(n, 3, device=device)
-        self._hidden = noise * torch.tensor(HIDDEN, device=device)
+        self._occlusion_error = noise * torch.tensor(OCCLUSION_ERROR, device=device)
         self._down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=device))
 
     def act(self) -> Float[Tensor, "N 7"]:
-        """The next action of every row, in [-1, 1]."""
+        """The next action of every environment, in [-1, 1]."""
         env, n = self._env, len(self._drift)
         goal = torch.zeros(n, 3, device=self._drift.device)
         yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
-        for name, rows in env.task_rows:
-            scene, error = env.scene[rows], self._hidden if name in FROM_ABOVE else 0 * self._hidden
-            wish = RULES[name](replace(scene, tool=scene.tool + error), env.candidate[rows])
-            goal[rows], yaw[rows], gripper[rows] = wish.goal - error, wish.yaw, wish.gripper
+        for name, env_ids in env.task_envs:
+            scene, error = (
+                env.scene[env_ids],
+                self._occlusion_error if name in FROM_ABOVE else 0 * self._occlusion_error,
+            )
+            waypoint = RULES[name](replace(scene, end_effector=scene.end_effector + error), env.candidate[env_ids])
+            goal[env_ids], yaw[env_ids], gripper[env_ids] = waypoint.goal - error, waypoint.yaw, waypoint.gripper
         self._draw_noise()
         position, rotation = env.target
         move = goal + self._offset - position
@@ -233,12 +232,12 @@ class ScriptedExpert:
         wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
         turn = rotation_vector(wanted @ rotation.mT)
         action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
-        # Fast motion is noisier than fine motion, as in people.
+        # Fast motion is noisier than slow motion.
         size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
         return (action + size * self._drift).clamp(-1, 1)
 
     def _draw_noise(self) -> None:
-        """Advance the drift; a row at the start of an episode gets a new aiming error."""
+        """Advance the correlated noise; at the start of an episode a new goal error is sampled."""
         shape = (len(self._drift), 10)
         draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
         fresh = (self._env.elapsed == 0)[:, None]

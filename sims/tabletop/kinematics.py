@@ -1,7 +1,7 @@
 """Forward kinematics, Jacobian and damped-least-squares IK of the Franka Emika Panda, batched in torch.
 
-The chain is the manufacturer's modified (Craig) Denavit-Hartenberg table; every backend shares these functions, so the
-pose that a policy sees and the joint targets that a simulator gets never depend on the simulator.
+The chain is the manufacturer's modified (Craig) Denavit-Hartenberg table; every backend uses these functions, so
+that the pose that a policy observes and the joint targets of a simulator do not depend on the simulator.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ PANDA_DH = (
 )
 FLANGE_OFFSET = 0.107  # joint 7 to flange [m]
 HAND_YAW = -math.pi / 4  # flange to hand [rad]
-TOOL_OFFSET = 0.1034  # hand to tool center point [m]
+TCP_OFFSET = 0.1034  # hand to tool center point [m]
 
 JOINT_LOW = (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973)  # [rad]
 JOINT_HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973)  # [rad]
 JOINT_SPEED = (2.1750, 2.1750, 2.1750, 2.1750, 2.6100, 2.6100, 2.6100)  # [rad/s]
 JOINT_TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # [N m]
 DAMPING = 0.03  # of the inverse kinematics; bounds joint motion near singular poses
-HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)  # the published "ready" pose [rad]
 
 
 class Panda:
-    """The chain's constants on one device, in float64: rounding the results to float32 then hides the last bits in
-    which vectorized sine and cosine may depend on a row's place in the batch."""
+    """The kinematic chain on one device, in float64.
+
+    The last bits of vectorized sine and cosine may depend on the position in the batch; rounding the results to float32
+    removes them.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         def constants(values: object) -> Tensor:
@@ -50,10 +52,10 @@ class Panda:
             cosine.append([[1, 0, 0, 0], [0, ca, 0, 0], [0, sa, 0, 0], [0, 0, 0, 0]])
             sine.append([[0, -1, 0, 0], [ca, 0, 0, 0], [sa, 0, 0, 0], [0, 0, 0, 0]])
         c, s = math.cos(HAND_YAW), math.sin(HAND_YAW)
-        tool = constants([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TOOL_OFFSET], [0, 0, 0, 1]])
+        tcp = constants([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TCP_OFFSET], [0, 0, 0, 1]])
         self._local = torch.stack([constants(constant), constants(cosine), constants(sine)])
-        # The tool sits on the last joint's axis, so it may take the place of that joint's frame in the Jacobian too.
-        self._local[:, -1] = self._local[:, -1] @ tool
+        # The end effector is on the last joint's axis, so its frame can replace that joint's frame in the Jacobian too.
+        self._local[:, -1] = self._local[:, -1] @ tcp
         self._damping = DAMPING**2 * torch.eye(6, dtype=torch.float64, device=device)
         self.low = constants(JOINT_LOW)
         self.high = constants(JOINT_HIGH)
@@ -62,26 +64,26 @@ class Panda:
     def forward(
         self, q: Float[Tensor, "N 7"]
     ) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"], Float[Tensor, "N 6 7"]]:
-        """Tool position [m], rotation and geometric Jacobian (linear rows first) in the base frame, float64."""
+        """End-effector position [m], rotation and geometric Jacobian (linear rows first) in the base frame, float64."""
         angle = q.double()[..., None, None]
         constant, cosine, sine = self._local
         joints = (constant + cosine * angle.cos() + sine * angle.sin()).unbind(1)  # seven of [N, 4, 4]
         frames = [joints[0]]
         for joint in joints[1:]:
             frames.append(torch.bmm(frames[-1], joint))
-        tool = frames[-1]
-        position = tool[:, :3, 3]
+        end_effector = frames[-1]
+        position = end_effector[:, :3, 3]
         axes, origins = torch.stack([frame[:, :3, 2:] for frame in frames], dim=2).unbind(3)  # [N, 3, 7] each
         jacobian = torch.cat([torch.linalg.cross(axes, position[..., None] - origins, dim=1), axes], dim=1)
-        return position, tool[:, :3, :3], jacobian
+        return position, end_effector[:, :3, :3], jacobian
 
     def solve(
         self, jacobian: Float[Tensor, "N 6 7"], error: Float[Tensor, "N 6"], posture: Float[Tensor, "N 7"]
     ) -> Float[Tensor, "N 7"]:
         """One damped-least-squares step: dq = posture + J^T (J J^T + DAMPING^2 I)^-1 (error - J posture).
 
-        ``error`` is the wanted tool motion [m, rad]; ``posture`` a wished joint motion that only shows where the tool
-        does not feel it (its null-space part).
+        ``error`` is the desired end-effector motion [m, rad], ``posture`` a desired joint motion of which only the
+        null-space part is executed.
         """
         transposed = jacobian.mT
         gram = torch.baddbmm(self._damping, jacobian, transposed)
@@ -110,8 +112,8 @@ def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
     return identity + torch.sinc(turns) * cross + 0.5 * torch.sinc(turns / 2) ** 2 * torch.bmm(cross, cross)
 
 
-def tool_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
-    """LIBERO's axis-angle of the tool, on the branch where the axis has a positive x component.
+def end_effector_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
+    """The end effector's orientation as LIBERO's axis-angle, on the branch where the axis has a positive x component.
 
     A gripper that points down is near (pi, 0, 0), where plain axis-angle jumps between +pi and -pi; on this branch it
     is smooth for every yaw within (-pi, pi).

@@ -1,4 +1,4 @@
-"""Where a colored thing lies, measured in a picture alone: real and imagined pictures are compared by it."""
+"""Position of a colored object, measured in an image alone; compares real with imagined images."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from sims.tabletop.episode import RGB
+from sims.tabletop.layout import RGB
 from sims.tabletop.scene import AGENT_CAMERA, BLOCK_HALF
 
 MIN_PIXELS = 3.0
-SATURATION = 0.5  # arm, table and cabinet have less
+SATURATION = 0.5  # the saturation of arm, table and cabinet is lower
 
 
 def named_color(instruction: str) -> str | None:
-    """The first color that the instruction names: of the thing that is to be moved."""
+    """The first color in the instruction, which is that of the object to be moved; None if there is none."""
     found = [word for word in re.findall(r"[a-z]+", instruction.lower()) if word in RGB]
     return found[0] if found else None
 
@@ -36,9 +36,9 @@ def make_locator(cameras: Sequence[str]) -> Callable[[Tensor, Sequence[str]], Te
 
 
 def locate(images: UInt8[Tensor, "B height width 3"], colors: Sequence[str | None]) -> Float[Tensor, "B 2"]:
-    """(x, y) [m] in the plane of the blocks' centers, of each agent-camera picture's pixels of that color.
+    """(x, y) [m], in the plane of the blocks' centers, of the pixels of that color in each agent-camera image.
 
-    NaN where fewer than MIN_PIXELS show it. Compares hue, so light matters little; nothing is learned.
+    NaN where fewer than MIN_PIXELS have it. Compares hue, which depends little on the light.
     """
     rgb = images.float() / 255
     top, low = rgb.amax(-1), rgb.amin(-1)
@@ -56,7 +56,7 @@ def locate(images: UInt8[Tensor, "B height width 3"], colors: Sequence[str | Non
 
 
 def _ground(height: int, width: int) -> Float[Tensor, "height width 2"]:
-    """Where each pixel's ray meets the plane z = BLOCK_HALF [m], camera jitter neglected."""
+    """Where each pixel's ray meets the plane z = BLOCK_HALF [m], without the randomization of the camera."""
     (x0, y0, z0), (right, up), fovy = AGENT_CAMERA
     forward = torch.linalg.cross(torch.tensor(up), torch.tensor(right))
     half = math.tan(math.radians(fovy) / 2)

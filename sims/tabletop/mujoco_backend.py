@@ -1,8 +1,8 @@
-"""Physics and pictures from C MuJoCo on CPU threads.
+"""Physics and images from C MuJoCo on CPU threads.
 
-One row is one vector of MuJoCo's full physics state; ``mujoco.rollout`` advances all rows in native threads, each with
-one scratch MjData. Every control step starts the solver cold, so a row's future depends on this vector and the inputs
-alone: not on the thread that computes it, nor on what that thread computed before.
+The state of an environment is one vector of MuJoCo's full physics state; ``mujoco.rollout`` advances all environments
+in native threads, each with one MjData as working memory. Every control step starts the solver without warm start, so
+an environment's future depends on this vector and the inputs alone, and not on the thread that computes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, UInt8
 from mujoco.rollout import Rollout
 from torch import Tensor
 
-from sims.tabletop.episode import BLOCK_DOF, NQ, NV, PEG_DOF, Episode, Look
+from sims.tabletop.layout import BLOCK_DOF, NQ, NV, PEG_DOF, Appearance, Layout
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import BLOCKS, MOCAP, NUM_BLOCKS, SUBSTEPS, build_mjcf
 
@@ -37,7 +37,7 @@ def holding_forces(model: mujoco.MjModel) -> Float[np.ndarray, "objects nv"]:
 
 
 class MujocoBackend:
-    """``num_envs`` rows of the tabletop model. Threads and GL contexts are released by ``close``."""
+    """``num_envs`` copies of the tabletop model. ``close`` releases threads and GL contexts."""
 
     device = torch.device("cpu")
 
@@ -55,14 +55,14 @@ class MujocoBackend:
         assert mujoco.mj_stateSize(self._model, PHYSICS) == SNAPSHOT_SIZE
         self._num_controls = self._model.nu
         self._state = np.zeros((num_envs, SNAPSHOT_SIZE))
-        # Inputs of every substep: controls, applied forces (they hold parked objects up), fixture positions.
+        # Inputs of every substep: controls, applied forces (against the weight of parked objects), fixture positions.
         self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, INPUTS)))
         self._trajectory = np.zeros((num_envs, SUBSTEPS, SNAPSHOT_SIZE))
         self._sensors = np.zeros((num_envs, SUBSTEPS, 0))
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]
         self._rollout = Rollout(nthread=threads if threads > 1 else 0)
         self._hold = holding_forces(self._model)
-        self._looks: list[Look | None] = [None] * num_envs
+        self._appearances: list[Appearance | None] = [None] * num_envs
         self._cameras, self._image_size = cameras, image_size
         self._gl = choose_gl(renderer) if cameras else None
         self._renderers: list[tuple[ThreadPoolExecutor, Renderer]] = []
@@ -70,45 +70,45 @@ class MujocoBackend:
 
     @property
     def renderer(self) -> str:
-        """What draws the pictures, for the fingerprint."""
+        """Name of the renderer, for the fingerprint."""
         return self._gl or "none"
 
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
-        """Generalized positions of every row (a view that the next step overwrites), float64."""
+        """Generalized positions of every environment (a view that the next step overwrites), float64."""
         return torch.from_numpy(self._state[:, 1 : 1 + NQ])
 
-    def place(self, row: int, episode: Episode) -> None:
-        """Put ``row`` at the beginning of ``episode``, at rest."""
-        self._state[row] = 0.0
-        self._state[row, 1 : 1 + NQ] = episode.qpos
+    def place(self, env_id: int, layout: Layout) -> None:
+        """Put an environment into the initial state of ``layout``, at rest."""
+        self._state[env_id] = 0.0
+        self._state[env_id, 1 : 1 + NQ] = layout.qpos
         nu = self._num_controls
-        self._inputs[row, :, nu : nu + NV] = self._hold[episode.parked].sum(0)
-        self._inputs[row, :, nu + NV :] = episode.fixtures.reshape(-1)
-        self._looks[row] = episode.look
+        self._inputs[env_id, :, nu : nu + NV] = self._hold[layout.parked].sum(0)
+        self._inputs[env_id, :, nu + NV :] = layout.fixtures.reshape(-1)
+        self._appearances[env_id] = layout.appearance
 
-    def snapshot(self, row: int) -> np.ndarray:
-        """The physics state of a row, [SNAPSHOT_SIZE] float64."""
-        return self._state[row].copy()
+    def snapshot(self, env_id: int) -> np.ndarray:
+        """The physics state of an environment, [SNAPSHOT_SIZE] float64."""
+        return self._state[env_id].copy()
 
-    def restore(self, row: int, snapshot: np.ndarray) -> None:
-        """Inverse of ``snapshot``, after ``place`` of the same episode."""
-        self._state[row] = snapshot
+    def restore(self, env_id: int, snapshot: np.ndarray) -> None:
+        """Inverse of ``snapshot``, after ``place`` of the same layout."""
+        self._state[env_id] = snapshot
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of every row's physics state and of the inputs of its last substep (specs PHYSICS and INPUTS)."""
+        """Copies of every environment's physics state and of the inputs of its last substep (PHYSICS, INPUTS)."""
         return self._state.copy(), self._inputs[:, -1].copy()
 
-    def step(self, alive: Bool[Tensor, " N"], controls: Float[Tensor, "N substeps nu"]) -> None:
-        """Advance the ``alive`` rows by one control step; ``controls`` are actuator inputs of each substep."""
-        rows = alive.nonzero()[:, 0].numpy()
-        n = len(rows)
+    def step(self, running: Bool[Tensor, " N"], controls: Float[Tensor, "N substeps nu"]) -> None:
+        """Advance the ``running`` environments by one control step; ``controls``: actuator inputs of each substep."""
+        env_ids = running.nonzero()[:, 0].numpy()
+        n = len(env_ids)
         if n == 0:
             return
-        everything = n == len(self._state)
-        self._inputs[rows, :, : self._num_controls] = controls.numpy()[rows]
-        start = self._state if everything else self._state[rows]
-        inputs = self._inputs if everything else self._inputs[rows]
+        all_run = n == len(self._state)
+        self._inputs[env_ids, :, : self._num_controls] = controls.numpy()[env_ids]
+        start = self._state if all_run else self._state[env_ids]
+        inputs = self._inputs if all_run else self._inputs[env_ids]
         trajectory = self._trajectory[:n]
         self._rollout.rollout(
             [self._model] * n,
@@ -122,18 +122,18 @@ class MujocoBackend:
             sensordata=self._sensors[:n],
             chunk_size=max(1, n // (8 * self._threads)),
         )
-        self._state[rows] = trajectory[:, -1]
+        self._state[env_ids] = trajectory[:, -1]
 
-    def render(self, rows: Sequence[int]) -> UInt8[Tensor, "n cameras height width 3"]:
-        """Draw these rows; the rows are dealt to the threads, each with its own GL context and render model."""
-        images = np.empty((len(rows), len(self._cameras), *self._image_size, 3), dtype=np.uint8)
+    def render(self, env_ids: Sequence[int]) -> UInt8[Tensor, "n cameras height width 3"]:
+        """Draw these environments, distributed over the threads, each with its own GL context and model."""
+        images = np.empty((len(env_ids), len(self._cameras), *self._image_size, 3), dtype=np.uint8)
         if not self._renderers:
             self._renderers = self._open_renderers()
-        share = max(1, -(-len(rows) // len(self._renderers)))
+        share = max(1, -(-len(env_ids) // len(self._renderers)))
         jobs = []
         for i, (thread, renderer) in enumerate(self._renderers):
-            places = range(i * share, min((i + 1) * share, len(rows)))
-            jobs.append(thread.submit(self._render_some, renderer, rows, places, images))
+            places = range(i * share, min((i + 1) * share, len(env_ids)))
+            jobs.append(thread.submit(self._render_some, renderer, env_ids, places, images))
         for job in jobs:
             job.result()
         return torch.from_numpy(images)
@@ -147,15 +147,15 @@ class MujocoBackend:
             renderers.append((thread, opening.result()))
         return renderers
 
-    def _render_some(self, renderer: Renderer, rows: Sequence[int], places: range, images: np.ndarray) -> None:
+    def _render_some(self, renderer: Renderer, env_ids: Sequence[int], places: range, images: np.ndarray) -> None:
         nu = self._num_controls
         for place in places:
-            row = rows[place]
-            look = self._looks[row]
-            assert look is not None
-            qpos = self._state[row, 1 : 1 + NQ]
-            fixtures = self._inputs[row, 0, nu + NV :].reshape(len(MOCAP), 3)
-            renderer.draw(qpos, fixtures, look, images[place])
+            env_id = env_ids[place]
+            appearance = self._appearances[env_id]
+            assert appearance is not None
+            qpos = self._state[env_id, 1 : 1 + NQ]
+            fixtures = self._inputs[env_id, 0, nu + NV :].reshape(len(MOCAP), 3)
+            renderer.draw(qpos, fixtures, appearance, images[place])
 
     def close(self) -> None:
         """Stop the threads and free the GL contexts, each in the thread that owns it."""

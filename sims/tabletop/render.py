@@ -1,4 +1,4 @@
-"""Pictures of the tabletop through MuJoCo's OpenGL renderer: one context and one recolourable model per thread."""
+"""Images of the tabletop from MuJoCo's OpenGL renderer, with one context and one model per thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from sims.tabletop.episode import BLOCK_QPOS, PEG_QPOS, Look
+from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance
 from sims.tabletop.scene import BLOCKS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
@@ -35,10 +35,10 @@ def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
 
 
 def _open_context(gl: GL, width: int, height: int) -> Any:
-    # llvmpipe would start a thread per core in each context; our threads already use the cores.
+    # Otherwise llvmpipe starts a thread per core in each context.
     os.environ.setdefault("LP_NUM_THREADS", "0")
     if "OpenGL" not in sys.modules:
-        os.environ["PYOPENGL_PLATFORM"] = gl  # a parent process may have left its own choice here
+        os.environ["PYOPENGL_PLATFORM"] = gl  # may still have the value of a parent process
     try:
         if gl == "egl":
             from mujoco.egl import GLContext
@@ -54,8 +54,8 @@ def _open_context(gl: GL, width: int, height: int) -> Any:
     return context
 
 
-class Appearance:
-    """Gives one model the looks of an episode."""
+class ModelAppearance:
+    """Applies the appearance of an episode to one MuJoCo model."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         self.model = model
@@ -67,26 +67,28 @@ class Appearance:
         self._surface = model.geom("surface").id
         self._alpha = model.geom_rgba[:, 3].copy()
         roots = model.body_rootid[model.geom_bodyid]
-        things = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
-        self._belongs = roots[:, None] == np.array(things)  # [geoms, things]
+        objects = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
+        self._belongs = roots[:, None] == np.array(objects)  # [geometries, objects]
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
-    def apply(self, look: Look, qpos: np.ndarray, fixtures: np.ndarray) -> None:
-        """Colors, light and cameras of ``look``; what is parked in this state becomes invisible."""
+    def apply(self, appearance: Appearance, qpos: np.ndarray, fixtures: np.ndarray) -> None:
+        """Set colors, light and cameras; objects that are parked in this state become invisible."""
         model = self.model
-        # A fully transparent geom is not drawn at all: what is parked costs nothing.
+        # A fully transparent geometry is not drawn at all.
         free = qpos[BLOCK_QPOS.start : PEG_QPOS.stop : 7]
         parked = np.concatenate([fixtures[:, 0], free]) > PARKED_X - 0.5
         model.geom_rgba[:, 3] = np.where(self._belongs @ parked, 0.0, self._alpha)
-        model.geom_rgba[self._block_geoms, :3] = look.blocks
-        for geoms, rgb in zip(self._pair_geoms, look.pair, strict=True):
+        model.geom_rgba[self._block_geoms, :3] = appearance.blocks
+        for geoms, rgb in zip(self._pair_geoms, appearance.pair, strict=True):
             model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._surface, :3] = look.surface
-        model.light_dir[0] = look.light_direction
-        model.light_diffuse[0] = look.light
+        model.geom_rgba[self._surface, :3] = appearance.surface
+        model.light_dir[0] = appearance.light_direction
+        model.light_diffuse[0] = appearance.light
         turn = np.empty(4)
-        for camera, offset, angle in zip(self._agent_wrist, look.camera_offset, look.camera_turn, strict=True):
+        for camera, offset, angle in zip(
+            self._agent_wrist, appearance.camera_offset, appearance.camera_turn, strict=True
+        ):
             model.cam_pos[camera] = self._cam_pos[camera] + offset
             mujoco.mju_copy(turn, self._cam_quat[camera])
             mujoco.mju_quatIntegrate(turn, angle, 1.0)
@@ -94,7 +96,7 @@ class Appearance:
 
 
 class Renderer:
-    """Draws one state at a time. Belongs to the thread that made it."""
+    """Draws one state at a time. Must be used in the thread that created it."""
 
     def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
         height, width = image_size
@@ -116,23 +118,23 @@ class Renderer:
             camera = mujoco.MjvCamera()
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, camera_id
             self._cameras.append(camera)
-        self._appearance = Appearance(model)
+        self._appearance = ModelAppearance(model)
 
-    def draw(self, qpos: np.ndarray, fixtures: np.ndarray, look: Look, out: np.ndarray) -> None:
-        """Render every camera of this state into ``out`` [cameras, height, width, 3], row 0 at the top."""
+    def draw(self, qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance, out: np.ndarray) -> None:
+        """Render every camera of this state into ``out`` [cameras, height, width, 3], first image row at the top."""
         model, data = self._model, self._data
-        self._appearance.apply(look, qpos, fixtures)
+        self._appearance.apply(appearance, qpos, fixtures)
         data.qpos[:] = qpos
         data.mocap_pos[: len(MOCAP)] = fixtures
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
-        for camera, picture in zip(self._cameras, out, strict=True):
+        for camera, image in zip(self._cameras, out, strict=True):
             mujoco.mjv_updateScene(
                 model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
             )
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
-            picture[:] = self._buffer[::-1]
+            image[:] = self._buffer[::-1]
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""

@@ -1,4 +1,4 @@
-"""The one MJCF model of the suite, built in code, and the names of what is in it.
+"""The MJCF model of the suite, built in code, and the names and sizes of its objects.
 
 Sizes in meters, z = 0 is the table top, x points away from the robot's base, y to its left.
 Collision masks: robot 1, free objects 2, table and fixtures 4; fixtures never collide with each other.
@@ -16,7 +16,7 @@ from sims.tabletop.kinematics import (
     JOINT_LOW,
     JOINT_TORQUE,
     PANDA_DH,
-    TOOL_OFFSET,
+    TCP_OFFSET,
 )
 
 TIMESTEP = 0.005
@@ -36,10 +36,10 @@ DRAWER_Y = 0.085  # of the first drawer in the cabinet's frame; the second is at
 HANDLE = (0.13, 0.055)  # x, z of a closed handle in the cabinet's frame
 PARKED_X = 4.0  # behind the agent camera and beyond the far clipping plane
 
-# Position, (right, up) axes, vertical field of view [degrees]; it looks along right x up, backwards.
+# Position, (right, up) axes, vertical field of view [degrees]; the viewing direction is -(right x up).
 AGENT_CAMERA = ((1.16, 0.0, 0.72), ((0.0, 1.0, 0.0), (-0.69, 0.0, 0.724)), 33)
 
-# Stiffness and damping of the position actuators; their ratio is the lag that the env's feed-forward cancels.
+# Stiffness and damping of the position actuators; their ratio is the lag that the env's feed-forward compensates.
 JOINT_GAIN = (6000.0, 6000.0, 6000.0, 6000.0, 1500.0, 1500.0, 1500.0)
 LAG_S = 0.04
 FINGER_GAIN = 500.0
@@ -82,7 +82,7 @@ def _arm() -> str:
     hand_quat = (math.cos(HAND_YAW / 2), 0, 0, math.sin(HAND_YAW / 2))
     return f"""{xml}<body name="hand" pos="0 0 {FLANGE_OFFSET}" quat="{_numbers(hand_quat)}" gravcomp="1">
       <geom class="robot" name="palm" type="box" size="0.022 0.098 0.026" pos="0 0 0.03" rgba="{_WHITE}" mass="0.7"/>
-      <site name="tool" pos="0 0 {TOOL_OFFSET}" size="0.005" rgba="0 0 0 0"/>
+      <site name="tool" pos="0 0 {TCP_OFFSET}" size="0.005" rgba="0 0 0 0"/>
       <camera name="wrist" pos="0.085 0 0.03" xyaxes="0 1 0 0.906 0 0.423" fovy="72"/>
       {_finger("left", 1)}{_finger("right", -1)}
     </body>{closing}"""
@@ -111,7 +111,7 @@ def _mat(name: str) -> str:
 
 
 def _hole(name: str) -> str:
-    """Four walls around a square hole; the rim carries the color that the words name."""
+    """Four walls around a square hole; the rim has the color that the instruction names."""
     middle, half = (HOLE_HALF + HOLE_OUTER) / 2, (HOLE_OUTER - HOLE_HALF) / 2
     walls = (
         ((middle, 0), (half, HOLE_OUTER)),
@@ -163,7 +163,7 @@ def _actuators() -> str:
 
 
 def build_mjcf() -> str:
-    """The whole model as MJCF text; every backend compiles exactly this."""
+    """The whole model as MJCF text, for every backend."""
     peg = _numbers(PEG_HALF)
     position, (right, up), fovy = AGENT_CAMERA
     return f"""<mujoco model="tabletop">

@@ -1,8 +1,8 @@
-"""The tasks: batched pure functions over a ``Scene``, the words that ask for them, and their splits.
+"""The tasks: batched pure functions of a ``SceneState``, their instructions and their splits.
 
-Every task offers several *candidates* (which block, onto which mat, ...) and the instruction names one of them.
-Achieving another candidate first ends the episode without success, so ignoring the words succeeds about once in
-``len(task.candidates)``.
+Every task has several *candidates* (which block, onto which mat, ...), of which the instruction names one. Achieving
+another candidate first ends the episode without success: a policy that ignores the instruction succeeds about once in
+``len(task.candidates)`` episodes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ COLORS = ("red", "green", "blue", "yellow", "purple", "cyan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene(TensorDataclass):
-    """What the tasks and the expert see of the simulator: meters, radians, quaternions w first, float32."""
+class SceneState(TensorDataclass):
+    """The state of the scene: meters, radians, quaternions w first, float32."""
 
-    tool: Float[Tensor, "N 3"]
-    rotation: Float[Tensor, "N 3 3"]
+    end_effector: Float[Tensor, "N 3"]  # position
+    rotation: Float[Tensor, "N 3 3"]  # of the end effector
     fingers: Float[Tensor, "N 2"]  # opening of each finger, 0 closed
     blocks: Float[Tensor, "N 3 7"]
     peg: Float[Tensor, "N 7"]
@@ -59,49 +59,53 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).norm(dim=-1)
 
 
-def _reach_achieved(scene: Scene) -> Tensor:
-    return _gap(scene.tool[:, None], scene.blocks[..., :3]) < 0.045
+def _reach_achieved(scene: SceneState) -> Tensor:
+    return _gap(scene.end_effector[:, None], scene.blocks[..., :3]) < 0.045
 
 
-def _reach_progress(scene: Scene) -> Tensor:
-    return _near(_gap(scene.tool[:, None], scene.blocks[..., :3]), 0.15)
+def _reach_progress(scene: SceneState) -> Tensor:
+    return _near(_gap(scene.end_effector[:, None], scene.blocks[..., :3]), 0.15)
 
 
-def _pick_achieved(scene: Scene) -> Tensor:
-    return (scene.blocks[..., 2] > BLOCK_HALF + 0.07) & (_gap(scene.tool[:, None], scene.blocks[..., :3]) < 0.05)
+def _pick_achieved(scene: SceneState) -> Tensor:
+    return (scene.blocks[..., 2] > BLOCK_HALF + 0.07) & (
+        _gap(scene.end_effector[:, None], scene.blocks[..., :3]) < 0.05
+    )
 
 
-def _pick_progress(scene: Scene) -> Tensor:
+def _pick_progress(scene: SceneState) -> Tensor:
     lifted = ((scene.blocks[..., 2] - BLOCK_HALF) / 0.07).clamp(0, 1)
-    return 0.5 * _near(_gap(scene.tool[:, None], scene.blocks[..., :3]), 0.1) + 0.5 * lifted
+    return 0.5 * _near(_gap(scene.end_effector[:, None], scene.blocks[..., :3]), 0.1) + 0.5 * lifted
 
 
-def _pairs(scene: Scene) -> tuple[Tensor, Tensor]:
+def _pairs(scene: SceneState) -> tuple[Tensor, Tensor]:
     """Block and mat of the six push candidates, each [N, 6, 3]."""
     blocks, mats = scene.blocks[..., :3], scene.mats
     return blocks.repeat_interleave(2, dim=1), mats.repeat(1, 3, 1)
 
 
-def _push_achieved(scene: Scene) -> Tensor:
+def _push_achieved(scene: SceneState) -> Tensor:
     block, mat = _pairs(scene)
     inside = ((block - mat)[..., :2].abs() < MAT_HALF - 0.01).all(-1)
     return inside & (block[..., 2] < BLOCK_HALF + 0.015)
 
 
-def _push_progress(scene: Scene) -> Tensor:
+def _push_progress(scene: SceneState) -> Tensor:
     block, mat = _pairs(scene)
-    return 0.3 * _near(_gap(scene.tool[:, None], block), 0.1) + 0.7 * _near(_gap(block[..., :2], mat[..., :2]), 0.2)
+    return 0.3 * _near(_gap(scene.end_effector[:, None], block), 0.1) + 0.7 * _near(
+        _gap(block[..., :2], mat[..., :2]), 0.2
+    )
 
 
 _STACKS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
 
 
-def _stack_pairs(scene: Scene) -> tuple[Tensor, Tensor]:
+def _stack_pairs(scene: SceneState) -> tuple[Tensor, Tensor]:
     upper, lower = (list(slots) for slots in zip(*_STACKS, strict=True))
     return scene.blocks[:, upper, :3], scene.blocks[:, lower, :3]
 
 
-def _stack_achieved(scene: Scene) -> Tensor:
+def _stack_achieved(scene: SceneState) -> Tensor:
     upper, lower = _stack_pairs(scene)
     offset = upper - lower
     aligned = offset[..., :2].norm(dim=-1) < 0.022
@@ -110,29 +114,29 @@ def _stack_achieved(scene: Scene) -> Tensor:
     return aligned & resting & released
 
 
-def _stack_progress(scene: Scene) -> Tensor:
+def _stack_progress(scene: SceneState) -> Tensor:
     upper, lower = _stack_pairs(scene)
     goal = lower + lower.new_tensor([0, 0, 2 * BLOCK_HALF])
-    return 0.4 * _near(_gap(scene.tool[:, None], upper), 0.1) + 0.6 * _near(_gap(upper, goal), 0.15)
+    return 0.4 * _near(_gap(scene.end_effector[:, None], upper), 0.1) + 0.6 * _near(_gap(upper, goal), 0.15)
 
 
-def _drawer_achieved(scene: Scene) -> Tensor:
+def _drawer_achieved(scene: SceneState) -> Tensor:
     return scene.drawers > 0.65 * DRAWER_TRAVEL
 
 
-def _drawer_progress(scene: Scene) -> Tensor:
-    reached = _near(_gap(scene.tool[:, None], scene.handles), 0.15)
+def _drawer_progress(scene: SceneState) -> Tensor:
+    reached = _near(_gap(scene.end_effector[:, None], scene.handles), 0.15)
     return 0.4 * reached + 0.6 * (scene.drawers / (0.65 * DRAWER_TRAVEL)).clamp(0, 1)
 
 
-def _peg_achieved(scene: Scene) -> Tensor:
-    centerd = _gap(scene.peg[:, None, :2], scene.holes[..., :2]) < 0.014
-    return centerd & (scene.peg[:, None, 2] - PEG_HALF[2] < 0.015)
+def _peg_achieved(scene: SceneState) -> Tensor:
+    centered = _gap(scene.peg[:, None, :2], scene.holes[..., :2]) < 0.014
+    return centered & (scene.peg[:, None, 2] - PEG_HALF[2] < 0.015)
 
 
-def _peg_progress(scene: Scene) -> Tensor:
+def _peg_progress(scene: SceneState) -> Tensor:
     goal = scene.holes + scene.holes.new_tensor([0, 0, PEG_HALF[2]])
-    reached = _near(_gap(scene.tool, scene.peg[:, :3]), 0.1)[:, None]
+    reached = _near(_gap(scene.end_effector, scene.peg[:, :3]), 0.1)[:, None]
     return 0.4 * reached + 0.6 * _near(_gap(scene.peg[:, None, :3], goal), 0.15)
 
 
@@ -140,15 +144,15 @@ def _peg_progress(scene: Scene) -> Tensor:
 class Task:
     """``candidates``: the colored slots of each candidate; ``achieved`` and ``progress`` are [N, candidates].
 
-    ``slots`` names what carries the colors: blocks (3), then the second kind (2), where the task has one.
-    ``held_out``: colors (or ordered pairs of them) that only the split ood_combination asks for.
+    The slots are the colored objects: blocks (3), then the second kind (2) where the task has one.
+    ``held_out``: colors (or ordered pairs of them) that only the split ood_combination uses.
     """
 
     name: str
-    things: tuple[str, ...]  # what is on the table: "blocks", "mats", "drawers", "holes", "peg"
-    candidates: tuple[tuple[int, ...], ...]  # indices into the colored slots, in the order of the words
-    achieved: Callable[[Scene], Bool[Tensor, "N C"]]
-    progress: Callable[[Scene], Float[Tensor, "N C"]]
+    objects: tuple[str, ...]  # on the table: "blocks", "mats", "drawers", "holes", "peg"
+    candidates: tuple[tuple[int, ...], ...]  # indices into the colored slots, in the order of the instruction
+    achieved: Callable[[SceneState], Bool[Tensor, "N C"]]
+    progress: Callable[[SceneState], Float[Tensor, "N C"]]
     phrasings: tuple[str, ...]
     ood_phrasings: tuple[str, ...]
     held_out: frozenset[tuple[str, ...]]
@@ -156,8 +160,8 @@ class Task:
 
     @property
     def num_colors(self) -> int:
-        """Colored slots on the table, all of different colors: blocks first, then mats, drawers or holes."""
-        return 3 * ("blocks" in self.things) + 2 * bool({"mats", "drawers", "holes"} & set(self.things))
+        """Number of colored slots, all of different colors: blocks first, then mats, drawers or holes."""
+        return 3 * ("blocks" in self.objects) + 2 * bool({"mats", "drawers", "holes"} & set(self.objects))
 
 
 def _shifted_pairs(shift: int) -> frozenset[tuple[str, ...]]:
@@ -169,7 +173,7 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(
             name="reach",
-            things=("blocks",),
+            objects=("blocks",),
             candidates=((0,), (1,), (2,)),
             achieved=_reach_achieved,
             progress=_reach_progress,
@@ -180,7 +184,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="pick",
-            things=("blocks",),
+            objects=("blocks",),
             candidates=((0,), (1,), (2,)),
             achieved=_pick_achieved,
             progress=_pick_progress,
@@ -191,7 +195,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="push",
-            things=("blocks", "mats"),
+            objects=("blocks", "mats"),
             candidates=tuple((block, 3 + mat) for block in range(3) for mat in range(2)),
             achieved=_push_achieved,
             progress=_push_progress,
@@ -206,7 +210,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="stack",
-            things=("blocks",),
+            objects=("blocks",),
             candidates=_STACKS,
             achieved=_stack_achieved,
             progress=_stack_progress,
@@ -221,7 +225,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="open_drawer",
-            things=("drawers",),
+            objects=("drawers",),
             candidates=((0,), (1,)),
             achieved=_drawer_achieved,
             progress=_drawer_progress,
@@ -232,7 +236,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             name="insert_peg",
-            things=("peg", "holes"),
+            objects=("peg", "holes"),
             candidates=((0,), (1,)),
             achieved=_peg_achieved,
             progress=_peg_progress,
@@ -249,7 +253,9 @@ TASKS: dict[str, Task] = {
 }
 
 
-def outcome(task: Task, scene: Scene, candidate: Int[Tensor, " N"]) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
-    """(success, ended): the named candidate is achieved; any candidate is."""
+def check_task(
+    task: Task, scene: SceneState, candidate: Int[Tensor, " N"]
+) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
+    """(success, ended): whether the named candidate is achieved, and whether any candidate is."""
     achieved = task.achieved(scene)
     return achieved.gather(1, candidate[:, None])[:, 0], achieved.any(1)

@@ -80,7 +80,7 @@ def test_agrees_with_c_mujoco(env: TabletopEnv) -> None:
         action = expert.act()
         env.step(action.cuda())
         reference.step(action)
-    tool = (env.scene.tool.cpu() - reference.scene.tool).norm(dim=1)
+    tool = (env.scene.end_effector.cpu() - reference.scene.end_effector).norm(dim=1)
     blocks = (env.scene.blocks.cpu() - reference.scene.blocks)[..., :3].norm(dim=-1)
     reference.close()
     # By now most rows touch something; in a few of them contacts have made much of a rounding error.

@@ -1,4 +1,4 @@
-"""Every world that this machine can run, small, for the tests that all of them must pass."""
+"""A small configuration of every environment that this machine can run, for the conformance tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import VectorEnv
-from tests import dot_world
+from tests import dot_episodes
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
 from tests.sims.libero_placeholder_assets import placeholder_assets
@@ -31,7 +31,7 @@ SMALL = (32, 48)
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """``make`` takes the time limit. ``needs``: an installed environment. ``solved_within``: what its expert takes."""
+    """``make`` takes the time limit. ``needs``: an installed simulator. ``solved_within``: steps of its expert."""
 
     make: Callable[[int], VectorEnv]
     needs: str | None = None
@@ -89,7 +89,7 @@ def _libero(max_steps: int) -> VectorEnv:
 
 
 def _imagined(max_steps: int) -> VectorEnv:
-    return dot_world.imagined_env(Path(tempfile.mkdtemp()) / "episodes", max_steps=max_steps)
+    return dot_episodes.imagined_env(Path(tempfile.mkdtemp()) / "episodes", max_steps=max_steps)
 
 
 def _isaaclab(max_steps: int) -> VectorEnv:

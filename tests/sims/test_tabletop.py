@@ -1,4 +1,4 @@
-"""The tabletop suite: episodes from seeds, physics, experts, pictures, snapshots."""
+"""The tabletop suite: layouts from seeds, physics, experts, images, snapshots."""
 
 import ctypes
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.tabletop.episode import SCATTER, sample_episode
+from sims.tabletop.layout import SCATTER, sample_layout
 from sims.tabletop.render import choose_gl
 from sims.tabletop.tasks import SPLITS, TASKS
 from sims.vector_env import DemonstratedEnv, StartState, decode_instructions
@@ -44,27 +44,27 @@ def random_actions():
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ALL)
-def test_an_episode_is_a_function_of_task_and_seed(name, split):
-    first, again = (sample_episode(name, 11, split=split, look=1.0) for _ in range(2))
-    other = sample_episode(name, 12, split=split, look=1.0)
+def test_layout_is_a_function_of_task_and_seed(name, split):
+    first, again = (sample_layout(name, 11, split=split, appearance=1.0) for _ in range(2))
+    other = sample_layout(name, 12, split=split, appearance=1.0)
     assert first.instruction == again.instruction
     assert np.array_equal(first.qpos, again.qpos)
     assert np.array_equal(first.fixtures, again.fixtures)
-    assert np.array_equal(first.look.camera_offset, again.look.camera_offset)
+    assert np.array_equal(first.appearance.camera_offset, again.appearance.camera_offset)
     assert not np.array_equal(first.qpos, other.qpos)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_words_name_exactly_one_candidate(name):
+def test_instruction_names_exactly_one_candidate(name):
     task = TASKS[name]
     for seed in range(100):
-        episode = sample_episode(name, seed, split="train", look=1.0)
-        assert len(set(episode.colors)) == len(episode.colors) == task.num_colors
+        layout = sample_layout(name, seed, split="train", appearance=1.0)
+        assert len(set(layout.colors)) == len(layout.colors) == task.num_colors
         sentences = {
-            phrase.format(*(episode.colors[s] for s in slots)) for slots in task.candidates for phrase in task.phrasings
+            phrase.format(*(layout.colors[s] for s in slots)) for slots in task.candidates for phrase in task.phrasings
         }
         assert len(sentences) == len(task.candidates) * len(task.phrasings)
-        assert len(episode.instruction.encode()) <= 96
+        assert len(layout.instruction.encode()) <= 96
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -72,7 +72,7 @@ def test_splits_do_not_overlap(name):
     task = TASKS[name]
 
     def episodes(split):
-        return [sample_episode(name, seed, split=split, look=1.0) for seed in range(150)]
+        return [sample_layout(name, seed, split=split, appearance=1.0) for seed in range(150)]
 
     def combinations(split):
         return {tuple(e.colors[s] for s in task.candidates[e.candidate]) for e in episodes(split)}
@@ -82,14 +82,14 @@ def test_splits_do_not_overlap(name):
     assert not set(task.phrasings) & set(task.ood_phrasings)
     words = {e.instruction for split in ("train", "ood_position") for e in episodes(split)}
     assert not words & {e.instruction for e in episodes("ood_phrasing")}
-    darkest_train = min(e.look.surface.mean() for e in episodes("train"))
-    assert max(e.look.surface.mean() for e in episodes("ood_appearance")) < darkest_train
+    darkest_train = min(e.appearance.surface.mean() for e in episodes("train"))
+    assert max(e.appearance.surface.mean() for e in episodes("ood_appearance")) < darkest_train
 
 
-def test_positions_beyond_training_are_beyond_it():
+def test_ood_positions_are_outside_the_training_range():
     (x0, y0), (x1, y1) = SCATTER
     for seed in range(50):
-        blocks = sample_episode("pick", seed, split="ood_position", look=1.0).qpos[9:30].reshape(3, 7)
+        blocks = sample_layout("pick", seed, split="ood_position", appearance=1.0).qpos[9:30].reshape(3, 7)
         assert all(not (x0 <= x <= x1 and y0 <= y <= y1) for x, y in blocks[:, :2])
 
 
@@ -98,7 +98,7 @@ def test_no_candidate_is_achieved_at_the_start(split):
     n = 40 * len(ALL)
     env = make(n, split=split)
     env.reset(start=starts(n))
-    assert all(not TASKS[name].achieved(env.scene[rows]).any() for name, rows in env.task_rows)
+    assert all(not TASKS[name].achieved(env.scene[rows]).any() for name, rows in env.task_envs)
     still = torch.zeros(n, 7)
     still[:, 6] = -1
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_expert_succeeds(name):
     env.close()
 
 
-def test_expert_gets_sloppier_with_noise():
+def test_noise_makes_the_expert_worse():
     rates = []
     for noise in (0.0, 1.0, 1.3):
         env = make(48, tasks=("pick",))
@@ -132,8 +132,8 @@ def test_expert_gets_sloppier_with_noise():
     assert rates[1] > 0.2
 
 
-class Misled:
-    """An environment whose demonstrator is told another candidate than the words name."""
+class OtherCandidate:
+    """An environment whose expert is told another candidate than the instruction names."""
 
     def __init__(self, env):
         self._env = env
@@ -144,16 +144,16 @@ class Misled:
     @property
     def candidate(self):
         other = self._env.candidate.clone()
-        for name, rows in self._env.task_rows:
+        for name, rows in self._env.task_envs:
             other[rows] = (other[rows] + 1) % len(TASKS[name].candidates)
         return other
 
 
-def test_doing_what_other_words_ask_for_ends_the_episode_without_success():
+def test_achieving_another_candidate_ends_the_episode_without_success():
     n = 8 * len(ALL)
     env = make(n)
     env.reset(start=starts(n))
-    expert = type(env.expert(noise=0.0, seed=0))(Misled(env), noise=0.0, seed=0)
+    expert = type(env.expert(noise=0.0, seed=0))(OtherCandidate(env), noise=0.0, seed=0)
     step = drive(env, expert, env.spec.max_steps)
     assert not step.success.any()
     assert step.terminated.float().mean() > 0.9
@@ -163,7 +163,7 @@ def test_doing_what_other_words_ask_for_ends_the_episode_without_success():
 # Physics and bookkeeping
 
 
-def test_the_future_does_not_depend_on_threads_or_on_neighbours(random_actions):
+def test_result_does_not_depend_on_threads_or_other_environments(random_actions):
     n = 7
     actions = random_actions(n, 15)
 
@@ -182,7 +182,7 @@ def test_the_future_does_not_depend_on_threads_or_on_neighbours(random_actions):
     assert np.isfinite(together).all()
 
 
-def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
+def test_snapshot_continues_bit_for_bit_in_another_instance(random_actions):
     n = len(ALL)
     env = make(n, cameras=("agent", "wrist"), split="ood_appearance")
     env.reset(start=starts(n))
@@ -209,7 +209,7 @@ def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
     other.close()
 
 
-def test_a_finished_row_stands_still_until_reset(random_actions):
+def test_finished_environment_does_not_change_until_reset(random_actions):
     env = make(2, tasks=("reach",), max_steps=30)
     env.reset(start=starts(2, ("reach",)))
     expert = env.expert(noise=0.0, seed=0)
@@ -236,7 +236,7 @@ def test_a_finished_row_stands_still_until_reset(random_actions):
     env.close()
 
 
-def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_commanded(random_actions):
+def test_joints_stay_within_limits_and_the_end_effector_near_its_target(random_actions):
     env = make(12)
     env.reset(start=starts(12))
     push = torch.ones(12, 7)
@@ -245,18 +245,18 @@ def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_comm
         q = env.backend.qpos[:, :7]
         assert (q > env._control.panda.low - 0.05).all()
         assert (q < env._control.panda.high + 0.05).all()
-        assert (env.target[0] - env.scene.tool).norm(dim=1).max() < 0.3
+        assert (env.target[0] - env.scene.end_effector).norm(dim=1).max() < 0.3
     env.close()
 
 
-def test_a_unit_action_moves_the_tool_five_centimetres():
+def test_unit_action_moves_the_end_effector_5_cm():
     env = make(1, tasks=("open_drawer",))
     env.reset(start=[StartState(task=0, seed=0)])
-    begin = env.scene.tool.clone()
+    begin = env.scene.end_effector.clone()
     move = torch.tensor([[0.5, 0.0, 0.5, 0.0, 0.0, 0.0, -1.0]])
     for action in (move, move, 0 * move, 0 * move, 0 * move):
         env.step(action)
-    assert (env.scene.tool - begin)[0].tolist() == pytest.approx([0.05, 0.0, 0.05], abs=2e-3)
+    assert (env.scene.end_effector - begin)[0].tolist() == pytest.approx([0.05, 0.0, 0.05], abs=2e-3)
     env.close()
 
 
@@ -276,7 +276,7 @@ def test_shaped_reward_adds_progress():
 # Pictures and words
 
 
-def test_observation_shows_only_the_rows_asked_for():
+def test_observation_of_some_environments():
     env = make(6, cameras=("wrist", "agent"), image_size=(32, 48))
     env.reset(start=starts(6))
     everything, some = env.observe(), env.observe([4, 1])
@@ -284,20 +284,22 @@ def test_observation_shows_only_the_rows_asked_for():
     assert everything.state.shape == (6, 8)
     assert torch.equal(some.images, everything.images[[4, 1]])
     assert torch.equal(some.instruction, everything.instruction[[4, 1]])
-    assert decode_instructions(some.instruction)[1] == sample_episode(ALL[1], 1, split="train", look=1.0).instruction
+    assert (
+        decode_instructions(some.instruction)[1] == sample_layout(ALL[1], 1, split="train", appearance=1.0).instruction
+    )
     assert everything.state[0, 6:].tolist() == pytest.approx([0.04, -0.04], abs=1e-3)
     env.close()
 
 
-def test_the_named_color_is_in_the_picture():
+def test_named_color_is_in_the_image():
     """Every block of a pick episode covers several pixels of its own hue in the 64x64 agent view."""
-    env = make(1, tasks=("pick",), cameras=("agent",), look=0.0)
+    env = make(1, tasks=("pick",), cameras=("agent",), appearance=0.0)
     channels = {"red": (0, (1, 2)), "green": (1, (0, 2)), "blue": (2, (0, 1))}
     found = 0
     for seed in range(12):
         env.reset(start=[StartState(task=0, seed=seed)])
         image = env.observe().images[0, 0].float()
-        for color in set(sample_episode("pick", seed, split="train", look=0.0).colors) & set(channels):
+        for color in set(sample_layout("pick", seed, split="train", appearance=0.0).colors) & set(channels):
             strong, weak = channels[color]
             mask = (image[..., strong] > 90) & (image[..., weak[0]] < 90) & (image[..., weak[1]] < 90)
             found += 1
@@ -347,13 +349,13 @@ env.close()
     assert np.abs(egl - osmesa).mean() < 1.0
 
 
-def test_missing_rendering_libraries_are_one_clear_error(monkeypatch):
+def test_error_of_missing_rendering_libraries(monkeypatch):
     monkeypatch.setattr("sims.tabletop.render._LIBRARIES", {"egl": "libno-such-egl.so", "osmesa": "libno-such.so"})
     with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 .*libosmesa6"):
         choose_gl("auto")
 
 
-def test_a_row_that_was_never_reset_stands_finished_and_does_not_disturb_the_others(random_actions):
+def test_environment_that_was_never_reset_is_finished(random_actions):
     alone, beside = make(1), make(3)
     alone.reset(start=starts(1))
     beside.reset([1], start=starts(1))
@@ -366,7 +368,7 @@ def test_a_row_that_was_never_reset_stands_finished_and_does_not_disturb_the_oth
     beside.close()
 
 
-def test_wrong_settings_name_the_field_and_what_is_allowed():
+def test_errors_of_wrong_settings_name_the_field_and_the_allowed_values():
     with pytest.raises(ValueError, match=r"tasks: got 'pik', allowed are reach, pick"):
         TabletopConfig(tasks=("pik",))
     with pytest.raises(ValueError, match=r"num_envs: got 0"):

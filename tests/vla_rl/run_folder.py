@@ -88,17 +88,17 @@ def make_run(path: Path, *, seed: int = 0, algorithm: str = "ppo", gain: float =
     return path
 
 
-TRUST = """\
+THRESHOLDS = """\
 imagination:
-  trust: {max_hallucinated: 0.2, min_success_auc: 0.8, max_delta_success: 0.2}
+  thresholds: {max_hallucinated: 0.2, min_success_auc: 0.8, max_delta_success: 0.2}
 """
 
 
 def make_imagined_run(path: Path) -> Path:
-    """Two rounds of imagination; the first report falls short of what is asked for, the second does not."""
+    """Two rounds in a world model; the first evaluation misses thresholds, the second does not."""
     make_run(path, videos=False)
     (path / "metrics.jsonl").unlink()
-    (path / "config.yaml").write_text((path / "config.yaml").read_text() + TRUST)
+    (path / "config.yaml").write_text((path / "config.yaml").read_text() + THRESHOLDS)
     stages: dict[str, dict] = {"validate_start": rate(0.3, 60)}
     for number, (hallucinated, area) in enumerate(((0.39, 0.71), (0.0, 0.93))):
         report = {
@@ -116,9 +116,9 @@ def make_imagined_run(path: Path) -> Path:
             "copy_object_error_m": [None, 0.0511],
         }
         stages |= {
-            f"real_{number}": {"control_steps": 12_000, "success": 0.3},
-            f"validate_imitation_{number}": rate(0.45, 60),
-            f"trust_{number}": report,
+            f"record_{number}": {"control_steps": 12_000, "success": 0.3},
+            f"validate_clone_{number}": rate(0.45, 60),
+            f"evaluate_model_{number}": report,
             f"imagine_{number}": {"iterations": 2, "branch_steps": 16},
             f"validate_{number}": rate(0.6, 60),
         }
@@ -126,7 +126,7 @@ def make_imagined_run(path: Path) -> Path:
         folder.mkdir(parents=True)
         lines = [{"iteration": i, "success": 0.1 * i, "kl": 0.02, "explained_variance": 0.1 * i} for i in range(5)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        write_video(folder / "films" / "swapped_0.mp4", ball(False), fps=20)
+        write_video(folder / "videos" / "swapped_0.mp4", ball(False), fps=20)
     (path / "stages.json").write_text(json.dumps(stages))
     return path
 

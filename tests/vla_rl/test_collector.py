@@ -13,6 +13,7 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
 from tests.worlds import ChainEnv
 from vla_rl.algorithms.ppo import with_advantages
+from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
@@ -32,8 +33,11 @@ class Walker(GaussianPolicy):
         return torch.ones_like(noise)
 
 
-class ExactCritic:
+class ExactCritic(ValueCritic):
     """V of the walker where time never runs out: gamma ** (steps to the goal - 1)."""
+
+    def __init__(self) -> None:
+        super().__init__(CriticConfig(), 2)
 
     def predict(self, features: Tensor) -> Tensor:
         return GAMMA ** (LENGTH - 2 - features[:, 0])
@@ -47,7 +51,7 @@ def collector(env: ChainEnv, policy: GaussianPolicy | None = None) -> Collector:
     return Collector(
         env,
         policy or walker(env),
-        critic=ExactCritic(),  # type: ignore[arg-type]
+        critic=ExactCritic(),
         gamma=GAMMA,
         failure_weight=0.0,
         seed=1,
@@ -72,13 +76,13 @@ def test_a_continued_rollout_does_not_observe_twice() -> None:
     runner = collector(env)
     runner.collect(2)
     runner.collect(2)
-    assert env.looks == [3] * 5
+    assert env.observed == [3] * 5
 
 
 def test_episodes_run_once_in_each_environment_and_observe_only_running_ones() -> None:
     env = ChainEnv(num_envs=3, length=LENGTH, max_steps=100)
     rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])
-    assert env.looks == [3, 2, 1]
+    assert env.observed == [3, 2, 1]
     assert rollout.valid.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
     assert rollout.num_executed.tolist() == [[1, 4, 4], [0, 2, 4], [0, 0, 1]]
     assert rollout.success.any(0).all()
@@ -105,7 +109,7 @@ class FailingChain(ChainEnv):
         self.failed = True
         valid = torch.ones_like(step.terminated)
         valid[1] = False
-        self.standing[1] = True
+        self.finished[1] = True
         return replace(step, valid=valid, truncated=step.truncated | ~valid, reward=step.reward * valid)
 
 

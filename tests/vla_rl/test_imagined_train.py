@@ -1,4 +1,4 @@
-"""The closed loop, whole and small: every stage happens, nothing is learned."""
+"""Reinforcement learning in a world model, whole and small: every stage happens, nothing is learned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,39 +16,41 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from sims.registry import make_env
-from sims.vector_env import StartState
+from sims.vector_env import Observation, StartState
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
+from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.config.loader import load_config
-from vla_rl.runners.imagination import LookingOften, branch_steps, perturbed
-from vla_rl.runners.world_model import WORLD_FILE, ImaginationConfig, open_clips
-from vla_rl.runners.world_model_videos import played, recorded
+from vla_rl.runners.imagination import Perturbed, branch_steps
+from vla_rl.runners.observe_every import ObserveEvery
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import load_experiment
-from world_models.fidelity import own_scripts
+from world_models.evaluation.action_sequences import recorded_sequences
 
 CONFIG = """\
 extends: {tiny}
 seed: 3
 sim: {{tasks: [reach], num_envs: 4, max_steps: 16}}
-start: {{episodes: 12, policy: {{vla: {{width: 64, depth: 1, text_width: 32}}}}}}
+start: {{episodes: 12}}
 algorithm: {{iterations: 2, chunks: 1}}
 imagination:
   rounds: 2
   real_episodes: 5
-  self_imitation: {{steps: 3, batch_size: 8}}
+  clone_successes: {{steps: 3, batch_size: 8}}
   model:
     no_action_steps: 1
-    world: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}}
+    dynamics: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}}
     fit: {{steps: 2, batch_size: 2}}
-    outcome:
-      vla: {{width: 64, depth: 1, text_width: 32}}
+    reward_model:
+      encoder: {{width: 64, text_width: 32}}
       steps: 2
       batch_size: 8
       imagined_clips: 4
       min_successes: 1
-    imagined: {{num_envs: 4, branch_steps: 8}}
-  trust: {{useless_auc: 0.0}}
+    imagined_env: {{num_envs: 4, branch_steps: 8}}
+  thresholds: {{stop_below_auc: 0.0}}
 evaluation: {{episodes: 2, validation_episodes: 2, videos_per_task: 0}}
 """
 
@@ -72,11 +75,11 @@ def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
-    """TensorDataclass that end at different steps between the looks, and one that is reset meanwhile: every last look is there."""
+def test_regular_observation_includes_every_end(tmp_path: Path) -> None:
+    """Environments whose episodes end between two observations, and one that is reset in the meantime."""
     world = ChainEnv(num_envs=3)
     store = EpisodeStore(tmp_path / "store", create=True)
-    env = LookingOften(RecordedEnv(world, store, source="policy", split="train"), every=4)
+    env = ObserveEvery(RecordedEnv(world, store, source="policy", split="train"), every=4)
     env.reset(start=[StartState(task=0, seed=seed) for seed in (8, 6, 0)])
     env.observe()
     for _ in range(8):
@@ -85,22 +88,30 @@ def test_what_looks_often_looks_at_every_end(tmp_path: Path) -> None:
     env.observe([0])
     for _ in range(8):
         env.step(torch.ones(3, 1))
-    looks = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
-    assert looks == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
+    steps = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
+    assert steps == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
     assert all(entry.success for entry in store.entries())
 
 
-def test_perturbed_chunks_are_pushed_aside_as_a_whole() -> None:
-    """A share of them, each its own way; within the action range; the others are the policy's own."""
+class ConstantActor:
+    def begin(self, env_ids: Sequence[int]) -> None:
+        pass
+
+    def __call__(self, obs: Observation, env_ids: Sequence[int]) -> torch.Tensor:
+        return torch.full((len(env_ids), 8, 3), 0.95)
+
+
+def test_a_share_of_the_chunks_is_offset_as_a_whole() -> None:
+    """One offset per chunk, within the action range; the other chunks are unchanged."""
     settings = ImaginationConfig(perturbed_chunks=0.25, perturbation=0.1)
     obs = ChainEnv(num_envs=1).observe([0])
-    act = perturbed(lambda _: torch.full((4000, 8, 3), 0.95), settings, torch.Generator().manual_seed(0))
-    action = act(obs)
+    act = Perturbed(ConstantActor(), settings, torch.Generator().manual_seed(0))
+    action = act(obs, range(4000))
     assert torch.equal(action, action[:, :1].expand_as(action))
     assert action.max() == 1.0
-    pushed = (action[:, 0] != 0.95).any(1)
-    assert pushed.float().mean() == pytest.approx(0.25, abs=0.03)
-    below = 0.95 - action[pushed, 0].clamp(max=0.95)
+    offset = (action[:, 0] != 0.95).any(1)
+    assert offset.float().mean() == pytest.approx(0.25, abs=0.03)
+    below = 0.95 - action[offset, 0].clamp(max=0.95)
     assert below[below > 0].square().mean().sqrt() == pytest.approx(0.1, abs=0.01)
 
 
@@ -109,61 +120,62 @@ def test_every_real_step_is_counted(run: Path) -> None:
     recorded = [EpisodeStore(run / "imagination" / f"round_{number}" / "episodes") for number in range(2)]
     steps = [sum(entry.steps for entry in store.entries()) for store in recorded]
     assert [len(store.entries()) for store in recorded] == [5, 5]
-    assert [stages[f"real_{number}"]["control_steps"] for number in range(2)] == steps
+    assert [stages[f"record_{number}"]["control_steps"] for number in range(2)] == steps
     assert stages["reinforce"]["real_steps"] == sum(steps)
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
     for store in recorded:
         assert all(store.read(entry.id).observation_steps[-1] == entry.steps for entry in store.entries())
     for number in range(2):
-        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"trust_{number}"])
+        report = stages[f"evaluate_model_{number}"]
+        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(report)
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1
     assert (run / "result.json").exists()
 
 
-def test_the_report_shows_truth_beside_imagination(run: Path) -> None:
-    trust = json.loads((run / "stages.json").read_text())["trust_1"]
-    assert all(Path(film).is_file() for film in trust["films"])
-    assert {Path(film).parent for film in trust["films"]} == {run / "imagination" / "round_1" / "films"}
+def test_the_report_shows_the_evaluation_and_its_videos(run: Path) -> None:
+    report = json.loads((run / "stages.json").read_text())["evaluate_model_1"]
+    assert all(Path(video).is_file() for video in report["videos"])
+    assert {Path(video).parent for video in report["videos"]} == {run / "imagination" / "round_1" / "videos"}
     page = (run / "report.html").read_text()
-    assert "How far it can be believed" in page
-    assert page.count("<video") == len(trust["films"])
+    assert "Evaluation of the world model" in page
+    assert page.count("<video") == len(report["videos"])
 
 
-def test_an_episode_played_again_shows_what_was_recorded(run: Path) -> None:
+def test_a_replayed_episode_shows_what_was_recorded(run: Path) -> None:
     experiment = load_experiment(run)
     assert experiment.imagination is not None
     clips = open_clips([run / "imagination" / "round_0" / "episodes"], experiment.imagination.model, "all")
     env = make_env(experiment.sim)
     try:
-        for script in own_scripts(clips)[:2]:
-            again = played(env, clips, script, 8)
-            shown = recorded(clips, script.episode, 8)
+        for sequence in recorded_sequences(clips)[:2]:
+            again = replayed_chunks(env, clips, sequence, 8)
+            shown = recorded_chunks(clips, sequence.episode, 8)
             for name in ("action", "length", "frames"):
                 assert torch.equal(getattr(again, name), getattr(shown, name)), name
     finally:
         env.close()
 
 
-def test_every_round_goes_on_from_what_reality_prefers(run: Path) -> None:
-    """Imitated again from the best so far, imagined from the better of both; the best of all is shipped."""
+def test_every_round_starts_from_the_best_validated_policy(run: Path) -> None:
+    """Cloning starts from the best so far, imagined training from the better of both; the best of all is shipped."""
     stages, sha = json.loads((run / "stages.json").read_text()), lambda bundle: read_bundle_info(bundle).sha256
     best, success = run / "imitation" / "bundle", stages["validate_start"]["success"]
     for number in range(2):
         folder = run / "imagination" / f"round_{number}"
-        for stage, bundle in (("validate_imitation", folder / "imitation" / "bundle"), ("validate", folder / "bundle")):
+        for stage, bundle in (("validate_clone", folder / "clone" / "bundle"), ("validate", folder / "bundle")):
             assert read_bundle_info(bundle).provenance.parent == sha(best)
             if stages[f"{stage}_{number}"]["success"] >= success:
                 best, success = bundle, stages[f"{stage}_{number}"]["success"]
     assert sha(run / "bundle") == sha(best)
 
 
-def test_a_stopped_run_goes_on(run: Path, config: Path, tmp_path: Path) -> None:
-    """Everything after the second round's fit is lost; resuming gives the same again, and rolls out nothing anew."""
+def test_an_interrupted_run_is_resumed(run: Path, config: Path, tmp_path: Path) -> None:
+    """Everything after the second round's fit is lost; resuming gives the same again without recording again."""
     again = tmp_path / "again"
     shutil.copytree(run, again)
     stages = json.loads((again / "stages.json").read_text())
-    for name in ("trust_1", "imagine_1", "validate_1", "reinforce", "evaluate_after"):
+    for name in ("evaluate_model_1", "imagine_1", "validate_1", "reinforce", "evaluate_after"):
         del stages[name]
     (again / "stages.json").write_text(json.dumps(stages))
     shutil.rmtree(again / "imagination" / "round_1" / "checkpoints")
@@ -185,7 +197,7 @@ def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.Ca
         "--json",
     ]
     main(["world-model", "fit", *common])
-    assert json.loads(capsys.readouterr().out)["world"] == str(tmp_path / "world" / WORLD_FILE)
+    assert json.loads(capsys.readouterr().out)["world"] == str(tmp_path / "world" / WORLD_MODEL_FILE)
     main(["world-model", "evaluate", *common, "--bundles", str(run / "bundle"), "--starts", "2"])
     report = json.loads(capsys.readouterr().out)
     keys = "horizons psnr copy_psnr object_error_m copy_object_error_m hallucinated_success fps delta_success"
@@ -193,26 +205,27 @@ def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.Ca
     assert len(report["policies"]) == 1
     main(["world-model", "imagine", *common])
     assert Path(json.loads(capsys.readouterr().out)["video"]).stat().st_size > 0
-    main(["world-model", "imagine", *common, "--keys", "wfco"])
+    main(["world-model", "imagine", *common, "--keys", "aBgG", "--held", "6"])
     assert Path(json.loads(capsys.readouterr().out)["video"]).stat().st_size > 0
     with pytest.raises(SystemExit) as stopped:
-        main(["world-model", "imagine", *common, "--keys", "x"])
+        main(["world-model", "imagine", *common, "--keys", "z"])
     assert stopped.value.code == 2
-    assert "keys ['x']; allowed are" in capsys.readouterr().err
+    assert "keys ['z']; allowed are" in capsys.readouterr().err
 
 
-def test_a_config_without_the_section_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_without_the_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["world-model", "fit", str(Path(__file__).parents[1] / "data" / "tiny.yaml")])
     assert stopped.value.code == 2
     assert "has no section 'imagination'" in capsys.readouterr().err
 
 
-def test_branches_are_halved_when_trust_falls(config: Path) -> None:
-    settings = load_config(Experiment, config, ["--imagination.model.imagined.branch_steps", "64"]).imagination
-    assert settings is not None
+def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -> None:
+    imagination = load_config(Experiment, config).imagination
+    assert imagination is not None
+    thresholds = imagination.thresholds
     good = {"success_auc": 0.99, "hallucinated_success": 0.0, "delta_success": 0.05}
-    assert branch_steps(good, settings, 100) == 64
-    assert branch_steps(good | {"success_auc": 0.7}, settings, 100) == 32
-    assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, settings, 100) == 16
-    assert branch_steps(good | {"hallucinated_success": None}, settings, 100) == 64
+    assert branch_steps(good, thresholds, 64, 100) == 64
+    assert branch_steps(good | {"success_auc": 0.7}, thresholds, 64, 100) == 32
+    assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, thresholds, 64, 100) == 16
+    assert branch_steps(good | {"hallucinated_success": None}, thresholds, 64, 100) == 64

@@ -75,7 +75,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path):
         assert title in titles, title
 
 
-def test_imagination_says_round_by_round_how_far_it_can_be_believed(tmp_path: Path):
+def test_the_world_models_evaluation_is_shown_round_by_round(tmp_path: Path):
     html = write_report(make_imagined_run(tmp_path / "run"))
     page, text = check(html), html.read_text()
     for shown in (
@@ -85,21 +85,21 @@ def test_imagination_says_round_by_round_how_far_it_can_be_believed(tmp_path: Pa
         '<span class="good">&minus;5</span> <span class="soft">[&minus;12, 2]</span>',
     ):
         assert shown in text, shown
-    for said in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagination", "24,000", "swapped 0"):
+    for said in ("38.5, 51.1", "22.0, 12.0", "round 1, after imagined training", "24,000", "swapped 0"):
         assert said in page.text, said
     assert page.tags.count("video") == 1
-    assert "Success of imagined branches" in {label.partition(".")[0] for label in page.labels}
+    assert "Success of imagined episodes" in {label.partition(".")[0] for label in page.labels}
 
 
-def test_a_round_that_has_just_begun(tmp_path: Path):
+def test_a_round_that_has_just_started(tmp_path: Path):
     run = make_imagined_run(tmp_path / "run")
     stages = json.loads((run / "stages.json").read_text())
     (run / "stages.json").write_text(
-        json.dumps({"validate_start": stages["validate_start"], "real_0": stages["real_0"]})
+        json.dumps({"validate_start": stages["validate_start"], "record_0": stages["record_0"]})
     )
     shutil.rmtree(run / "imagination")
     page = check(write_report(run))
-    assert "How far it can be believed" not in page.text
+    assert "Evaluation of the world model" not in page.text
     assert "78 %" in page.text
 
 

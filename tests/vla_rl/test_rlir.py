@@ -1,4 +1,4 @@
-"""Actions read back from frames, and the world model trained by the code that trains policies."""
+"""Actions recovered from frames, and a world model trained by the code that trains policies."""
 
 from __future__ import annotations
 
@@ -9,60 +9,75 @@ import torch
 from policies.audit import audit_log_prob
 from policies.denoising.kernels import FlowSDEConfig, build_kernel
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
-from tests import dot_world
+from tests import dot_episodes
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
-from world_models.data.clips import ClipSampler
-from world_models.training.fit import first_moment
-from world_models.training.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate
-from world_models.training.world_policy import Question, WorldPolicy
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.models.inverse_dynamics import InverseDynamics, InverseDynamicsConfig
+from world_models.training.inverse_dynamics import InverseDynamicsFit, gate
+from world_models.training.world_policy import PredictionQuery, WorldPolicy
 from world_models.world_model import WorldModelError
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
-    return ClipSampler([dot_world.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=dot_world.HORIZON)
+    return ClipSampler(
+        [dot_episodes.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=dot_episodes.HORIZON
+    )
 
 
 @pytest.fixture(scope="module")
 def inverse(clips: ClipSampler) -> InverseDynamics:
     torch.manual_seed(0)
-    model = InverseDynamics(InverseConfig(width=8, steps=200, batch_size=32, learning_rate=3e-3), dot_world.ROBOT)
-    fit_inverse(model, clips, seed=0)
+    model = InverseDynamics(
+        InverseDynamicsConfig(width=8, steps=200, batch_size=32, learning_rate=3e-3), dot_episodes.ROBOT
+    )
+    fit = InverseDynamicsFit(model, clips, seed=0)
+    while fit.step < fit.steps:
+        fit.update()
+    model.eval()
     return model
 
 
-def test_the_gate_tells_true_clips_from_spoilt_ones(inverse: InverseDynamics, clips: ClipSampler) -> None:
-    """The second action moves nothing and cannot be read back; the first can."""
+def test_the_gate_tells_true_from_manipulated_clips(inverse: InverseDynamics, clips: ClipSampler) -> None:
+    """The second action has no effect and cannot be recovered; the first can."""
     errors = gate(inverse, clips, seed=1)["errors"]
     assert set(errors) == {"true", "static", "blurred", "shuffled", "reversed", "wrong_action"}
     assert errors["true"] == min(errors.values())
     torch.manual_seed(1)
-    blind = InverseDynamics(InverseConfig(width=8), dot_world.ROBOT)
+    blind = InverseDynamics(InverseDynamicsConfig(width=8), dot_episodes.ROBOT)
     assert not gate(blind, clips, seed=1)["passed"]
 
 
 def test_sampling_and_scoring_agree(clips: ClipSampler) -> None:
-    world, _ = dot_world.models()
+    world, _ = dot_episodes.models()
     world.fit_scales(*clips.statistics())
     clip = clips.draw(np.random.default_rng(0), 4, 1)
-    question = Question(moment=first_moment(world, clip), action=clip.action[:, 0], length=clip.length[:, 0])
+    query = PredictionQuery(history=first_history(world, clip), action=clip.action[:, 0], length=clip.length[:, 0])
     policy = WorldPolicy(world, build_kernel(FlowSDEConfig(steps=3), FlowMatching(FlowMatchingConfig())))
-    sample = policy.sample(question, torch.Generator().manual_seed(0))
+    sample = policy.sample(query, torch.Generator().manual_seed(0))
     assert sample.log_prob.shape == (4, 3, 2, 3 * 16 * 16)
-    audit_log_prob(policy, question, sample)  # type: ignore[arg-type]
+    audit_log_prob(policy, query, sample)  # type: ignore[arg-type]
 
 
-def test_rlir_moves_the_world_model(inverse: InverseDynamics, clips: ClipSampler) -> None:
-    world, _ = dot_world.models()
+def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSampler) -> None:
+    world, _ = dot_episodes.models()
     world.fit_scales(*clips.statistics())
-    torch.nn.init.normal_(world.out.weight, std=0.05)  # zero at first: frames that no noise changes
+    torch.nn.init.normal_(world.out.weight, std=0.05)  # zero at first, when noise does not change the frames
     before = {name: value.clone() for name, value in world.state_dict().items()}
-    lenient = InverseDynamics(InverseConfig(width=8, gate_ratio=1.0), dot_world.ROBOT)
+    lenient = InverseDynamics(InverseDynamicsConfig(width=8, gate_ratio=1.0), dot_episodes.ROBOT)
     lenient.load_state_dict(inverse.state_dict())
-    rlir = RLIR(world, lenient, clips, clips, RLIRConfig(questions=4, group_size=4), seed=0)
+    rlir = RLIR(world, lenient, clips, clips, RLIRConfig(queries=4, group_size=4), seed=0)
     metrics = rlir.iterate()
     assert metrics["reward_spread"] > 0
     assert metrics["policy_steps"] == 1
     assert any(not torch.equal(value, before[name]) for name, value in world.state_dict().items())
     with pytest.raises(WorldModelError, match="fails its gate"):
-        RLIR(world, InverseDynamics(InverseConfig(width=8), dot_world.ROBOT), clips, clips, RLIRConfig(), seed=0)
+        RLIR(
+            world,
+            InverseDynamics(InverseDynamicsConfig(width=8), dot_episodes.ROBOT),
+            clips,
+            clips,
+            RLIRConfig(),
+            seed=0,
+        )

@@ -31,13 +31,19 @@ def test_half_precision_log_probs_are_refused() -> None:
 def test_clip_takes_the_pessimistic_side() -> None:
     log_ratio = torch.tensor([[math.log(2.0)], [math.log(2.0)], [math.log(0.5)], [math.log(0.5)]])
     advantage = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
-    loss = clipped_surrogate(log_ratio, advantage, clip_low=0.2, clip_high=0.3, dual_clip=None)
+    loss = clipped_surrogate(
+        log_ratio, advantage, clip_low=torch.tensor(0.2), clip_high=torch.tensor(0.3), dual_clip=None
+    )
     torch.testing.assert_close(loss.flatten(), torch.tensor([-1.3, 2.0, -0.5, 0.8]))
 
 
 def test_dual_clip_bounds_negative_advantages() -> None:
     loss = clipped_surrogate(
-        torch.tensor([[math.log(50.0)]]), torch.tensor([[-1.0]]), clip_low=0.2, clip_high=0.2, dual_clip=3.0
+        torch.tensor([[math.log(50.0)]]),
+        torch.tensor([[-1.0]]),
+        clip_low=torch.tensor(0.2),
+        clip_high=torch.tensor(0.2),
+        dual_clip=3.0,
     )
     assert loss.item() == pytest.approx(3.0)
 

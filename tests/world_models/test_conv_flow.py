@@ -1,4 +1,4 @@
-"""The convolutional world model: its contract, then that it learns."""
+"""The convolutional world model: its interface, then that it learns."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ import numpy as np
 import pytest
 import torch
 
-from policies.denoising.policy import RobotSpec
-from tests import dot_world
-from world_models.bundle import load_world, save_world
-from world_models.data.clips import ClipSampler
-from world_models.models.conv_flow import ConvFlow, ConvFlowConfig, _cells, _places, _warp
-from world_models.training.fit import FitConfig, Fitter, check_clips, first_moment, fit_kinematics
+from policies.policy import RobotSpec
+from tests import dot_episodes
+from tests.dot_episodes import finish
+from world_models.bundle import load_world_model, save_world_model
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.models.conv_flow import PATCH, ConvFlow, ConvFlowConfig
+from world_models.models.warp import pixel_coordinates, to_cells, warp
+from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, check_clips
+from world_models.training.kinematics import KinematicsFit
 from world_models.world_model import WorldModelError
 
-H = dot_world.HORIZON
+H = dot_episodes.HORIZON
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
-    return ClipSampler([dot_world.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=H)
+    return ClipSampler([dot_episodes.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=H)
 
 
 def untrained(clips: ClipSampler, **changes: object) -> ConvFlow:
     torch.manual_seed(0)
-    world = ConvFlow(ConvFlowConfig(**{**vars(dot_world.WORLD), **changes}), dot_world.ROBOT)  # type: ignore[arg-type]
+    world = ConvFlow(ConvFlowConfig(**{**vars(dot_episodes.DYNAMICS), **changes}), dot_episodes.ROBOT)  # type: ignore[arg-type]
     world.fit_scales(*clips.statistics())
     return world.eval()
 
@@ -39,102 +43,103 @@ def test_decoding_inverts_encoding(clips: ClipSampler) -> None:
     assert torch.equal(world.decode(latent), frames)
 
 
-def test_untrained_it_nearly_repeats_the_last_frame(clips: ClipSampler) -> None:
+def test_an_untrained_model_nearly_repeats_the_current_frame(clips: ClipSampler) -> None:
     world = untrained(clips)
     clip = clips.draw(np.random.default_rng(0), 8, 1)
     noise = world.noise(8, torch.Generator().manual_seed(0))
-    moment = first_moment(world, clip)
-    imagined = world.sample_chunk(world.prefill(moment), clip.action[:, 0], clip.length[:, 0], noise)
-    assert (imagined.latent - moment.current).abs().mean() < 0.05
-    torch.testing.assert_close(imagined.state, moment.state)
+    history = first_history(world, clip)
+    imagined = world.sample_chunk(world.prefill(history), clip.action[:, 0], clip.length[:, 0], noise)
+    assert (imagined.latent - history.current).abs().mean() < 0.05
+    torch.testing.assert_close(imagined.state, history.state)
 
 
-def test_same_noise_same_future_and_later_actions_are_not_read(clips: ClipSampler) -> None:
-    world = shaken(untrained(clips, steps=2))
+def test_predictions_are_deterministic_and_later_actions_are_not_read(clips: ClipSampler) -> None:
+    world = randomized(untrained(clips, steps=2))
     clip = clips.draw(np.random.default_rng(1), 6, 1)
     noise = world.noise(6, torch.Generator().manual_seed(0))
-    memory, length = world.prefill(first_moment(world, clip)), torch.tensor([1, 2, 3, 1, 2, 3])
+    prefill, length = world.prefill(first_history(world, clip)), torch.tensor([1, 2, 3, 1, 2, 3])
     action = clip.action[:, 0].clone()
-    first = world.sample_chunk(memory, action, length, noise)
+    first = world.sample_chunk(prefill, action, length, noise)
     for row, taken in enumerate(length.tolist()):
         action[row, taken:] = 0.77
-    again = world.sample_chunk(memory, action, length, noise)
+    again = world.sample_chunk(prefill, action, length, noise)
     assert torch.equal(first.latent, again.latent)
     assert torch.equal(first.state, again.state)
     action[:, 0] += 0.5
-    assert not torch.equal(world.sample_chunk(memory, action, length, noise).latent, first.latent)
-    other = world.sample_chunk(memory, action, length, world.noise(6, torch.Generator().manual_seed(1)))
+    assert not torch.equal(world.sample_chunk(prefill, action, length, noise).latent, first.latent)
+    other = world.sample_chunk(prefill, action, length, world.noise(6, torch.Generator().manual_seed(1)))
     assert not torch.equal(other.latent, first.latent)
 
 
-def test_the_baseline_does_not_see_actions(clips: ClipSampler) -> None:
-    world = shaken(untrained(clips, actions=False))
+def test_the_baseline_ignores_actions(clips: ClipSampler) -> None:
+    world = randomized(untrained(clips, actions=False))
     clip = clips.draw(np.random.default_rng(1), 4, 1)
-    noise, memory = world.noise(4, torch.Generator().manual_seed(0)), world.prefill(first_moment(world, clip))
+    noise, prefill = world.noise(4, torch.Generator().manual_seed(0)), world.prefill(first_history(world, clip))
     length = torch.full((4,), H)
-    one = world.sample_chunk(memory, clip.action[:, 0], length, noise)
-    other = world.sample_chunk(memory, -clip.action[:, 0], length, noise)
+    one = world.sample_chunk(prefill, clip.action[:, 0], length, noise)
+    other = world.sample_chunk(prefill, -clip.action[:, 0], length, noise)
     assert torch.equal(one.latent, other.latent)
 
 
 def test_warping_moves_pixels_and_repeats_edges() -> None:
     """By one pixel to the left: every pixel shows its right neighbor."""
     frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
-    matrix[:, 0, 2] = 0.5  # pixels lie half a unit apart
-    moved = _warp(frame, matrix, _places(5, 5))
+    matrix[:, 0, 2] = 0.5  # pixels are half a unit apart
+    moved = warp(frame, matrix, pixel_coordinates(5, 5))
     torch.testing.assert_close(moved[0, 0, :, :4], frame[0, 0, :, 1:])
     torch.testing.assert_close(moved[0, 0, :, 4], frame[0, 0, :, 4])
 
 
-def test_warping_sees_depth() -> None:
-    """x / (1 + y): where y is 1, everything lies half as far from the middle."""
+def test_warping_is_projective() -> None:
+    """x / (1 + y): where y is 1, distances to the middle are halved."""
     frame, matrix = torch.arange(25.0).view(1, 1, 5, 5), torch.eye(3)[None].clone()
     matrix[:, 2, 1] = 1.0
-    moved = _warp(frame, matrix, _places(5, 5))
+    moved = warp(frame, matrix, pixel_coordinates(5, 5))
     torch.testing.assert_close(moved[0, 0, 4, 4], frame[0, 0, 3, 3])
     torch.testing.assert_close(moved[0, 0, 2], frame[0, 0, 2])
 
 
-def test_layers_lie_still_where_the_robot_does(clips: ClipSampler) -> None:
-    """Whatever was learned: back at the first state, every layer of the first frame is where it was."""
-    world = shaken(untrained(clips))
-    moment = first_moment(world, clips.draw(np.random.default_rng(0), 4, 1))
-    state, first = (world.normalizer.normalize_state(state) for state in (moment.state, moment.first_state))
-    layers = world._seen(moment, first - state)[world.sources // 2 + 1 :]
+def test_layers_do_not_move_where_the_robot_does_not(clips: ClipSampler) -> None:
+    """With any weights, every layer of the first frame is unchanged at the first state."""
+    world = randomized(untrained(clips))
+    history = first_history(world, clips.draw(np.random.default_rng(0), 4, 1))
+    state, first = (world.normalizer.normalize_state(state) for state in (history.state, history.first_state))
+    layers = world._candidates(history, first - state)[world.sources // 2 + 1 :]
     assert len(layers) == world.config.layers
     for layer in layers:
-        torch.testing.assert_close(layer, _cells(moment.first.flatten(0, 1)), atol=1e-3, rtol=0)
+        torch.testing.assert_close(layer, to_cells(history.first.flatten(0, 1), PATCH), atol=1e-3, rtol=0)
 
 
-def test_kinematics_need_no_pictures(clips: ClipSampler) -> None:
-    """The dot's state, exact to a few hundredths of what it moves, and nothing of the fit moves it afterwards."""
+def test_kinematics_are_fitted_without_images(clips: ClipSampler) -> None:
+    """The predicted state is accurate, and the fit of the dynamics does not change the kinematics."""
     world = untrained(clips)
-    fit_kinematics(world, clips, seed=0, steps=300)
+    finish(KinematicsFit(world, clips, seed=0, steps=300))
+    world.kinematics.requires_grad_(False)
     clip = clips.draw(np.random.default_rng(5), 64, 1)
-    moment, action, length = first_moment(world, clip), clip.action[:, 0], clip.length[:, 0]
-    imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(64, torch.Generator()))
+    history, action, length = first_history(world, clip), clip.action[:, 0], clip.length[:, 0]
+    imagined = world.sample_chunk(world.prefill(history), action, length, world.noise(64, torch.Generator()))
     gone, missed = ((clip.state[:, 1] - end).abs().mean() for end in (clip.state[:, 0], imagined.state))
     assert missed < 0.15 * gone
     before = {name: value.clone() for name, value in world.kinematics.state_dict().items()}
-    Fitter(world, FitConfig(steps=1, batch_size=2), clips, seed=0).update()
+    DynamicsFit(world, DynamicsFitConfig(steps=1, batch_size=2), clips, seed=0).update()
     for name, value in world.kinematics.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
-    """After some seconds: the state by action alone, the picture better than a copy of the last one, open loop."""
+def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:
+    """After some seconds the state and the image, open loop, are better than a copy's."""
     world = untrained(clips)
-    fitter = Fitter(world, FitConfig(steps=150, batch_size=16, learning_rate=3e-3, warmup=20), clips, seed=0)
+    fit = DynamicsFit(world, DynamicsFitConfig(steps=150, batch_size=16, learning_rate=3e-3, warmup=20), clips, seed=0)
     for _ in range(150):
-        metrics = fitter.update()
+        metrics = fit.update()
     assert np.isfinite(metrics["loss"])
     clip = clips.draw_near_ends(np.random.default_rng(9), 64, 2, within=14)
-    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
+    history, generator = first_history(world, clip), torch.Generator().manual_seed(0)
     for i in range(2):
         imagined = world.sample_chunk(
-            world.prefill(moment), clip.action[:, i], clip.length[:, i], world.noise(64, generator)
+            world.prefill(history), clip.action[:, i], clip.length[:, i], world.noise(64, generator)
         )
-        moment = moment.advance(imagined.latent, imagined.state, clip.action[:, i], clip.length[:, i])
+        history = history.advance(imagined.latent, imagined.state, clip.action[:, i], clip.length[:, i])
     there = clip.length[:, 1] > 0
     truth, start = world.encode(clip.frames[:, 2])[there], world.encode(clip.frames[:, 0])[there]
     assert (imagined.latent[there] - truth).square().mean() < 0.5 * (start - truth).square().mean()
@@ -144,39 +149,39 @@ def test_it_learns_where_the_dot_goes(clips: ClipSampler) -> None:
     assert (imagined.error > 0).all()
 
 
-def test_rows_go_on_from_what_the_model_saw(clips: ClipSampler) -> None:
-    """Until their episode ends, and not before ``roll_in_from``; else each is a recorded moment."""
-    config = FitConfig(steps=8, batch_size=16, warmup=2, go_on=0.999, roll_in_from=0.25)
-    fitter = Fitter(untrained(clips), config, clips, seed=1)
-    went_on = 0
+def test_roll_in_continues_from_predictions(clips: ClipSampler) -> None:
+    """Until the episode ends, and not before ``roll_in_from``; otherwise clips start at recorded observations."""
+    config = DynamicsFitConfig(steps=8, batch_size=16, warmup=2, roll_in=0.999, roll_in_from=0.25)
+    fit = DynamicsFit(untrained(clips), config, clips, seed=1)
+    continued = 0
     for step in range(8):
-        led, expected = fitter._number.numpy().copy(), fitter._moment
-        clip = fitter.draw()
-        goes_on = fitter._goes_on.numpy()
-        assert goes_on.any() == (step >= 2)
-        assert not goes_on[~clips.has_next(led)].any()
-        assert np.array_equal(clip.number[:, 0].numpy()[goes_on], led[goes_on])
-        fitter.step = step + 1
-        fitter.loss(clip)
-        assert fitter._moment is not None
-        if goes_on.any():
+        reached, expected = fit._reached.numpy().copy(), fit._history
+        clip = fit.draw()
+        rolls_in = fit._rolls_in.numpy()
+        assert rolls_in.any() == (step >= 2)
+        assert not rolls_in[~clips.has_next(reached)].any()
+        assert np.array_equal(clip.index[:, 0].numpy()[rolls_in], reached[rolls_in])
+        fit.step = step + 1
+        fit.loss(clip)
+        assert fit._history is not None
+        if rolls_in.any():
             assert expected is not None
-            row = int(np.flatnonzero(goes_on)[0])
-            assert torch.equal(fitter._moment.previous[row], expected.current[row])  # not the recorded picture
-        went_on += int(goes_on.sum())
-    assert went_on > 8
+            row = int(np.flatnonzero(rolls_in)[0])
+            assert torch.equal(fit._history.previous[row], expected.current[row])  # not the recorded image
+        continued += int(rolls_in.sum())
+    assert continued > 8
 
 
 def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
-    config = FitConfig(steps=6, batch_size=4, warmup=2)
-    whole = Fitter(untrained(clips), config, clips, seed=3)
+    config = DynamicsFitConfig(steps=6, batch_size=4, warmup=2)
+    whole = DynamicsFit(untrained(clips), config, clips, seed=3)
     for _ in range(6):
         whole.update()
-    first = Fitter(untrained(clips), config, clips, seed=3)
+    first = DynamicsFit(untrained(clips), config, clips, seed=3)
     for _ in range(3):
         first.update()
     state = first.state_dict()
-    second = Fitter(untrained(clips), config, clips, seed=99)
+    second = DynamicsFit(untrained(clips), config, clips, seed=99)
     second.load_state_dict(state)
     for _ in range(3):
         second.update()
@@ -184,18 +189,19 @@ def test_a_resumed_fit_is_the_same_fit(clips: ClipSampler) -> None:
         assert torch.equal(value, second.model.state_dict()[name]), name
 
 
-def test_a_wrong_robot_is_refused_in_one_line(clips: ClipSampler) -> None:
+def test_a_wrong_robot_is_refused(clips: ClipSampler) -> None:
     robot = RobotSpec(action_dim=7, state_dim=2, cameras=("front", "flipped"), image_size=(16, 16), control_hz=10.0)
     with pytest.raises(WorldModelError, match="action dimensions 2, the world model was made for 7"):
-        check_clips(ConvFlow(dot_world.WORLD, robot), clips)
+        check_clips(ConvFlow(dot_episodes.DYNAMICS, robot), clips)
     with pytest.raises(WorldModelError, match="multiples of 8"):
         ConvFlow(
-            dot_world.WORLD, RobotSpec(action_dim=7, state_dim=2, cameras=("a",), image_size=(20, 16), control_hz=10.0)
+            dot_episodes.DYNAMICS,
+            RobotSpec(action_dim=7, state_dim=2, cameras=("a",), image_size=(20, 16), control_hz=10.0),
         )
 
 
-def shaken(world: ConvFlow) -> ConvFlow:
-    """Its zero-initialized layers at random, so that every input matters."""
+def randomized(world: ConvFlow) -> ConvFlow:
+    """Zero-initialized layers set to random weights, so that every input matters."""
     generator = torch.Generator().manual_seed(0)
     for parameter in world.parameters():
         if not parameter.any():
@@ -203,16 +209,16 @@ def shaken(world: ConvFlow) -> ConvFlow:
     return world
 
 
-def test_a_model_survives_the_disk(clips: ClipSampler, tmp_path: Path) -> None:
-    world, outcome = dot_world.models()
+def test_a_saved_model_is_loaded_bit_for_bit(clips: ClipSampler, tmp_path: Path) -> None:
+    world, reward_model = dot_episodes.models()
     path = tmp_path / "world.safetensors"
-    save_world(shaken(world), outcome, path, usual_error=0.25, metrics={"success_auc": 0.9})
-    loaded = load_world(path)
+    save_world_model(randomized(world), reward_model, path, usual_error=0.25, metrics={"success_auc": 0.9})
+    loaded = load_world_model(path)
     assert loaded.info.usual_error == 0.25
     for name, value in world.state_dict().items():
-        assert torch.equal(value, loaded.world.state_dict()[name]), name
+        assert torch.equal(value, loaded.dynamics.state_dict()[name]), name
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(WorldModelError, match="truncated or not a world model"):
-        load_world(path)
+        load_world_model(path)
     with pytest.raises(WorldModelError, match="fit one with: vla-rl world-model fit"):
-        load_world(tmp_path / "nothing")
+        load_world_model(tmp_path / "nothing")

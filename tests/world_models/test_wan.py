@@ -1,4 +1,4 @@
-"""Weights in Wan's layout: a tiny random pipeline, saved by ``diffusers`` and loaded as a world."""
+"""Weights in Wan's layout: a tiny random pipeline, saved by ``diffusers`` and loaded as a world model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from safetensors.torch import load_model
 
-from tests import dot_world
-from world_models.bundle import load_world, save_world
-from world_models.data.clips import ClipSampler
+from tests import dot_episodes
+from world_models.bundle import load_world_model, save_world_model
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
 from world_models.models.autoencoder import AutoencoderConfig
-from world_models.models.wan import WanConfig, WanWorld
-from world_models.training.fit import FitConfig, Fitter, first_moment
+from world_models.models.wan import WanConfig, WanWorldModel
+from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
 from world_models.world_model import WorldModelError
 
-H = dot_world.HORIZON
+H = dot_episodes.HORIZON
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
-    return ClipSampler([dot_world.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=H)
+    return ClipSampler([dot_episodes.store(tmp_path_factory.mktemp("dots") / "store")], action_horizon=H)
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +45,32 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def loaded(pipeline: Path, clips: ClipSampler) -> WanWorld:
+def loaded(pipeline: Path, clips: ClipSampler) -> WanWorldModel:
     torch.manual_seed(1)
-    world = WanWorld(WanConfig(action_horizon=H, folder=str(pipeline), words=3, width=32, steps=2), dot_world.ROBOT)
+    world = WanWorldModel(
+        WanConfig(action_horizon=H, folder=str(pipeline), action_tokens=3, width=32, steps=2), dot_episodes.ROBOT
+    )
     world.fit_scales(*clips.statistics())
     return world.eval()
 
 
-def test_its_prediction_is_the_pipelines_own(pipeline: Path, clips: ClipSampler) -> None:
-    """Known looks at time 0, the noisy one at s, cameras side by side; the clean look is x_s - s v."""
+def test_its_prediction_equals_the_pipelines(pipeline: Path, clips: ClipSampler) -> None:
+    """Known frames at time 0, the noisy one at s, cameras side by side; the clean frame is x_s - s v."""
     world = loaded(pipeline, clips)
     assert world.latent_shape == (2, 4, 4, 4)
     clip = clips.draw(np.random.default_rng(0), 2, 1)
-    moment, noise = first_moment(world, clip), world.noise(2, torch.Generator().manual_seed(0))
+    history, noise = first_history(world, clip), world.noise(2, torch.Generator().manual_seed(0))
     t, action, length = torch.tensor([0.5, 1.0]), clip.action[:, 0], clip.length[:, 0]
-    out = world.denoised(world.prefill(moment), action, length, noise, t)
+    out = world.estimate(world.prefill(history), action, length, noise, t)
     transformer = WanTransformer3DModel.from_config(WanTransformer3DModel.load_config(pipeline / "transformer"))
     load_model(transformer, pipeline / "transformer" / "diffusion_pytorch_model.safetensors")
-    words = world.words(world.condition(world.conditioning(moment, action, length, t))).view(2, 3, 16)
+    tokens = world.action_tokens(world.condition(world.conditioning(history, action, length, t))).view(2, 3, 16)
     video = torch.zeros(2, 4, 4, 4, 8)
-    for frame, look in enumerate((moment.first, moment.previous, moment.current, noise)):
-        video[:, :, frame, :, :4], video[:, :, frame, :, 4:] = look[:, 0], look[:, 1]
+    for frame, latent in enumerate((history.first, history.previous, history.current, noise)):
+        video[:, :, frame, :, :4], video[:, :, frame, :, 4:] = latent[:, 0], latent[:, 1]
     times = torch.zeros(2, 4, 8)
     times[:, 3] = t[:, None] * 1000
-    velocity = transformer(video, times.flatten(1), words).sample[:, :, 3]
+    velocity = transformer(video, times.flatten(1), tokens).sample[:, :, 3]
     for camera, columns in ((0, slice(0, 4)), (1, slice(4, 8))):
         expected = noise[:, camera] - t[:, None, None, None] * velocity[..., columns]
         torch.testing.assert_close(out.latent[:, camera], expected, rtol=1e-4, atol=1e-5)
@@ -76,7 +79,7 @@ def test_its_prediction_is_the_pipelines_own(pipeline: Path, clips: ClipSampler)
 def test_latents_have_the_pipelines_scale(pipeline: Path, clips: ClipSampler) -> None:
     world = loaded(pipeline, clips)
     images = clips.draw(np.random.default_rng(0), 2, 1).frames[:, 0]
-    world.codec.measure(images.flatten(0, 1))  # keeps what the pipeline says
+    world.codec.fit_scales(images.flatten(0, 1))  # keeps the pipeline's own scales
     vae = AutoencoderKLWan.from_pretrained(pipeline / "vae", low_cpu_mem_usage=False)
     pixels = images[:, 0].permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
@@ -94,36 +97,36 @@ def test_it_is_fitted_to_actions_and_needs_no_folder_afterwards(
     shutil.copytree(pipeline, folder)
     world = loaded(folder, clips)
     before = {name: value.clone() for name, value in world.state_dict().items()}
-    fitter = Fitter(world, FitConfig(steps=3, batch_size=4, warmup=1, roll_in_from=0), clips, seed=0)
+    fit = DynamicsFit(world, DynamicsFitConfig(steps=3, batch_size=4, warmup=1, roll_in_from=0.0), clips, seed=0)
     for _ in range(3):
-        assert np.isfinite(fitter.update()["loss"])
+        assert np.isfinite(fit.update()["loss"])
     changed = {name for name, value in world.state_dict().items() if not torch.equal(value, before[name])}
-    assert {"words.weight", "condition.0.weight", "transformer.blocks.0.attn2.to_k.weight"} <= changed
+    assert {"action_tokens.weight", "condition.0.weight", "transformer.blocks.0.attn2.to_k.weight"} <= changed
     assert not any(name.startswith("codec.") for name in changed)
-    save_world(world, dot_world.models()[1], tmp_path / "world.safetensors", usual_error=1.0, metrics={})
+    save_world_model(world, dot_episodes.models()[1], tmp_path / "world.safetensors", usual_error=1.0, metrics={})
     shutil.rmtree(folder)
-    again = load_world(tmp_path / "world.safetensors").world
+    again = load_world_model(tmp_path / "world.safetensors").dynamics
     clip = clips.draw(np.random.default_rng(0), 2, 1)
     noise = world.noise(2, torch.Generator().manual_seed(0))
 
-    def ask(model, action: torch.Tensor) -> torch.Tensor:
-        return model.sample_chunk(model.prefill(first_moment(model, clip)), action, clip.length[:, 0], noise).latent
+    def predict(model, action: torch.Tensor) -> torch.Tensor:
+        return model.sample_chunk(model.prefill(first_history(model, clip)), action, clip.length[:, 0], noise).latent
 
-    assert torch.equal(ask(again, clip.action[:, 0]), ask(world, clip.action[:, 0]))
-    assert not torch.equal(ask(world, clip.action[:, 0] + 0.5), ask(world, clip.action[:, 0]))
+    assert torch.equal(predict(again, clip.action[:, 0]), predict(world, clip.action[:, 0]))
+    assert not torch.equal(predict(world, clip.action[:, 0] + 0.5), predict(world, clip.action[:, 0]))
 
 
-def test_what_does_not_fit_is_one_line(pipeline: Path, tmp_path: Path) -> None:
+def test_pipelines_that_do_not_fit_are_refused(pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match="has no config"):
-        WanWorld(WanConfig(folder=str(tmp_path)), dot_world.ROBOT)
+        WanWorldModel(WanConfig(folder=str(tmp_path)), dot_episodes.ROBOT)
     folder = tmp_path / "wan"
     shutil.copytree(pipeline, folder)
     settings = json.loads((folder / "vae" / "config.json").read_text())
     (folder / "vae" / "config.json").write_text(json.dumps(settings | {"_class_name": "VQModel"}))
     with pytest.raises(WorldModelError, match="holds a VQModel, allowed are AutoencoderTiny"):
-        WanWorld(WanConfig(folder=str(folder)), dot_world.ROBOT)
+        WanWorldModel(WanConfig(folder=str(folder)), dot_episodes.ROBOT)
     transformer = json.loads((pipeline / "transformer" / "config.json").read_text())
     other = {name: value for name, value in transformer.items() if name[0] != "_"} | {"in_channels": 9}
     vae = AutoencoderConfig(folder=str(pipeline / "vae"))
     with pytest.raises(WorldModelError, match="takes 9 and gives 4 channels, the autoencoder has 4"):
-        WanWorld(WanConfig(transformer=other, autoencoder=vae), dot_world.ROBOT)
+        WanWorldModel(WanConfig(transformer=other, autoencoder=vae), dot_episodes.ROBOT)

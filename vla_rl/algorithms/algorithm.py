@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from policies.policy import Policy
 from vla_rl.rollouts.collector import Collector
@@ -11,6 +11,7 @@ from vla_rl.rollouts.collector import Collector
 Metrics = dict[str, float]
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
 

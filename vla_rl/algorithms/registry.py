@@ -1,4 +1,4 @@
-"""Every algorithm: configuration class to constructor, and the configuration's type."""
+"""Every algorithm: configuration class to constructor. Other distributions add theirs (sims/plugins.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Field
 
 from policies.policy import Policy
+from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 
-ALGORITHMS: Mapping[type[Any], Callable[..., Algorithm]] = {
+BUILT_IN: Mapping[type[Any], Callable[..., Algorithm]] = {
     PPOConfig: PPO,
     GRPOConfig: GRPO,
 }
+ALGORITHMS: Mapping[type[Any], Callable[..., Algorithm]] = with_plugins(BUILT_IN, "vla_rl.algorithms")
 
 if TYPE_CHECKING:
     AnyAlgorithmConfig = Any

@@ -1,8 +1,8 @@
-"""Reinforcement of the world model itself: frames from which the given action can be read back earn reward (RLIR).
+"""Reinforcement learning of the world model itself, rewarded by inverse dynamics (RLIR).
 
-Groups of frames imagined for one question are compared, as GRPO compares episodes, and the clipped surrogate of
-``algorithms.update`` moves the world model as it moves a policy. The arm alone reveals the action, so the reward also
-counts what the recorded frame shows where things moved.
+Groups of frames sampled for one query are compared as GRPO compares episodes, and ``ClippedUpdate`` trains the world
+model as it trains a policy. Frames from which the given action can be recovered are rewarded; since the arm alone
+reveals the action, the error against the recorded frame where it moved counts too.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from torch import Tensor
 
 from policies.denoising.kernels import FlowCPSConfig, build_kernel
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
+from policies.policy import ActionSample
 from vla_rl.algorithms.advantages import group_advantage
-from vla_rl.algorithms.update import Batch, Metrics, PolicyUpdate, UpdateConfig
-from world_models.data.clips import ClipSampler
-from world_models.models.flow_model import FlowWorld
-from world_models.training.fit import FitConfig, first_moment, motion_weight
-from world_models.training.inverse_dynamics import InverseDynamics, gate, latents
-from world_models.training.world_policy import Question, WorldPolicy
+from vla_rl.algorithms.algorithm import Metrics
+from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
+from vla_rl.rollouts.experience import Experience
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.models.flow_model import FlowWorldModel
+from world_models.models.inverse_dynamics import InverseDynamics, to_pixels
+from world_models.training.dynamics import DynamicsFitConfig, motion_weight
+from world_models.training.inverse_dynamics import gate
+from world_models.training.world_policy import PredictionQuery, WorldPolicy
 from world_models.world_model import WorldModelError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RLIRConfig:
-    """``object_weight``: of the error against the recorded frame where it moved, beside the inverse error."""
+    """``queries`` per iteration, each sampled ``group_size`` times.
 
-    questions: int = 8
+    ``object_weight``: of the error against the recorded frame where it moved, beside the inverse error.
+    """
+
+    queries: int = 8
     group_size: int = 8
     object_weight: float = 1.0
     kernel: FlowCPSConfig = field(default_factory=lambda: FlowCPSConfig(steps=2, noise_level=0.5))
@@ -43,11 +51,11 @@ class RLIRConfig:
 
 
 class RLIR:
-    """Raises WorldModelError at once if the inverse model does not pass its gate on ``held_out``."""
+    """Raises WorldModelError at once if the inverse dynamics model does not pass its gate on ``held_out``."""
 
     def __init__(
         self,
-        world: FlowWorld,
+        model: FlowWorldModel,
         inverse: InverseDynamics,
         clips: ClipSampler,
         held_out: ClipSampler,
@@ -55,50 +63,67 @@ class RLIR:
         *,
         seed: int,
     ) -> None:
-        verdict = gate(inverse, held_out, seed=seed)
-        if not verdict["passed"]:
+        result = gate(inverse, held_out, seed=seed)
+        if not result["passed"]:
             raise WorldModelError(
-                f"the inverse dynamics model fails its gate, errors {verdict['errors']}: its reward could be had "
+                f"the inverse dynamics model fails its gate, errors {result['errors']}: its reward could be had "
                 "without following actions; train it longer or on more episodes"
             )
         self.config, self.clips, self.inverse = config, clips, inverse
-        self.policy = WorldPolicy(world, build_kernel(config.kernel, FlowMatching(FlowMatchingConfig())))
-        self.update = PolicyUpdate(
-            self.policy,  # type: ignore[arg-type]  # it answers all that an update without a critic asks
-            config=config.update,
-            reference=None,
-            critic=None,
-            critic_config=None,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        self.policy = WorldPolicy(model, build_kernel(config.kernel, FlowMatching(FlowMatchingConfig())))
+        self.update = ClippedUpdate(config.update, self.policy, seed=seed)  # type: ignore[arg-type]  # needs no more
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
 
     def iterate(self) -> Metrics:
-        """Ask, compare, move."""
-        config, world = self.config, self.policy.world
-        clip = self.clips.draw(self._rng, config.questions, 1)
+        """Sample groups of frames for recorded queries, compare them within their group, update the world model."""
+        config, model = self.config, self.policy.model
+        clip = self.clips.draw(self._rng, config.queries, 1)
         clip = clip.map(lambda tensor: tensor.repeat_interleave(config.group_size, dim=0))
-        question = Question(moment=first_moment(world, clip), action=clip.action[:, 0], length=clip.length[:, 0])
-        sample = self.policy.sample(question, self._generator)
-        frames = sample.action.view(-1, *world.latent_shape)
-        reward = self._reward(frames, question, world.encode(clip.frames[:, 1]))
-        groups = reward.view(config.questions, config.group_size)
-        batch = Batch(
-            inputs=question,
-            path=sample.path,
-            log_prob=sample.log_prob,
-            num_executed=torch.full((len(reward),), sample.action.shape[1]),
-            advantage=group_advantage(groups, scale_by_std=True).flatten(),
-            weight=torch.ones(len(reward)),
-        )
-        metrics = self.update.run(batch)
+        query = PredictionQuery(history=first_history(model, clip), action=clip.action[:, 0], length=clip.length[:, 0])
+        sample = self.policy.sample(query, self._generator)
+        frames = sample.action.view(-1, *model.latent_shape)
+        reward = self._reward(frames, query, model.encode(clip.frames[:, 1]))
+        groups = reward.view(config.queries, config.group_size)
+        advantage = group_advantage(groups, scale_by_std=True).flatten()
+        metrics = self.update.run(_experience(query, sample, reward, advantage))
         return metrics | {"reward": reward.mean().item(), "reward_spread": groups.std(1).mean().item()}
 
     @torch.no_grad()
-    def _reward(self, frames: Tensor, question: Question, truth: Tensor) -> Float[Tensor, " B"]:
-        moment = question.moment
-        weight = motion_weight(truth, moment.current, moment, FitConfig()) - 1
-        missed = (weight * (frames - truth).square()).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1)
-        before, after = (latents(self.policy.world.decode(look)) for look in (moment.current, frames))
-        error = self.inverse.error(before, after, question.action, question.length)
-        return -error - self.config.object_weight * missed.sqrt()
+    def _reward(
+        self,
+        frames: Float[Tensor, "B cameras channels height width"],
+        query: PredictionQuery,
+        truth: Float[Tensor, "B cameras channels height width"],
+    ) -> Float[Tensor, " B"]:
+        history = query.history
+        weight = motion_weight(truth, history.current, history, DynamicsFitConfig()) - 1
+        squared = (weight * (frames - truth).square()).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1)
+        before, after = (to_pixels(self.policy.model.decode(latent)) for latent in (history.current, frames))
+        error = self.inverse.error(before, after, query.action, query.length)
+        return -error - self.config.object_weight * squared.sqrt()
+
+
+def _experience(
+    query: PredictionQuery, sample: ActionSample, reward: Float[Tensor, " B"], advantage: Float[Tensor, " B"]
+) -> Experience:
+    """Every sample as a finished episode of one chunk; all of its elements were executed."""
+    zero, ended = torch.zeros_like(reward), torch.ones(len(reward), dtype=torch.bool)
+    index = torch.zeros(len(reward), dtype=torch.int64)
+    return Experience(
+        inputs=query,
+        trace=sample.trace,
+        log_prob=sample.log_prob,
+        value=zero,
+        next_value=zero,
+        reward=reward,
+        num_executed=torch.full((len(reward),), sample.action.shape[1]),
+        terminated=ended,
+        truncated=~ended,
+        success=~ended,
+        valid=ended,
+        task=index,
+        policy_version=index,
+        actor=index,
+        advantage=advantage,
+        weight=torch.ones_like(reward),
+    )

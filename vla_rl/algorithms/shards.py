@@ -8,6 +8,7 @@ generator with every request, so it holds no state to save or restore.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -81,18 +82,18 @@ class _Helper(Generic[B]):
 
     def begin(self, shard: B, generator: torch.Generator) -> None:
         try:
-            numbers = shard.map(Tensor.numpy)  # type: ignore[arg-type]  # no descriptor of shared memory for each
-            self._pipe.send((numbers, generator.get_state().numpy()))
+            # by value: Connection.send would open a descriptor of shared memory for each tensor
+            self._pipe.send_bytes(pickle.dumps((shard, generator.get_state())))
         except (BrokenPipeError, ConnectionResetError):
             self._lost()
 
     def finish(self, generator: torch.Generator) -> float:
         """Add its gradient to what the parameters have; its loss."""
         try:
-            loss, state = self._pipe.recv()
+            loss, state = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, ConnectionResetError):
             self._lost()
-        generator.set_state(torch.from_numpy(state))
+        generator.set_state(state)
         for parameter, gradient in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not None:
                 parameter.grad += gradient
@@ -122,14 +123,14 @@ def _help(
     generator = torch.Generator()
     while True:
         try:
-            shard, state = pipe.recv()
+            shard, state = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        generator.set_state(torch.from_numpy(state))
+        generator.set_state(state)
         gradient.zero_()
-        value = loss(policy, shard.map(torch.from_numpy), generator)
+        value = loss(policy, shard, generator)
         value.backward()
-        pipe.send((value.item(), generator.get_state().numpy()))
+        pipe.send_bytes(pickle.dumps((value.item(), generator.get_state())))
 
 
 def _views(gradient: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:

@@ -12,8 +12,8 @@ def clipped_surrogate(
     log_ratio: Float[Tensor, "B units"],
     advantage: Float[Tensor, "B #units"],
     *,
-    clip_low: Float[Tensor, "#units"],
-    clip_high: Float[Tensor, "#units"],
+    clip_low: Float[Tensor, "#units"] | Float[Tensor, ""],
+    clip_high: Float[Tensor, "#units"] | Float[Tensor, ""],
     dual_clip: float | None,
 ) -> Float[Tensor, "B units"]:
     """Loss per ratio (Schulman et al. 2017, Eq. 7), clipped to [1 - clip_low, 1 + clip_high].

@@ -13,12 +13,12 @@ from sims.errors import UserError
 
 if TYPE_CHECKING:
     from vla_rl.config.experiment import Experiment
-    from vla_rl.runners.world_model import ImaginationConfig
+    from vla_rl.config.imagination import ImaginationConfig
 
 
 @dataclass(frozen=True)
 class WorldModel:
-    """Fit a world model to recorded episodes, say how far it can be believed, or film what it imagines."""
+    """Fit a world model to recorded episodes, evaluate it, or write a video of an imagined episode."""
 
     verb: Positional[Literal["fit", "evaluate", "imagine"]]
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
@@ -28,13 +28,15 @@ class WorldModel:
     out: Path | None = None
     """folder of the world model (default: runs/<name of CONFIG>-world)"""
     bundles: tuple[Path, ...] = ()
-    """evaluate: also compare the imagined with the real success of these policies"""
+    """evaluate: also compare the imagined and the real success of these policies"""
     starts: int = 64
     """evaluate: held-out starts for each of those policies"""
     episode: int = 0
-    """imagine: number of the held-out episode to begin at"""
+    """imagine: number of the held-out episode to start from"""
     keys: str = ""
-    """imagine: drive the robot: w s a d move, r f up and down, c o close and open (default: the recorded actions)"""
+    """imagine: actions instead of the recorded ones: a moves action dimension 0 up, A down, b and B dimension 1, ..."""
+    held: tuple[int, ...] = ()
+    """imagine: action dimensions that keep the value of their last key, such as a gripper command"""
     seed: int = 0
     json: Annotated[bool, arg(help="one JSON object on standard output")] = False
 
@@ -53,28 +55,30 @@ class WorldModel:
         result = do[self.verb](experiment, settings, stores)
         print(json.dumps(result) if self.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
 
-    def place(self) -> Path:
+    def folder(self) -> Path:
         return self.out or Path("runs") / f"{self.config.stem}-world"
 
     def _fit(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.runners.world_model import fit_world
+        from vla_rl.runners.world_model import fit_world_model
 
-        return fit_world(settings.model, stores, self.place(), seed=self.seed)
+        return fit_world_model(settings.model, stores, self.folder(), seed=self.seed)
 
     def _evaluate(
         self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
     ) -> dict[str, Any]:
         from sims.registry import make_env
         from vla_rl.runners.imagination import compare_success
-        from vla_rl.runners.world_model import report_trust
+        from vla_rl.runners.world_model import evaluate_world_model
 
         env = make_env(experiment.sim)
         try:
-            report = report_trust(settings.model, self.place(), stores, sim=experiment.sim, env=env, seed=self.seed)
+            report = evaluate_world_model(
+                settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=self.seed
+            )
             if self.bundles:
                 report |= compare_success(
                     settings.model,
-                    self.place(),
+                    self.folder(),
                     stores,
                     env=env,
                     bundles=self.bundles,
@@ -86,18 +90,19 @@ class WorldModel:
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.runners.world_model import WORLD_FILE, open_clips
-        from vla_rl.runners.world_model_videos import film_keys, film_side_by_side, recorded
-        from world_models.bundle import load_world
+        from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+        from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
+        from world_models.bundle import load_world_model
 
-        fitted = load_world(self.place() / WORLD_FILE)
+        fitted = load_world_model(self.folder() / WORLD_MODEL_FILE)
         clips = open_clips(stores, settings.model, "held_out")
         if not 0 <= self.episode < len(clips.entries):
             raise UserError(f"--episode must be within 0..{len(clips.entries) - 1}, got {self.episode}")
-        path = self.place() / f"imagined_{self.episode}{'_keys' if self.keys else ''}.mp4"
+        path = self.folder() / f"imagined_{self.episode}{'_keys' if self.keys else ''}.mp4"
+        instruction = clips.entries[self.episode].instruction
         if self.keys:
-            film_keys(fitted, clips, self.episode, self.keys, path)
+            write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
         else:
-            shown = recorded(clips, self.episode, fitted.world.action_horizon)
-            film_side_by_side(fitted, clips, self.episode, shown, path, caption=clips.entries[self.episode].instruction)
-        return {"video": str(path), "instruction": clips.entries[self.episode].instruction}
+            truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
+            write_comparison(fitted, clips, self.episode, truth, path, caption=instruction)
+        return {"video": str(path), "instruction": instruction}

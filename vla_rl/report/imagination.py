@@ -1,4 +1,4 @@
-"""The page's section on imagination: how far it can be believed, round by round, and what it led to in reality."""
+"""The page's section on reinforcement learning in a world model, round by round."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, film, metric_fi
 from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import line_chart, percent
 
-ASKED = "max_hallucinated", "min_success_auc", "max_delta_success"
-VALIDATED = {"validate_imitation": "its successes imitated", "validate": "after imagination"}
+THRESHOLDS = "max_hallucinated", "min_success_auc", "max_delta_success"
+VALIDATED = {"validate_clone": "after cloning its successes", "validate": "after imagined training"}
 
 
 def imagination(run: RunData) -> str:
@@ -23,49 +23,51 @@ def imagination(run: RunData) -> str:
         metric_figure(series(last, "kl"), title="KL in imagination", hint="last round"),
         metric_figure(series(last, "explained_variance"), title="Value: explained variance", hint="last round"),
     ]
-    return section("Imagination", [_trust(run), _validation(run), *learned]) + _films(run.rounds)
+    return section("Imagination", [_evaluation(run), _validation(run), *learned]) + _videos(run.rounds)
 
 
-def _trust(run: RunData) -> str:
-    """What each round's trust report measured on held-out episodes, beside what was asked for."""
-    reports = [one.stages["trust"] for one in run.rounds if "trust" in one.stages]
+def _evaluation(run: RunData) -> str:
+    """The world model's evaluation on held-out episodes in every round, beside the thresholds."""
+    reports = [one.stages["evaluate_model"] for one in run.rounds if "evaluate_model" in one.stages]
     if not reports:
         return ""
-    asked = {name: run.settings.get(f"imagination.trust.{name}") for name in ASKED}
+    thresholds = {name: run.settings.get(f"imagination.thresholds.{name}") for name in THRESHOLDS}
     deepest = f"after {reports[0]['horizons'][-1]} chunks"
     rows = [
         _row(
-            "failures imagined to succeed (actions of another episode)",
-            _limit("&le;", asked["max_hallucinated"], percent),
-            [_hallucinated(report, asked["max_hallucinated"]) for report in reports],
+            "hallucinated success (actions of another episode)",
+            _limit("&le;", thresholds["max_hallucinated"], percent),
+            [_hallucinated(report, thresholds["max_hallucinated"]) for report in reports],
         ),
         _row(
-            "imagined success tells true success: AUC",
-            _limit("&ge;", asked["min_success_auc"], lambda value: f"{value:.2f}"),
-            [_auc(report, asked["min_success_auc"]) for report in reports],
+            "AUC of imagined success",
+            _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
+            [_auc(report, thresholds["min_success_auc"]) for report in reports],
         ),
         _row(
-            "imagined less true success [points]",
-            _limit("&plusmn;", asked["max_delta_success"], lambda value: f"{100 * value:.0f}"),
-            [_difference(report, asked["max_delta_success"]) for report in reports],
+            "imagined minus true success [points]",
+            _limit("&plusmn;", thresholds["max_delta_success"], lambda value: f"{100 * value:.0f}"),
+            [_difference(report, thresholds["max_delta_success"]) for report in reports],
         ),
-        _row(f"PSNR {deepest}, a copy's [dB]", "", [_beside_copy(one, "psnr", 1.0) for one in reports]),
         _row(
-            f"objects off {deepest}, a copy's [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
+            f"PSNR {deepest}, of a copy of the first frame [dB]",
+            "",
+            [_beside_copy(one, "psnr", 1.0) for one in reports],
+        ),
+        _row(
+            f"object error {deepest}, of a copy [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
         ),
     ]
-    head = _row("", "asked", [f"round {number}" for number in range(len(reports))])
-    note = (
-        "On recorded episodes that nothing was fitted to. Red falls short of what was asked, and halves the branches."
-    )
+    head = _row("", "threshold", [f"round {number}" for number in range(len(reports))])
+    note = "On held-out recorded episodes. Red misses its threshold, which halves the imagined episodes."
     return (
-        '<div class="card"><h3>How far it can be believed</h3>'
+        '<div class="card"><h3>Evaluation of the world model</h3>'
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div><p class="note">{note}</p></div>'
     )
 
 
-def _row(title: str, asked: str, cells: Sequence[str]) -> str:
-    return f"<tr><td>{title}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in (asked, *cells)) + "</tr>"
+def _row(title: str, threshold: str, cells: Sequence[str]) -> str:
+    return f"<tr><td>{title}</td>" + "".join(f'<td class="n">{cell}</td>' for cell in (threshold, *cells)) + "</tr>"
 
 
 def _limit(sign: str, limit: float | None, show: Callable[[float], str]) -> str:
@@ -110,10 +112,10 @@ def _beside_copy(report: Mapping[str, Any], name: str, unit: float) -> str:
 
 
 def _validation(run: RunData) -> str:
-    """Success in reality, of what each round made."""
+    """Success of each round's policies in the real environment."""
     rows, steps = [], 0
     for number, one in enumerate(run.rounds):
-        steps += one.stages["real"]["control_steps"]
+        steps += one.stages["record"]["control_steps"]
         for name, title in VALIDATED.items():
             if name in one.stages:
                 rate = rate_cell(Rate.of(one.stages[name]))
@@ -123,10 +125,10 @@ def _validation(run: RunData) -> str:
     if not rows:
         return ""
     head = '<tr><th>policy</th><th class="n">success</th><th class="n">real control steps</th></tr>'
-    note = "On starts that are neither trained on nor reported above. The best one is shipped."
+    note = "On validation starts, which nothing is trained on. The best policy is shipped."
     return (
-        f'<div class="card"><h3>Checked in reality</h3><div class="wide"><table>{head}{"".join(rows)}</table></div>'
-        f'<p class="note">{note}</p></div>'
+        '<div class="card"><h3>Validation in the real environment</h3>'
+        f'<div class="wide"><table>{head}{"".join(rows)}</table></div><p class="note">{note}</p></div>'
     )
 
 
@@ -138,17 +140,17 @@ def _success(rounds: Sequence[Round]) -> str:
     ]
     if not lines:
         return ""
-    chart = line_chart(lines, title="Success of imagined branches", y=(0.0, 1.0), format_y=percent)
-    return figure("Success of imagined branches", chart, {line.label: line.color for line in lines if not line.faint})
+    chart = line_chart(lines, title="Success of imagined episodes", y=(0.0, 1.0), format_y=percent)
+    return figure("Success of imagined episodes", chart, {line.label: line.color for line in lines if not line.faint})
 
 
-def _films(rounds: Sequence[Round]) -> str:
-    """Of the last round that has some."""
-    films = next((one.films for one in reversed(rounds) if one.films), {})
-    if not films:
+def _videos(rounds: Sequence[Round]) -> str:
+    """Of the latest round that has some."""
+    videos = next((one.videos for one in reversed(rounds) if one.videos), {})
+    if not videos:
         return ""
-    note = "Above what truly happened, below what was imagined, the same actions; swapped: of another episode."
+    note = "Above the recording, below the prediction for the same actions; swapped: actions of another episode."
     cards = "".join(
-        f'<div class="card">{film(path, escape(name.replace("_", " ")))}</div>' for name, path in films.items()
+        f'<div class="card">{film(path, escape(name.replace("_", " ")))}</div>' for name, path in videos.items()
     )
-    return f'<h2>Truth and imagination</h2><p class="note">{note}</p><div class="films">{cards}</div>'
+    return f'<h2>Recorded and imagined</h2><p class="note">{note}</p><div class="films">{cards}</div>'

@@ -35,11 +35,11 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Of a run in imagination. ``stages``: results of what was done so far, by name; the trust report is ``trust``."""
+    """Of a run in imagination. ``stages``: results so far, by name without the round's number."""
 
     stages: Mapping[str, Mapping[str, Any]]
     metrics: Sequence[Mapping[str, Any]]
-    films: Mapping[str, Path]
+    videos: Mapping[str, Path]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +115,13 @@ def read_run(path: Path) -> RunData:
 
 def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
     rounds = []
-    for number in range(sum(name.startswith("real_") for name in stages)):
+    for number in range(sum(name.startswith("record_") for name in stages)):
         folder, ending = path / "imagination" / f"round_{number}", f"_{number}"
         rounds.append(
             Round(
                 stages={name.removesuffix(ending): one for name, one in stages.items() if name.endswith(ending)},
                 metrics=read_metrics(folder),
-                films=_films(folder / "films"),
+                videos=_films(folder / "videos"),
             )
         )
     return rounds

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 
+@runtime_checkable
 class WeightStore(Protocol):
     """Versioned weights. One process: a reference; a cluster: an object store; robots: bundle files."""
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from sims.errors import UserError
-from sims.registry import make_env, split_of
+from sims.registry import split_of
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
+from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runs.progress import progress
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,12 +20,12 @@ from sims.registry import (
     SimulatorConfig,
     evaluation_starts,
     evaluation_suites,
-    make_env,
     score_table,
     split_of,
     with_split,
 )
 from sims.vector_env import Observation, StartState, VectorEnv
+from vla_rl.config.environments import make_env
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
 from vla_rl.runs.progress import progress
@@ -33,6 +34,7 @@ from vla_rl.runs.run_dir import load_experiment
 InstructionMode = Literal["given", "blank", "shuffled"]
 
 
+@runtime_checkable
 class Actor(Protocol):
     """Chooses action chunks for environments, and remembers what it needs of their episodes."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint
 from vla_rl.runs.metrics import Metrics
 from vla_rl.runs.progress import progress
 
 
+@runtime_checkable
 class Fit(Protocol):
     """Something that is fitted in ``steps`` updates, ``step`` of which are done.
 

@@ -9,11 +9,11 @@ import torch
 
 from policies.audit import StepDifference, audit_log_prob
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
-from sims.registry import make_env
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.evaluate import evaluate_policy, locate
 from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint

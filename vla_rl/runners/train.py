@@ -12,8 +12,9 @@ import torch
 from policies.bundle import load_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
-from sims.registry import evaluation_starts, make_env
+from sims.registry import evaluation_starts
 from sims.vector_env import VectorEnv
+from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.report import write_report
 from vla_rl.runners.demonstrations import record_demonstrations

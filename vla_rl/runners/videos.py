@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from policies.policy import Policy
-from sims.registry import evaluation_starts, make_env, video_config
+from sims.registry import evaluation_starts, video_config
 from sims.vector_env import StartState, VectorEnv
 from sims.video import write_video
+from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.evaluate import PolicyActor
 

@@ -1,7 +1,8 @@
-"""Films of imagined episodes, two rows: what truly happened above, what the world model imagined below."""
+"""Videos of imagined episodes: what truly happened above, the world model's prediction below."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,124 +13,172 @@ from torch import Tensor
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from sims.video import write_video
-from world_models.bundle import FittedWorld
-from world_models.data.clips import ClipSampler
-from world_models.fidelity import Script, imagined_success, own_scripts, play, swapped_scripts, true_success
-from world_models.training.fit import first_moment
+from world_models.bundle import FittedWorldModel
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import (
+    ActionSequence,
+    recorded_sequences,
+    replay,
+    swapped_sequences,
+    true_success,
+)
+from world_models.evaluation.imagined_success import imagined_success
 from world_models.world_model import WorldModelError
 
 SCALE = 4
-SWAPPED = 3  # films of them
+SWAPPED = 3  # videos of swapped sequences
+KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(TensorDataclass):
-    """T chunks and the pictures that truly followed them."""
+class ExecutedChunks(TensorDataclass):
+    """T action chunks, of which the first ``length`` actions were executed, and the images after each."""
 
     action: Float[Tensor, "*T H A"]
     length: Int[Tensor, "*T"]
     frames: UInt8[Tensor, "*T cameras height width 3"]
 
 
-def recorded(clips: ClipSampler, episode: int, horizon: int) -> Shown:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A video: its name, the actions, what they truly led to, and whether that was a success."""
+
+    name: str
+    sequence: ActionSequence
+    truth: ExecutedChunks
+    success: bool
+
+
+def recorded_chunks(clips: ClipSampler, episode: int, horizon: int) -> ExecutedChunks:
     """An episode as it was recorded."""
     clip = clips.clip(episode, 0, -(-clips.entries[episode].steps // horizon))
-    return Shown(action=clip.action, length=clip.length, frames=clip.frames[1:])[clip.length > 0]
+    return ExecutedChunks(action=clip.action, length=clip.length, frames=clip.frames[1:])[clip.length > 0]
 
 
-def played(env: VectorEnv, clips: ClipSampler, script: Script, horizon: int) -> Shown:
-    """What the world that recorded the episodes shows when ``script`` is carried out in it."""
+def replayed_chunks(env: VectorEnv, clips: ClipSampler, sequence: ActionSequence, horizon: int) -> ExecutedChunks:
+    """``sequence`` as executed in the environment that recorded the episodes."""
     frames: list[Tensor] = []
-    steps = len(script.action)
-    looks = {min(begin + horizon, steps) for begin in range(0, steps, horizon)}
-    for step, _ in enumerate(play(env, clips, [script], steps), start=1):
-        if step in looks:
+    steps = len(sequence.action)
+    chunk_ends = {min(begin + horizon, steps) for begin in range(0, steps, horizon)}
+    for step, _ in enumerate(replay(env, clips, [sequence], steps), start=1):
+        if step in chunk_ends:
             frames.append(env.observe([0]).images[0].cpu())
-    chunks = torch.zeros(len(frames) * horizon, script.action.shape[1])
-    chunks[:steps] = script.action
+    chunks = torch.zeros(len(frames) * horizon, sequence.action.shape[1])
+    chunks[:steps] = sequence.action
     length = torch.tensor([min(horizon, steps - begin) for begin in range(0, steps, horizon)])
-    return Shown(action=chunks.unflatten(0, (-1, horizon)), length=length, frames=torch.stack(frames))
+    return ExecutedChunks(action=chunks.unflatten(0, (-1, horizon)), length=length, frames=torch.stack(frames))
 
 
-def film_trust(
-    fitted: FittedWorld, clips: ClipSampler, folder: Path, *, env: VectorEnv | None, every: int, seed: int
+def write_evaluation_videos(
+    fitted: FittedWorldModel,
+    clips: ClipSampler,
+    folder: Path,
+    *,
+    env: VectorEnv | None,
+    reward_every: int,
+    seed: int,
 ) -> list[Path]:
-    """``recorded_won``, ``recorded_lost``: an episode each; ``swapped_<n>``: with the actions of another episode, where
-    there is an ``env`` to tell what they truly lead to. Captions say how they end."""
-    horizon, cases = fitted.world.action_horizon, list[tuple[str, Script, Shown, bool]]()
-    for name, won in (("recorded_won", True), ("recorded_lost", False)):
-        alike = [script for script in own_scripts(clips) if clips.entries[script.episode].success == won]
-        cases += [(name, script, recorded(clips, script.episode, horizon), won) for script in alike[:1]]
-    if env is not None:
-        swapped = swapped_scripts(clips, seed=seed, count=SWAPPED)
-        for i, (script, won) in enumerate(zip(swapped, true_success(env, clips, swapped).tolist(), strict=True)):
-            cases.append((f"swapped_{i}", script, played(env, clips, script, horizon), won))
-    scripts = [script for _, script, _, _ in cases]
-    imagined, _ = imagined_success(fitted.world, fitted.outcome, clips, scripts, seed=seed, every=every)
+    """``recorded_success``, ``recorded_failure``: an episode each; ``swapped_<n>``: with another episode's actions.
+
+    The last ones only with an ``env`` that tells what they truly lead to. Captions tell how episodes end.
+    """
+    cases = _cases(fitted.dynamics.action_horizon, clips, env=env, seed=seed)
+    sequences = [case.sequence for case in cases]
+    imagined, _ = imagined_success(
+        fitted.dynamics, fitted.reward_model, clips, sequences, seed=seed, reward_every=reward_every
+    )
     paths = []
-    for (name, script, shown, won), believed in zip(cases, imagined.tolist(), strict=True):
-        said = f"truly {'success' if won else 'no success'}, imagined {'success' if believed else 'no success'}"
-        paths.append(film_side_by_side(fitted, clips, script.episode, shown, folder / f"{name}.mp4", caption=said))
+    for case, success in zip(cases, imagined.tolist(), strict=True):
+        caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
+        path = folder / f"{case.name}.mp4"
+        paths.append(write_comparison(fitted, clips, case.sequence.episode, case.truth, path, caption=caption))
     return paths
 
 
+def _cases(horizon: int, clips: ClipSampler, *, env: VectorEnv | None, seed: int) -> list[Case]:
+    cases = []
+    for name, success in (("recorded_success", True), ("recorded_failure", False)):
+        same = [s for s in recorded_sequences(clips) if clips.entries[s.episode].success == success]
+        for sequence in same[:1]:
+            truth = recorded_chunks(clips, sequence.episode, horizon)
+            cases.append(Case(name=name, sequence=sequence, truth=truth, success=success))
+    if env is not None:
+        swapped = swapped_sequences(clips, seed=seed, count=SWAPPED)
+        for i, (sequence, success) in enumerate(zip(swapped, true_success(env, clips, swapped).tolist(), strict=True)):
+            truth = replayed_chunks(env, clips, sequence, horizon)
+            cases.append(Case(name=f"swapped_{i}", sequence=sequence, truth=truth, success=success))
+    return cases
+
+
+def _result(success: bool) -> str:
+    return "success" if success else "no success"
+
+
 @torch.no_grad()
-def film_side_by_side(
-    fitted: FittedWorld, clips: ClipSampler, episode: int, shown: Shown, path: Path, *, caption: str
+def write_comparison(
+    fitted: FittedWorldModel, clips: ClipSampler, episode: int, truth: ExecutedChunks, path: Path, *, caption: str
 ) -> Path:
-    """From the beginning of ``episode``: the truth above, imagined below, the same actions; one picture per chunk."""
-    world, clip = fitted.world, clips.clip(episode, 0, 0)[None]
-    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
-    pictures = [_pair(clip.frames[0, 0], clip.frames[0, 0])]
-    for i in range(len(shown.length)):
-        action, length, truth = shown.action[i : i + 1], shown.length[i : i + 1], shown.frames[i]
-        imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(1, generator))
-        moment = moment.advance(imagined.latent, imagined.state, action, length)
-        pictures.append(_pair(truth, world.decode(imagined.latent)[0]))
-    hz = world.robot.control_hz / world.action_horizon
-    return write_video(path, torch.stack(pictures).numpy(), fps=hz, caption=caption, scale=SCALE)
+    """From the start of ``episode``: the truth above, the prediction for the same actions below; a frame per chunk."""
+    dynamics, clip = fitted.dynamics, clips.clip(episode, 0, 0)[None]
+    history, generator = first_history(dynamics, clip), torch.Generator().manual_seed(0)
+    frames = [_above(clip.frames[0, 0], clip.frames[0, 0])]
+    for i in range(len(truth)):
+        action, length = truth.action[i : i + 1], truth.length[i : i + 1]
+        imagined = dynamics.sample_chunk(dynamics.prefill(history), action, length, dynamics.noise(1, generator))
+        history = history.advance(imagined.latent, imagined.state, action, length)
+        frames.append(_above(truth.frames[i], dynamics.decode(imagined.latent)[0]))
+    hz = dynamics.robot.control_hz / dynamics.action_horizon
+    return write_video(path, torch.stack(frames).numpy(), fps=hz, caption=caption, scale=SCALE)
 
 
-def _pair(above: Tensor, below: Tensor) -> Tensor:
-    """Cameras side by side, two rows: [2 h, cameras * w, 3]."""
-    return torch.cat([torch.cat(list(picture), dim=1) for picture in (above, below)], dim=0)
-
-
-KEYS = {
-    "w": (0, -1.0), "s": (0, 1.0), "a": (1, -1.0), "d": (1, 1.0), "r": (2, 1.0), "f": (2, -1.0), "c": (6, 1.0),
-    "o": (6, -1.0),
-}  # fmt: skip
-KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
+def _above(above: Tensor, below: Tensor) -> UInt8[Tensor, "two_h cameras_w 3"]:
+    """Images [cameras, h, w, 3]: cameras side by side, ``above`` over ``below``."""
+    return torch.cat([torch.cat(list(images), dim=1) for images in (above, below)], dim=0)
 
 
 @torch.no_grad()
-def film_keys(fitted: FittedWorld, clips: ClipSampler, episode: int, keys: str, path: Path) -> Path:
-    """Drive the imagined robot from an episode's beginning: w/s away and back, a/d left and right, r/f up and down,
-    c/o close and open. The gripper keeps its last command."""
-    unknown = sorted(set(keys) - set(KEYS))
-    if unknown or not keys:
-        raise WorldModelError(f"keys {unknown or 'missing'}; allowed are {' '.join(KEYS)}")
-    world, horizon = fitted.world, fitted.world.action_horizon
-    action, grip = [], -1.0
-    for key in keys:
-        dim, sign = KEYS[key]
-        one = torch.zeros(world.robot.action_dim)
-        if dim == 6:
-            grip = sign
-        else:
-            one[dim] = sign * KEY_SPEED
-        one[6] = grip
-        action += [one] * KEY_STEPS
-    action += [action[-1]] * (-len(action) % horizon)
-    chunks = torch.stack(action).unflatten(0, (-1, horizon))
+def write_keyed_rollout(
+    fitted: FittedWorldModel, clips: ClipSampler, episode: int, keys: str, path: Path, *, held: Sequence[int] = ()
+) -> Path:
+    """An imagined rollout from an episode's start, two frames per key; the actions are ``key_actions``."""
+    dynamics, horizon = fitted.dynamics, fitted.dynamics.action_horizon
+    action = key_actions(keys, clips.actions(episode)[0], held=held)
+    action = torch.cat([action, action[-1:].expand(-len(action) % horizon, -1)])
     clip = clips.clip(episode, 0, 0)[None]
-    moment, generator = first_moment(world, clip), torch.Generator().manual_seed(0)
-    pictures = [clip.frames[0, 0]]
-    for chunk in chunks:
-        noise, memory = world.noise(1, generator), world.prefill(moment)
+    history, generator = first_history(dynamics, clip), torch.Generator().manual_seed(0)
+    frames = [clip.frames[0, 0]]
+    for chunk in action.unflatten(0, (-1, horizon)):
+        noise, prefill = dynamics.noise(1, generator), dynamics.prefill(history)
         for length in range(2, horizon + 1, 2):
-            imagined = world.sample_chunk(memory, chunk[None], torch.tensor([length]), noise)
-            pictures.append(world.decode(imagined.latent)[0])
-        moment = moment.advance(imagined.latent, imagined.state, chunk[None], torch.tensor([horizon]))
-    frames = torch.stack([torch.cat(list(picture), dim=1) for picture in pictures])
-    return write_video(path, frames.numpy(), fps=world.robot.control_hz / 2, caption=keys, scale=SCALE)
+            imagined = dynamics.sample_chunk(prefill, chunk[None], torch.tensor([length]), noise)
+            frames.append(dynamics.decode(imagined.latent)[0])
+        history = history.advance(imagined.latent, imagined.state, chunk[None], torch.tensor([horizon]))
+    video = torch.stack([torch.cat(list(images), dim=1) for images in frames])
+    return write_video(path, video.numpy(), fps=dynamics.robot.control_hz / 2, caption=keys, scale=SCALE)
+
+
+def key_actions(keys: str, first: Float[Tensor, " A"], *, held: Sequence[int]) -> Float[Tensor, "T A"]:
+    """KEY_STEPS actions per key: ``a`` moves action dimension 0 up and ``A`` down, ``b`` and ``B`` dimension 1, ...
+
+    Dimensions in ``held`` are commands that stay until the next key for them, such as a gripper's; they begin as in the
+    action ``first`` and keys set them to 1 or -1. WorldModelError for other keys or dimensions.
+    """
+    dims = len(first)
+    if outside := [dim for dim in held if not 0 <= dim < dims]:
+        raise WorldModelError(f"held dimension {outside[0]} is not within 0..{dims - 1}")
+    command = torch.zeros(dims)
+    command[list(held)] = first[list(held)]
+    allowed = "".join(chr(ord("a") + dim) for dim in range(dims))
+    unknown = sorted(set(keys) - set(allowed + allowed.upper()))
+    if unknown or not keys:
+        raise WorldModelError(f"keys {unknown or 'missing'}; allowed are {allowed} (up) and {allowed.upper()} (down)")
+    actions = []
+    for key in keys:
+        dim, sign = allowed.index(key.lower()), 1.0 if key.islower() else -1.0
+        action = command.clone()
+        action[dim] = sign if dim in held else sign * KEY_SPEED
+        if dim in held:
+            command[dim] = sign
+        actions += [action] * KEY_STEPS
+    return torch.stack(actions)

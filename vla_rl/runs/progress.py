@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -29,6 +29,7 @@ class RateColumn(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "", style="cyan")
 
 
+@runtime_checkable
 class Advance(Protocol):
     def __call__(self, count: int = 1, note: str = "") -> None: ...
 

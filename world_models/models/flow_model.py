@@ -1,7 +1,8 @@
-"""What every denoising world model shares: what it is conditioned on, its sampler, its scales.
+"""What all denoising world models share: conditioning, sampler, scales.
 
-The network denoises: x_s = (1 - s) x + s noise, it predicts x^, the velocity is (x_s - x^) / s. Steps are taken by the
-kernels of ``policies``, so a world model is sampled and scored by the code that samples and scores policies.
+The network is given x_s = (1 - s) x + s noise and estimates x; the velocity is (x_s - estimate) / s. Steps are taken by
+the kernels of ``policies.denoising``, so world models are sampled and scored by the code that samples and scores
+policies.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, UInt8
@@ -17,19 +18,22 @@ from torch import Tensor, nn
 
 from policies.denoising.denoise import Predict, denoise, integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig, Prediction
-from policies.denoising.policy import Precision, RobotSpec
 from policies.normalizer import Normalizer
+from policies.policy import RobotSpec
 from sims.tensor_dataclass import TensorDataclass
-from world_models.world_model import Imagined, Moment
+from world_models.models.kinematics import Kinematics
+from world_models.world_model import History, ImaginedObservation
 
-SEEN = 0.1  # of the head's output: pictures correct what the kinematics know to millimeters
+Latent = Float[Tensor, "*B cameras channels height width"]
+Precision = Literal["float32", "bfloat16"]
+STATE_HEAD_SCALE = 0.1  # images only correct what the kinematics predict to millimeters
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowWorldConfig:
-    """``actions`` False: the baseline that does not see them. ``steps``: denoising steps.
+class FlowWorldModelConfig:
+    """``actions`` False: a baseline that is not given the actions. ``steps``: denoising steps.
 
-    ``precision`` bfloat16 pays on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX).
+    ``precision``: bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX).
     """
 
     action_horizon: int = 8
@@ -40,63 +44,68 @@ class FlowWorldConfig:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.action_horizon < 1:
             raise ValueError(
-                f"world.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
+                f"dynamics.steps and action_horizon must be at least 1, got {self.steps}, {self.action_horizon}"
             )
 
 
+@runtime_checkable
 class Codec(Protocol):
-    """Pictures to latents and back. ``limit``: no latent is larger; imagined ones are clamped there."""
+    """Images to latents and back. ``limit``: largest magnitude of a latent; predictions are clamped to it."""
 
     limit: float
 
-    def encode(self, images: UInt8[Tensor, "N height width 3"]) -> Float[Tensor, "N channels h w"]: ...
+    def encode(
+        self, images: UInt8[Tensor, "N image_height image_width 3"]
+    ) -> Float[Tensor, "N channels height width"]: ...
 
-    def decode(self, latent: Float[Tensor, "N channels h w"]) -> UInt8[Tensor, "N height width 3"]: ...
+    def decode(
+        self, latent: Float[Tensor, "N channels height width"]
+    ) -> UInt8[Tensor, "N image_height image_width 3"]: ...
 
 
-class Pixels:
-    """Latents are the pixels in [-1, 1]."""
+class PixelCodec:
+    """The codec whose latents are the pixels in [-1, 1]."""
 
     limit = 1.0
 
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, images: UInt8[Tensor, "*N height width 3"]) -> Float[Tensor, "*N 3 height width"]:
         return images.movedim(-1, -3).float().mul_(1 / 127.5).sub_(1)
 
-    def decode(self, latent: Tensor) -> Tensor:
+    def decode(self, latent: Float[Tensor, "*N 3 height width"]) -> UInt8[Tensor, "*N height width 3"]:
         return latent.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(TensorDataclass):
-    """The moment, and what else a network computes once per look."""
+class HistoryPrefill(TensorDataclass):
+    """The history, and what a network computes from it once for all predictions."""
 
-    moment: Moment
+    history: History
 
 
-M = TypeVar("M", bound=Memory)
+P = TypeVar("P", bound=HistoryPrefill)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Denoised(TensorDataclass):
-    """One network call: clean-latent estimate, state, and the log of its expected squared error."""
+class CleanEstimate(TensorDataclass):
+    """Output of one network call: clean latent, state, and the log of the expected squared error."""
 
     latent: Float[Tensor, "*B cameras channels height width"]
     state: Float[Tensor, "*B state_dim"]
     log_error: Float[Tensor, "*B"]
 
 
-class FlowWorld(nn.Module, ABC, Generic[M]):
-    """Implements ``world_models.world_model.WorldModel``; a kind of world adds ``prefill`` and ``denoised``.
+class FlowWorldModel(nn.Module, ABC, Generic[P]):
+    """Implements ``WorldModel``; a subclass adds ``prefill`` and ``estimate``.
 
-    Everything may be asked from another device than the model's; answers come back to the asker's.
+    Arguments may be on another device than the model; results are on the arguments' device.
     """
 
-    step_std: Tensor  # of a chunk's change of the normalized state, [state_dim]
+    step_std: Tensor  # standard deviation of a chunk's change of the normalized state, [state_dim]
     latent_shape: tuple[int, int, int, int]
     state: nn.Module
     error: nn.Module
 
-    def __init__(self, config: FlowWorldConfig, robot: RobotSpec, codec: Codec) -> None:
+    def __init__(self, config: FlowWorldModelConfig, robot: RobotSpec, codec: Codec) -> None:
         super().__init__()
         self.config, self.robot, self.codec = config, robot, codec
         self.action_horizon, self.cameras = config.action_horizon, len(robot.cameras)
@@ -106,64 +115,78 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
 
     # -- the interface ---------------------------------------------------------------------------------------------
 
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, images: UInt8[Tensor, "*B cameras image_height image_width 3"]) -> Latent:
         flat = self.codec.encode(images.flatten(0, -4))
         return flat.view(*images.shape[:-3], *flat.shape[1:]).to(images.device)
 
-    def decode(self, latent: Tensor) -> Tensor:
+    def decode(self, latent: Latent) -> UInt8[Tensor, "*B cameras image_height image_width 3"]:
         flat = self.codec.decode(latent.flatten(0, -4))
         return flat.view(*latent.shape[:-3], *flat.shape[1:]).to(latent.device)
 
     @abstractmethod
-    def prefill(self, moment: Moment) -> M:
-        """What all calls for this moment share."""
+    def prefill(self, history: History) -> P:
+        """What all predictions from ``history`` share."""
 
     @torch.no_grad()
-    def sample_chunk(self, memory: M, action: Tensor, length: Tensor, noise: Tensor) -> Imagined:
-        said: list[Denoised] = []
-        predict = self._predict(memory, action.to(self.device), length.to(self.device), said)
+    def sample_chunk(self, prefill: P, action: Tensor, length: Tensor, noise: Tensor) -> ImaginedObservation:
+        last: list[CleanEstimate] = []
+        predict = self._predict(prefill, action.to(self.device), length.to(self.device), last)
         latent = integrate(predict, self._sampler, noise.to(self.device).flatten(2)).view(noise.shape)
-        latent, last = latent.clamp(-self.codec.limit, self.codec.limit), said[0]
-        return Imagined(latent=latent, state=last.state, error=(0.5 * last.log_error).exp()).to(noise.device)
+        latent, estimate = latent.clamp(-self.codec.limit, self.codec.limit), last[0]
+        error = (0.5 * estimate.log_error).exp()
+        return ImaginedObservation(latent=latent, state=estimate.state, error=error).to(noise.device)
 
     @torch.no_grad()
-    def walk(
-        self, memory: M, action: Tensor, length: Tensor, noise: Tensor
+    def sampling_states(
+        self, prefill: P, action: Tensor, length: Tensor, noise: Latent
     ) -> Float[Tensor, "B steps_plus_1 cameras channels height width"]:
         """The sampler's states from noise to latent."""
-        predict = self._predict(memory, action, length, [])
-        path, _ = denoise(predict, self._sampler, noise.flatten(2), torch.Generator(noise.device))
-        return path.states.unflatten(-1, noise.shape[2:])
+        predict = self._predict(prefill, action, length, [])
+        trace, _ = denoise(predict, self._sampler, noise.flatten(2), torch.Generator(noise.device))
+        return trace.states.unflatten(-1, noise.shape[2:])
 
     @property
     def _sampler(self) -> FlowODE:
         return FlowODE(FlowODEConfig(steps=self.config.steps))
 
-    def _predict(self, memory: M, action: Tensor, length: Tensor, said: list[Denoised]) -> Predict:
-        """The network bound to a question; ``said`` holds all it said of the last step, and of that alone."""
+    def _predict(self, prefill: P, action: Tensor, length: Tensor, last: list[CleanEstimate]) -> Predict:
+        """The network bound to its conditions; ``last`` then holds the estimate of the latest step."""
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             noisy = x_t.reshape(len(action), *self.latent_shape)
-            said[:] = [self.denoised(memory, action, length, noisy, t.expand(len(action), -1)[:, 0])]
-            return Prediction(target=(x_t - said[0].latent.reshape(x_t.shape)) / t[..., None, None])
+            last[:] = [self.estimate(prefill, action, length, noisy, t.expand(len(action), -1)[:, 0])]
+            return Prediction(target=(x_t - last[0].latent.reshape(x_t.shape)) / t[..., None, None])
 
         return predict
 
-    def noise(self, batch: int, generator: torch.Generator) -> Tensor:
+    def noise(self, batch: int, generator: torch.Generator) -> Latent:
+        """Standard normal, [batch, *latent_shape], on the generator's device."""
         return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)
 
     # -- for fitting -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def denoised(self, memory: M, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> Denoised:
-        """One call at x_t = ``noisy`` [B, *latent_shape], t [B] in (0, 1]; differentiable."""
+    def estimate(
+        self,
+        prefill: P,
+        action: Float[Tensor, "B H A"],
+        length: Tensor,
+        noisy: Float[Tensor, "B cameras channels height width"],
+        t: Float[Tensor, " B"],
+    ) -> CleanEstimate:
+        """One network call at x_t = ``noisy`` [B, *latent_shape], t in (0, 1]; differentiable."""
 
-    def prefill_to_fit(self, moment: Moment, generator: torch.Generator) -> M:
-        """Prefill while fitting; a model that corrupts its context draws that from ``generator``."""
-        return self.prefill(moment)
+    def prefill_to_fit(self, history: History, generator: torch.Generator) -> P:
+        """``prefill`` during a fit; a model that adds noise to its context draws that from ``generator``."""
+        return self.prefill(history)
 
-    def fit_scales(self, state: Tensor, action: Tensor, change: Tensor) -> None:
-        """From all recorded states and actions, and the states' changes over a chunk [N, state_dim]."""
+    def fit_scales(
+        self,
+        state: Float[Tensor, "N state_dim"],
+        action: Float[Tensor, "M action_dim"],
+        change: Float[Tensor, "K state_dim"],
+    ) -> None:
+        """Measure the scales of all recorded states and actions, and of the states' changes over a chunk."""
         self.normalizer.fit(state, action)
         std = (change / self.normalizer.state_std).std(0, correction=0)
         self.step_std.copy_(torch.where(std > 1e-4, std, 1.0))
@@ -181,27 +204,37 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         return 2 * chunk + 2 * robot.action_dim + 2 * robot.state_dim + 1
 
     def conditioning(
-        self, moment: Moment, action: Tensor, length: Tensor, t: Tensor
+        self, history: History, action: Float[Tensor, "B H A"], length: Tensor, t: Float[Tensor, " B"]
     ) -> Float[Tensor, "B condition_features"]:
-        """State, its last change, t; of the coming and of the last chunk the actions taken, which, their sum."""
-        state = self.normalizer.normalize_state(moment.state)
-        moved = self.normalizer.normalize_state(moment.previous_state) - state
-        parts = [state, moved / self.step_std, t[:, None]]
-        for chunk, taken in ((action, length), (moment.past_action, moment.past_length)):
+        """State, its last change and t; of the coming and of the past chunk the executed actions, a mask, their sum."""
+        state = self.normalizer.normalize_state(history.state)
+        change = self.normalizer.normalize_state(history.previous_state) - state
+        parts = [state, change / self.step_std, t[:, None]]
+        for chunk, executed in ((action, length), (history.past_action, history.past_length)):
             chunk = chunk if self.config.actions else torch.zeros_like(chunk)
-            mask = (torch.arange(self.action_horizon, device=action.device) < taken[:, None]).to(chunk.dtype)[..., None]
+            index = torch.arange(self.action_horizon, device=action.device)
+            mask = (index < executed[:, None]).to(chunk.dtype)[..., None]
             parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
         return torch.cat(parts, dim=1)
 
-    def moved(self, features: Float[Tensor, "B condition_features"]) -> Float[Tensor, "B state_dim"]:
-        """The normalized state's change that ``conditioning`` alone lets expect."""
+    def expected_change(self, features: Float[Tensor, "B condition_features"]) -> Float[Tensor, "B state_dim"]:
+        """The change of the normalized state that the kinematics predict from ``conditioning``."""
         return self.kinematics(features) * self.step_std
 
-    def read_out(self, latent: Tensor, pooled: Float[Tensor, "B pooled"], moment: Moment, expected: Tensor) -> Denoised:
-        """``expected``: of ``moved``; the head ``state`` adds what pictures tell (does the hand close on a thing?). The
-        error's estimate is by ``error``, which teaches nobody else."""
-        change = (expected + SEEN * self.state(pooled) * self.step_std) * self.normalizer.state_std
-        return Denoised(latent=latent, state=moment.state + change, log_error=self.error(pooled.detach())[:, 0])
+    def read_out(
+        self,
+        latent: Float[Tensor, "B cameras channels height width"],
+        pooled: Float[Tensor, "B pooled"],
+        history: History,
+        expected_change: Float[Tensor, "B state_dim"],
+    ) -> CleanEstimate:
+        """The head ``state`` adds to ``expected_change`` what images show (does the hand close on an object?).
+
+        The head ``error`` estimates the error; its gradient does not reach ``pooled``.
+        """
+        change = expected_change + STATE_HEAD_SCALE * self.state(pooled) * self.step_std
+        state = history.state + change * self.normalizer.state_std
+        return CleanEstimate(latent=latent, state=state, log_error=self.error(pooled.detach())[:, 0])
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.config.precision == "bfloat16":
@@ -209,25 +242,8 @@ class FlowWorld(nn.Module, ABC, Generic[M]):
         return nullcontext()
 
 
-class Kinematics(nn.Module):
-    """Features of state and actions -> the state's change in units of ``step_std``: nearly linear, and then some."""
-
-    def __init__(self, features: int, state_dim: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(features, state_dim)
-        self.rest = nn.Sequential(
-            nn.Linear(features, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, state_dim)
-        )
-        for last in (self.linear, self.rest[-1]):
-            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.linear(features) + self.rest(features)
-
-
 def read_out_heads(pooled: int, state_dim: int) -> tuple[nn.Sequential, nn.Sequential]:
-    """Heads ``state`` and ``error`` over ``pooled`` features; untrained, the state stays as it is."""
+    """Heads ``state`` and ``error`` over ``pooled`` features; untrained, the state head's output is zero."""
     state = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 256), nn.SiLU(), nn.Linear(256, state_dim))
     error = nn.Sequential(nn.LayerNorm(pooled), nn.Linear(pooled, 64), nn.SiLU(), nn.Linear(64, 1))
     nn.init.zeros_(state[-1].weight)  # type: ignore[arg-type]

@@ -1,25 +1,100 @@
-"""One optimizer loop for all that is fitted to clips: dynamics, autoencoders, distilled students."""
+"""One optimizer step for everything that is fitted here; a runner repeats it and writes checkpoints."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from policies.schedule import cosine_schedule
-from world_models.data.clips import Clip, ClipSampler
+from sims.tensor_dataclass import TensorDataclass
+from world_models.data.clip import Clip
+from world_models.data.clip_sampler import ClipSampler
 
-Metrics = dict[str, float]
+E = TypeVar("E", bound=TensorDataclass)
+
+
+class Optimization(ABC, Generic[E]):
+    """Updates of ``model`` on the loss of freshly drawn examples E; a subclass says what is drawn and the loss.
+
+    ``steps``: how many updates there will be. ``max_grad_norm``: None does not clip. ``state_dict`` and
+    ``load_state_dict`` make a resumed fit exact.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        steps: int,
+        seed: int,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.optimizer, self.steps, self.max_grad_norm, self.step = optimizer, steps, max_grad_norm, 0
+        self.cpu_s = 0.0  # processor time of all updates, of earlier runs too
+        self._model = model
+        self._rng = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @abstractmethod
+    def draw(self) -> E:
+        """The examples of the next update."""
+
+    @abstractmethod
+    def loss(self, examples: E) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """The loss to minimize, and metrics to report."""
+
+    @abstractmethod
+    def learning_rate(self) -> float:
+        """Of the next update."""
+
+    def update(self) -> dict[str, float]:
+        """One optimizer step; the metrics of ``loss``, the loss and the gradient norm."""
+        started = time.process_time()
+        examples = self.draw().to(self.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self.loss(examples)
+        loss.backward()
+        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        self.optimizer.step()
+        self.step += 1
+        self.cpu_s += time.process_time() - started
+        return metrics | {"loss": loss.item(), "grad_norm": norm.item()}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "cpu_s": self.cpu_s,
+            "model": self._model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self._rng.bit_generator.state,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.cpu_s = state["step"], state["cpu_s"]
+        self._model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._rng.bit_generator.state = state["rng"]
+        self._generator.set_state(state["generator"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW; the learning rate warms up linearly and falls along half a cosine to a twentieth."""
+    """AdamW; the learning rate warms up linearly and then falls along half a cosine to a twentieth."""
 
     steps: int = 3000
     batch_size: int = 32
@@ -34,67 +109,23 @@ class OptimizerConfig:
                 raise ValueError(f"fit.{name} must be at least 1, got {getattr(self, name)}")
 
 
-class Optimization(ABC):
-    """Steps of AdamW on ``loss`` of fresh clips; ``state_dict`` / ``load_state_dict`` make a resumed fit exact."""
+class ClipOptimization(Optimization[Clip]):
+    """An ``Optimization`` on clips of one prediction."""
 
-    def __init__(self, model: nn.Module, optimizer: OptimizerConfig, clips: ClipSampler, *, seed: int) -> None:
-        self._fitted, self._config, self.clips, self.step = model, optimizer, clips, 0
-        self.cpu_s = 0.0  # processor time of all updates, interruptions excluded
-        self.optimizer = torch.optim.AdamW(
+    def __init__(self, model: nn.Module, config: OptimizerConfig, clips: ClipSampler, *, seed: int) -> None:
+        optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
             betas=(0.9, 0.95),
             fused=True,
         )
-        self._rng = np.random.default_rng(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(model, optimizer, steps=config.steps, seed=seed, max_grad_norm=config.max_grad_norm)
+        self.clips, self._config = clips, config
 
     def draw(self) -> Clip:
-        """What the next step learns from."""
         return self.clips.draw(self._rng, self._config.batch_size, 1)
 
-    @abstractmethod
-    def loss(self, clip: Clip) -> tuple[Tensor, Metrics]:
-        """What one step minimizes, and what it reports."""
-
-    def update(self) -> Metrics:
-        """One optimizer step on a fresh batch."""
-        config, started = self._config, time.process_time()
-        clip = self.draw().to(self.device)
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * cosine_schedule(self.step, steps=config.steps, warmup=config.warmup)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss, metrics = self.loss(clip)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._fitted.parameters(), config.max_grad_norm)
-        self.optimizer.step()
-        self.step += 1
-        self.cpu_s += time.process_time() - started
-        return metrics | {"loss": loss.item(), "grad_norm": norm.item()}
-
-    @property
-    def steps(self) -> int:
-        """How many there will be."""
-        return self._config.steps
-
-    @property
-    def device(self) -> torch.device:
-        return next(self._fitted.parameters()).device
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "cpu_s": self.cpu_s,
-            "model": self._fitted.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": self._rng.bit_generator.state,
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.cpu_s = state["step"], state["cpu_s"]
-        self._fitted.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._rng.bit_generator.state = state["rng"]
-        self._generator.set_state(state["generator"])
+    def learning_rate(self) -> float:
+        config = self._config
+        return config.learning_rate * cosine_schedule(self.step, steps=config.steps, warmup=config.warmup)

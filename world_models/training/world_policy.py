@@ -1,62 +1,75 @@
-"""A world model seen as a policy whose action is the next frame.
+"""A world model in the role of a policy whose action is the next frame.
 
-Denoising policies and world models walk from noise to sample by the same kernels, so what improves one improves the
-other: sampled with a stochastic kernel a world model has log-probs, and the clipped surrogate that trains policies
-trains it on a reward for frames (vla_rl/algorithms/rlir.py).
+Denoising policies and world models are sampled by the same kernels. With a stochastic kernel a world model's samples
+have log-probs, and the clipped surrogate that trains policies trains it on a reward for frames
+(vla_rl/algorithms/rlir.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from policies.denoising.denoise import Predict, denoise, path_transition
+from policies.denoising.denoise import DenoisingTrace, Predict, denoise, trace_transition
 from policies.denoising.kernels import Kernel, Prediction
-from policies.policy import ActionSample, DenoisingTrace
+from policies.policy import ActionSample
 from sims.tensor_dataclass import TensorDataclass
-from world_models.models.flow_model import FlowWorld
-from world_models.world_model import Moment
+from world_models.models.flow_model import FlowWorldModel
+from world_models.world_model import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(TensorDataclass):
-    """What happens after ``moment`` if the first ``length`` of ``action`` are taken?"""
+class PredictionQuery(TensorDataclass):
+    """What follows ``history`` if the first ``length`` actions of ``action`` are executed?"""
 
-    moment: Moment
+    history: History
     action: Float[Tensor, "*B H A"]
     length: Int[Tensor, "*B"]
 
 
 class WorldPolicy:
-    """What ``vla_rl.algorithms.update.PolicyUpdate`` asks of a policy; frames [B, cameras, pixels] are its actions."""
+    """The methods of ``policies.policy.Policy`` that an update without critic needs.
 
-    def __init__(self, world: FlowWorld, kernel: Kernel) -> None:
-        self.world, self.kernel = world, kernel
+    Its context is a PredictionQuery, its actions are latents [B, cameras, pixels].
+    """
 
-    def trainable_parameters(self, *, encoder: bool) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.world.parameters() if parameter.requires_grad]
+    def __init__(self, model: FlowWorldModel, kernel: Kernel) -> None:
+        self.model, self.kernel = model, kernel
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {"dynamics": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}
+
+    def restore(self, record: PredictionQuery) -> PredictionQuery:
+        """Queries are their own contexts."""
+        return record
 
     @torch.no_grad()
-    def sample(self, context: Question, generator: torch.Generator) -> ActionSample:
-        noise, limit = self.world.noise(len(context.action), generator).flatten(2), self.world.codec.limit
-        path, log_prob = denoise(self._predict(context), self.kernel, noise, generator)
-        return ActionSample(action=path.states[:, -1].clamp(-limit, limit), path=path, log_prob=log_prob)
+    def sample(self, context: PredictionQuery, generator: torch.Generator) -> ActionSample:
+        noise, limit = self.model.noise(len(context.action), generator).flatten(2), self.model.codec.limit
+        trace, log_prob = denoise(self._predict(context), self.kernel, noise, generator)
+        return ActionSample(action=trace.states[:, -1].clamp(-limit, limit), trace=trace, log_prob=log_prob)
 
-    def log_prob(self, context: Question, path: DenoisingTrace) -> Float[Tensor, "B S cameras pixels"]:
-        transition, x_next = path_transition(self._predict(context), self.kernel, path)
+    def log_prob(self, context: PredictionQuery, trace: DenoisingTrace) -> Float[Tensor, "B S cameras pixels"]:
+        transition, x_next = trace_transition(self._predict(context), self.kernel, trace)
         return transition.log_prob(x_next)
 
-    def _predict(self, context: Question) -> Predict:
-        shape = self.world.latent_shape
+    def _predict(self, query: PredictionQuery) -> Predict:
+        shape = self.model.latent_shape
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             batch, steps = x_t.shape[:2]
-            asked = context.map(lambda tensor: tensor.repeat_interleave(steps, dim=0))
+            repeated = query.map(lambda tensor: tensor.repeat_interleave(steps, dim=0))
             noisy, times = x_t.reshape(batch * steps, *shape), t.expand(batch, steps).reshape(-1)
-            out = self.world.denoised(self.world.prefill(asked.moment), asked.action, asked.length, noisy, times)
+            prefill = self.model.prefill(repeated.history)
+            out = self.model.estimate(prefill, repeated.action, repeated.length, noisy, times)
             return Prediction(target=(x_t - out.latent.reshape(x_t.shape)) / t[..., None, None])
 
         return predict

@@ -15,9 +15,9 @@ from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
 from real_robot.priority import give_up_priority
-from real_robot.ros.fake_arm.physics import begin_episode
+from real_robot.ros.fake_arm.physics import episode_layout
 from real_robot.ros.messages import SENSOR_QOS
-from sims.tabletop.episode import NQ
+from sims.tabletop.layout import NQ
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.tasks import TASKS
 
@@ -68,8 +68,8 @@ def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, p
         task, seed, qpos, fault = shared.read()
         if fault != "frozen":
             stamp = node.get_clock().now().to_msg()
-            episode = begin_episode(task, seed)
-            renderer.draw(qpos, episode.fixtures, episode.look, images)
+            layout = episode_layout(task, seed)
+            renderer.draw(qpos, layout.fixtures, layout.appearance, images)
         for publisher, image in zip(publishers, images, strict=True) if fault != "silent" else ():
             message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
             message.header.stamp = stamp

@@ -115,7 +115,7 @@ class FakeArm(Node):
         with self._lock:
             self._arm.begin(task, seed)
             self._trajectory = Trajectory(self._arm.joints, np.zeros(8), time.monotonic())
-        self._instruction.publish(String(data=self._arm.episode.instruction))
+        self._instruction.publish(String(data=self._arm.layout.instruction))
         self._publish_outcome((False, False))
 
     def _publish_outcome(self, outcome: tuple[bool, bool]) -> None:
@@ -124,7 +124,7 @@ class FakeArm(Node):
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._begin_episode()
-        response.success, response.message = True, self._arm.episode.instruction
+        response.success, response.message = True, self._arm.layout.instruction
         return response
 
     def _on_trajectory(self, message: JointTrajectory) -> None:

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sims.tabletop.episode import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Episode, sample_episode
+from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.kinematics import Panda
 from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
-from sims.tabletop.tasks import TASKS, Scene, outcome
+from sims.tabletop.tasks import TASKS, SceneState, check_task
 
 JOINT_HZ = 500
 JOINTS = (*(f"joint{i}" for i in range(1, 8)), "finger")
 
 
 @lru_cache(maxsize=1)
-def begin_episode(task: str, seed: int) -> Episode:
-    """The suite's episode with its default settings."""
-    return sample_episode(task, seed, split="train", look=1.0)
+def episode_layout(task: str, seed: int) -> Layout:
+    """The suite's layout of an episode, with its default settings."""
+    return sample_layout(task, seed, split="train", appearance=1.0)
 
 
 class Trajectory:
@@ -67,12 +67,12 @@ class TabletopArm:
     def begin(self, task: str, seed: int) -> None:
         """Start the episode of (task, seed), as in the suite."""
         self.task, self.seed = task, seed
-        self.episode = episode = begin_episode(task, seed)
+        self.layout = layout = episode_layout(task, seed)
         data = self._data
         mujoco.mj_resetData(self._model, data)
-        data.qpos[:] = episode.qpos
-        data.mocap_pos[: len(MOCAP)] = episode.fixtures
-        for parked, name in zip(episode.parked, (*BLOCKS, "peg"), strict=True):
+        data.qpos[:] = layout.qpos
+        data.mocap_pos[: len(MOCAP)] = layout.fixtures
+        for parked, name in zip(layout.parked, (*BLOCKS, "peg"), strict=True):
             body = self._model.body(name)
             data.xfrc_applied[body.id, 2] = parked * body.mass[0] * -self._model.opt.gravity[2]
         self.drive(self.joints, np.zeros(8))
@@ -103,15 +103,15 @@ class TabletopArm:
         qpos = torch.from_numpy(positions)[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
         single = qpos.float()
-        scene = Scene(
-            tool=position.float(),
+        scene = SceneState(
+            end_effector=position.float(),
             rotation=rotation.float(),
             fingers=single[:, FINGERS],
             blocks=single[:, BLOCK_QPOS].view(-1, 3, 7),
             peg=single[:, PEG_QPOS],
             drawers=single[:, DRAWER_QPOS],
-            fixtures=torch.from_numpy(self.episode.fixtures)[None].float(),
+            fixtures=torch.from_numpy(self.layout.fixtures)[None].float(),
         )
-        candidate = torch.tensor([self.episode.candidate])
-        success, ended = outcome(TASKS[self.episode.task.name], scene, candidate)
+        candidate = torch.tensor([self.layout.candidate])
+        success, ended = check_task(TASKS[self.layout.task.name], scene, candidate)
         return bool(success), bool(ended & ~success)

@@ -1,4 +1,4 @@
-"""Clips line up: what was seen, what was done, what was seen next."""
+"""Clips hold recorded observations, the actions between them, and what followed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 import torch
 
 from episodes.store import EpisodeStore
-from tests import dot_world
-from world_models.data.clips import FAILED, RUNNING, SUCCESS, ClipSampler, Part, part_of
+from tests import dot_episodes
+from world_models.data.clip import FAILED, RUNNING, SUCCESS, Part, part_of
+from world_models.data.clip_sampler import ClipSampler
 from world_models.world_model import WorldModelError
 
-H = dot_world.HORIZON
+H = dot_episodes.HORIZON
 
 
 @pytest.fixture
 def clips(tmp_path: Path) -> ClipSampler:
-    return ClipSampler([dot_world.store(tmp_path / "store", 12)], action_horizon=H)
+    return ClipSampler([dot_episodes.store(tmp_path / "store", 12)], action_horizon=H)
 
 
-def test_a_clip_is_the_record(clips: ClipSampler) -> None:
+def test_a_clip_is_as_recorded(clips: ClipSampler) -> None:
     clip = clips.clip(2, 5, 2)
     episode = clips.entries[2]
     assert clip.length.tolist() == [H, min(H, episode.steps - 5 - H)]
@@ -33,49 +34,49 @@ def test_a_clip_is_the_record(clips: ClipSampler) -> None:
     # position moves by twice the first action, and the frames show the positions
     torch.testing.assert_close(clip.state[1, 0] - clip.state[0, 0], 2 * clip.action[0, :, 0].sum())
     for frame, state in zip(clip.frames, clip.state, strict=True):
-        assert np.array_equal(frame.numpy(), dot_world.picture(float(state[0])))
-    assert np.array_equal(clip.first.numpy(), dot_world.picture(5.0 + 2))
-    assert np.array_equal(clip.previous.numpy(), dot_world.picture(float(clip.previous_state[0])))
+        assert np.array_equal(frame.numpy(), dot_episodes.image_of(float(state[0])))
+    assert np.array_equal(clip.first.numpy(), dot_episodes.image_of(5.0 + 2))
+    assert np.array_equal(clip.previous.numpy(), dot_episodes.image_of(float(clip.previous_state[0])))
 
 
-def test_behind_the_end_there_is_padding(clips: ClipSampler) -> None:
-    last = len(clips.look_steps(0)) - 2
+def test_clips_are_padded_after_an_episodes_end(clips: ClipSampler) -> None:
+    last = len(clips.observation_steps(0)) - 2
     clip = clips.clip(0, last, 3)
     assert clip.length.tolist() == [1, 0, 0]
     assert (clip.action[1:] == 0).all()
     assert torch.equal(clip.frames[1], clip.frames[3])
 
 
-def test_outcomes_are_those_of_the_record(clips: ClipSampler) -> None:
-    for outcome, count in (
+def test_status_is_as_recorded(clips: ClipSampler) -> None:
+    for status, count in (
         (SUCCESS, sum(entry.success for entry in clips.entries)),
-        (FAILED, sum(_left(clips, i) for i in range(12))),
+        (FAILED, sum(_failed(clips, i) for i in range(12))),
     ):
-        assert len(clips.looks_by_outcome(outcome)) == count > 0
-    _, _, _, outcome = clips.looks(clips.looks_near_end(within=3))
-    assert (outcome == RUNNING).all()
+        assert len(clips.with_status(status)) == count > 0
+    near_end = clips.observations(clips.running_near_end(within=3))
+    assert (near_end.status == RUNNING).all()
 
 
-def _left(clips: ClipSampler, episode: int) -> bool:
-    return float(clips.clip(episode, len(clips.look_steps(episode)) - 1, 0).state[0, 0]) < 1
+def _failed(clips: ClipSampler, episode: int) -> bool:
+    return float(clips.clip(episode, len(clips.observation_steps(episode)) - 1, 0).state[0, 0]) < 1
 
 
-def test_random_clips_hold_every_length(clips: ClipSampler) -> None:
+def test_random_clips_have_every_length(clips: ClipSampler) -> None:
     clip = clips.draw(np.random.default_rng(0), 200, 1)
     assert set(clip.length.unique().tolist()) == set(range(1, H + 1))
     near = clips.draw_near_ends(np.random.default_rng(0), 50, 2, within=3)
     assert (near.length.sum(1) <= 3).all()
 
 
-def test_chunked_looks_are_enough_and_sparser_ones_refused(tmp_path: Path) -> None:
-    chunked = ClipSampler([dot_world.store(tmp_path / "chunked", 4, every=H)], action_horizon=H)
+def test_one_observation_per_chunk_is_enough_and_fewer_are_refused(tmp_path: Path) -> None:
+    chunked = ClipSampler([dot_episodes.store(tmp_path / "chunked", 4, every=H)], action_horizon=H)
     assert chunked.clip(0, 1, 1).past_length == H
-    with pytest.raises(WorldModelError, match=f"looks lie up to {H} control steps apart"):
+    with pytest.raises(WorldModelError, match=f"observations are up to {H} control steps apart"):
         ClipSampler([EpisodeStore(tmp_path / "chunked")], action_horizon=H - 1)
 
 
 def test_no_start_is_in_two_parts(tmp_path: Path) -> None:
-    stores = [dot_world.store(tmp_path / "a", 40), dot_world.store(tmp_path / "b", 40)]
+    stores = [dot_episodes.store(tmp_path / "a", 40), dot_episodes.store(tmp_path / "b", 40)]
     names: tuple[Part, ...] = ("fit", "calibration", "held_out")
     parts = {part: ClipSampler(stores, action_horizon=H, part=part) for part in names}
     seeds = {part: {entry.seed for entry in clips.entries} for part, clips in parts.items()}
@@ -84,11 +85,11 @@ def test_no_start_is_in_two_parts(tmp_path: Path) -> None:
     assert all(part_of(entry) == part for part in names for entry in parts[part].entries)
 
 
-def test_wrong_episodes_are_refused_in_one_line(tmp_path: Path) -> None:
-    store = dot_world.store(tmp_path / "store", 2)
+def test_wrong_episodes_are_refused(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 2)
     with pytest.raises(WorldModelError, match="no camera 'side'; recorded are front, flipped"):
         ClipSampler([store], action_horizon=H, cameras=("side",))
-    other = dot_world.episode(5)
+    other = dot_episodes.episode(5)
     wide = np.concatenate([other.action, other.action], axis=1)
     store.add(dataclasses.replace(other, action=wide))
     with pytest.raises(WorldModelError, match="4 action dimensions, the other episodes have 2"):

@@ -1,7 +1,7 @@
-"""What one episode looks like: everything random, drawn from (seed, task) alone.
+"""Initial state, instruction and appearance of an episode, all sampled from (seed, task) alone.
 
-Coordinates as in scene.py. Appearance and positions have a training range and a range beyond it that only the
-out-of-distribution splits draw from.
+Coordinates as in scene.py. Appearance and positions have a training range, and a range beyond it for the
+out-of-distribution splits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK_DOF, PEG_DOF = 9, 27  # first velocity of each
 SCATTER = ((0.42, -0.18), (0.58, 0.18))  # lower and upper corner of the area of scattered blocks in training
 SCATTER_BAND = 0.05  # width of the band around it for ood_position
 
-# Tool at (0.45, 0, 0.21), pointing down.
+# End effector at (0.45, 0, 0.21), pointing down.
 START_JOINTS = (0.0, -0.1085, 0.0, -2.5345, 0.0, 2.426, math.pi / 4)
 
 RGB = {
@@ -39,8 +39,8 @@ _OOD_SURFACE = ((0.25, 0.27, 0.3), (0.42, 0.34, 0.28), (0.38, 0.44, 0.38))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """Appearance: RGB in 0..1; camera jitter as offset [m] and small rotation vector [rad] of (agent, wrist)."""
+class Appearance:
+    """RGB in 0..1; camera offsets [m] and small rotation vector [rad] of (agent, wrist)."""
 
     blocks: np.ndarray  # [3, 3]
     pair: np.ndarray  # [2, 3]: mats, drawer fronts or hole rims
@@ -52,29 +52,29 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
-    """The beginning of an episode, its words, and which candidate they name."""
+class Layout:
+    """The initial state of an episode, its instruction, and the candidate that the instruction names."""
 
     task: Task
     instruction: str
-    colors: tuple[str, ...]  # of the task's colored slots
+    colors: tuple[str, ...]  # of the task's colored objects
     candidate: int
     qpos: np.ndarray  # [NQ]
     fixtures: np.ndarray  # [len(MOCAP), 3]
     parked: np.ndarray  # [NUM_BLOCKS + 1] bool: blocks, peg
-    look: Look
+    appearance: Appearance
 
 
-def sample_episode(task_name: str, seed: int, *, split: Split, look: float) -> Episode:
-    """The episode that ``(task_name, seed)`` stand for. ``look`` scales the variation of light, table and cameras."""
+def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float) -> Layout:
+    """The layout of ``(task_name, seed)``. ``appearance`` scales the randomization of light, table and cameras."""
     task = TASKS[task_name]
     rng = np.random.default_rng([seed, list(TASKS).index(task_name)])
-    colors, candidate = _sample_words(task, rng, split)
+    colors, candidate = _sample_instruction(task, rng, split)
     phrasings = task.ood_phrasings if split == "ood_phrasing" else task.phrasings
     phrase = phrasings[rng.integers(len(phrasings))]
-    qpos, fixtures = _sample_layout(task, rng, ood=split == "ood_position")
-    parked = np.array(["blocks" not in task.things] * NUM_BLOCKS + ["peg" not in task.things])
-    return Episode(
+    qpos, fixtures = _sample_poses(task, rng, ood=split == "ood_position")
+    parked = np.array(["blocks" not in task.objects] * NUM_BLOCKS + ["peg" not in task.objects])
+    return Layout(
         task=task,
         instruction=phrase.format(*(colors[slot] for slot in task.candidates[candidate])),
         colors=colors,
@@ -82,12 +82,12 @@ def sample_episode(task_name: str, seed: int, *, split: Split, look: float) -> E
         qpos=qpos,
         fixtures=fixtures,
         parked=parked,
-        look=_sample_look(task, colors, rng, amount=look, ood=split == "ood_appearance"),
+        appearance=_sample_appearance(task, colors, rng, amount=appearance, ood=split == "ood_appearance"),
     )
 
 
-def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[tuple[str, ...], int]:
-    """Colors of the slots and the candidate, such that the words are (not) one of the held-out combinations."""
+def _sample_instruction(task: Task, rng: np.random.Generator, split: Split) -> tuple[tuple[str, ...], int]:
+    """Colors of the slots and the named candidate, such that their combination is (or is not) held out."""
     candidate = int(rng.integers(len(task.candidates)))
     slots = task.candidates[candidate]
     wanted = split == "ood_combination"
@@ -99,7 +99,7 @@ def _sample_words(task: Task, rng: np.random.Generator, split: Split) -> tuple[t
 
 
 def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float, ood: bool) -> np.ndarray:
-    """``points`` (x, y), each moved by up to ``jitter`` [m]; out of distribution all shifted together beyond that."""
+    """``points`` (x, y), each moved by up to ``jitter`` [m]; if ``ood``, all shifted together beyond that."""
     moved = np.array(points) + rng.uniform(-jitter, jitter, (len(points), 2))
     if not ood:
         return moved
@@ -107,7 +107,7 @@ def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float
 
 
 def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
-    """Block centers (x, y) at least 0.12 m apart; out of distribution: in a band around the training area."""
+    """Block centers (x, y) at least 0.12 m apart; if ``ood``, in a band around the training area."""
     (x0, y0), (x1, y1) = SCATTER
     margin = SCATTER_BAND if ood else 0.0
     while True:
@@ -120,8 +120,8 @@ def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
                 return points
 
 
-def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Initial qpos and fixture positions; what the task does not use is parked."""
+def _sample_poses(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Initial qpos and fixture positions; objects that the task does not use are parked out of sight."""
     fixtures = np.array([[PARKED_X + 0.5 * i, 0.0, 0.5] for i in range(len(MOCAP))])
     qpos = np.zeros(NQ)
     qpos[ARM] = np.array(START_JOINTS) + rng.uniform(-0.03, 0.03, 7)
@@ -130,19 +130,19 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
     blocks[:, :3] = [[PARKED_X, 1.0 + 0.3 * i, 0.5] for i in range(NUM_BLOCKS)]
     blocks[:, 3] = 1.0
     qpos[PEG_QPOS] = [PARKED_X, -1.0, 0.5, 1, 0, 0, 0]
-    if "mats" in task.things:
-        rows = [[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]]
-        places = _place(rng, [*rows, [0.6, 0.11], [0.6, -0.11]], jitter=0.018, ood=ood)
+    if "mats" in task.objects:
+        blocks_xy = [[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]]
+        places = _place(rng, [*blocks_xy, [0.6, 0.11], [0.6, -0.11]], jitter=0.018, ood=ood)
         blocks[:, :2], fixtures[0:2, :2] = places[:3], places[3:]
-    elif "blocks" in task.things:
+    elif "blocks" in task.objects:
         blocks[:, :2] = _scatter(rng, ood=ood)
-    if "blocks" in task.things:
+    if "blocks" in task.objects:
         yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
         blocks[:, 2] = BLOCK_HALF
         blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
-    if "drawers" in task.things:
+    if "drawers" in task.objects:
         fixtures[2, :2] = _place(rng, [[0.36, 0.0]], jitter=0.025, ood=ood)
-    if "peg" in task.things:
+    if "peg" in task.objects:
         places = _place(rng, [[0.42, 0.0], [0.57, 0.11], [0.57, -0.11]], jitter=0.025, ood=ood)
         turn = rng.uniform(-math.pi / 4, math.pi / 4)
         qpos[PEG_QPOS] = [*places[0], PEG_HALF[2], math.cos(turn / 2), 0, 0, math.sin(turn / 2)]
@@ -151,16 +151,18 @@ def _sample_layout(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[
     return qpos, fixtures
 
 
-def _sample_look(task: Task, colors: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool) -> Look:
+def _sample_appearance(
+    task: Task, colors: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool
+) -> Appearance:
     rgb = np.array([RGB[color] for color in colors])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
-    num_blocks = NUM_BLOCKS if "blocks" in task.things else 0
+    num_blocks = NUM_BLOCKS if "blocks" in task.objects else 0
     surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
     tint = rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3)
     surface = surfaces[0] + amount * (surfaces[rng.integers(len(surfaces))] - surfaces[0] + tint)
     wide = 2.0 if ood else 1.0
     direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
-    return Look(
+    return Appearance(
         blocks=rgb[:num_blocks] if num_blocks else np.ones((NUM_BLOCKS, 3)),
         pair=rgb[num_blocks:] if len(rgb) > num_blocks else np.ones((2, 3)),
         surface=surface,

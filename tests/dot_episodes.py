@@ -1,0 +1,130 @@
+"""Episodes of an environment with one dot, to which a world model can be fitted in seconds.
+
+Images of 16 x 16 show a red dot on gray; the second camera shows them upside down. The dot starts at 5 + seed % 4; the
+first action moves it sideways by 2 pixels per unit, the second one has no effect. An episode succeeds at the right edge
+and fails at the left edge. state = [position, 0].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from episodes.schema import POLICY, Episode
+from episodes.store import EpisodeStore
+from policies.compact_encoder import CompactEncoderConfig
+from policies.policy import RobotSpec
+from world_models.data.clip_sampler import ClipSampler
+from world_models.data.keyframes import KeyframeConfig, Keyframes
+from world_models.imagined_env import ImaginedEnv, ImaginedEnvConfig
+from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
+from world_models.reward_model import RewardModel, RewardModelConfig
+
+SIZE, HORIZON = 16, 4
+ROBOT = RobotSpec(action_dim=2, state_dim=2, cameras=("front", "flipped"), image_size=(SIZE, SIZE), control_hz=10.0)
+ENCODER = CompactEncoderConfig(width=32, text_width=32, text_depth=1, queries=2, query_heads=2, image_widths=(16,))
+DYNAMICS = ConvFlowConfig(action_horizon=HORIZON, width=16, deep_width=32, blocks=1, deep_blocks=1, condition=48)
+REWARD_MODEL = RewardModelConfig(
+    encoder=ENCODER, steps=40, batch_size=32, imagined_clips=40, imagined_chunks=2, min_successes=2
+)
+
+
+def image_of(position: float) -> np.ndarray:
+    """[cameras, 16, 16, 3]"""
+    image = np.full((SIZE, SIZE, 3), 120, dtype=np.uint8)
+    at = round(float(np.clip(position, 1, SIZE - 4)))
+    image[6:10, at : at + 3] = (220, 30, 30)
+    return np.stack([image, image[::-1]])
+
+
+def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, limit: float | None = None) -> Episode:
+    """Random actions around ``drift``, observed every ``every`` steps and at the end."""
+    rng = np.random.default_rng(seed)
+    position = 5.0 + seed % 4
+    steps_observed, frames, states, actions, won, lost = [0], [image_of(position)], [[position, 0.0]], [], False, False
+    for step in range(steps):
+        action = np.clip([drift + rng.normal() * 0.4, rng.normal() * 0.3], -1, 1).astype(np.float32)
+        position += 2 * float(action[0])
+        actions.append(action)
+        won, lost = position > SIZE - 4, position < 1
+        ended = won or lost or step == steps - 1
+        if ended or (step + 1) % every == 0:
+            steps_observed.append(step + 1)
+            frames.append(image_of(position))
+            states.append([position, 0.0])
+        if ended:
+            break
+    last = np.arange(len(actions)) == len(actions) - 1
+    images = np.stack(frames)
+    return Episode(
+        images={"front": images[:, 0], "flipped": images[:, 1]},
+        observation_steps=np.array(steps_observed, dtype=np.int32),
+        state=np.array(states, dtype=np.float32),
+        action=np.stack(actions),
+        reward=(last & won).astype(np.float32),
+        terminated=last & (won or lost),
+        truncated=last & ~np.bool_(won or lost),
+        success=last & won,
+        actor=np.full(len(actions), POLICY, dtype=np.uint8),
+        instruction="go right",
+        task="go",
+        split="train",
+        seed=seed,
+        source="policy",
+        control_hz=10.0,
+    )
+
+
+def store(path: Path, count: int = 40, *, every: int = 1) -> EpisodeStore:
+    """Episodes that drift right, left, and nowhere, in turn."""
+    episodes = EpisodeStore(path, create=True)
+    episodes.add_all(episode(seed, every=every, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(count))
+    return episodes
+
+
+def models() -> tuple[ConvFlow, RewardModel]:
+    """Untrained, the same weights at every call."""
+    torch.manual_seed(0)
+    return ConvFlow(DYNAMICS, ROBOT).eval(), RewardModel(REWARD_MODEL, ROBOT).eval()
+
+
+def imagined_env(
+    folder: Path, *, max_steps: int, episode_starts: float = 1.0, config: ImaginedEnvConfig | None = None
+) -> ImaginedEnv:
+    """Untrained models over a store in ``folder``; episodes never succeed or fail."""
+    clips = ClipSampler([store(folder)], action_horizon=HORIZON)
+    dynamics, reward_model = models()
+    dynamics.fit_scales(*clips.statistics())
+    reward_model.reward_threshold.fill_(1.0)
+    reward_model.failed_threshold.fill_(1.0)
+    keyframes = Keyframes(clips, KeyframeConfig(episode_starts=episode_starts, before_end=(1, 14)), tasks=("go",))
+    return ImaginedEnv(
+        config or ImaginedEnvConfig(num_envs=3, reward_every=2),
+        dynamics,
+        reward_model,
+        keyframes,
+        limits=[max_steps],
+        usual_error=1.0,
+        fingerprint="untrained",
+    )
+
+
+class Steppable(Protocol):
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def update(self) -> dict[str, float]: ...
+
+
+def finish(fit: Steppable) -> dict[str, float]:
+    """Make all remaining updates; the metrics of the last one."""
+    metrics: dict[str, float] = {}
+    while fit.step < fit.steps:
+        metrics = fit.update()
+    return metrics

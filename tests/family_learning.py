@@ -1,0 +1,56 @@
+"""Behavior cloning of few noisy demonstrations, then PPO or GRPO, for any policy in a small environment."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from episodes.recorder import RecordedEnv, keep_successes
+from episodes.sampler import WindowSampler
+from episodes.store import EpisodeStore
+from policies.policy import Policy, RobotSpec
+from policies.registry import build_policy
+from sims.starts import StartSequence
+from tests.worlds import PointEnv
+from vla_rl.algorithms.bc import BC, BCConfig
+from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.runners.demonstrations import run_expert
+from vla_rl.runners.evaluate import evaluate_policy
+
+
+def clone(config: Any, env: type[PointEnv], *, episodes: int, steps: int, seed: int) -> Policy:
+    """``steps`` updates on ``episodes`` demonstrations with much action noise."""
+    train = env(num_envs=20)
+    with tempfile.TemporaryDirectory() as folder:
+        store = EpisodeStore(Path(folder) / "store", create=True)
+        recorder = RecordedEnv(train, store, source="expert", split="train", keep=keep_successes)
+        starts = StartSequence("demos", seed=seed, num_tasks=3)
+        expert = train.expert(noise=0.8, seed=seed)
+        run_expert(recorder, expert, starts, episodes=episodes, observe_every=1, on_recorded=lambda count: None)
+        torch.manual_seed(seed)
+        policy = build_policy(config, RobotSpec.of(train.spec))
+        spec = policy.spec
+        sampler = WindowSampler(
+            store, action_horizon=spec.action_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
+        )
+        policy.fit_normalizer(*sampler.statistics())
+        bc = BC(policy, BCConfig(steps=steps, learning_rate=2e-3, batch_size=64), [sampler], seed=seed)
+        for _ in range(steps):
+            bc.update()
+    return policy
+
+
+def improve(policy: Policy, env: PointEnv, algorithm: Any, *, seed: int) -> Policy:
+    learner = build_algorithm(algorithm, policy, env, seed=seed)
+    for _ in range(algorithm.iterations):
+        learner.iterate()
+    return learner.deployed()
+
+
+def success(policy: Policy, env: type[PointEnv], *, episodes: int = 300) -> float:
+    """Of the deployed policy on held-out starts."""
+    starts = StartSequence("evaluation", seed=0, num_tasks=3).take(episodes)
+    return float(evaluate_policy(policy, env(num_envs=100), starts, seed=0, stochastic=False)["success"])

@@ -1,0 +1,190 @@
+"""What every registered policy must do: the contract of policies.policy.Policy."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from episodes.sampler import Targets
+from policies.audit import audit_log_prob
+from policies.bundle import load_bundle, save_bundle
+from policies.categorical import CategoricalPolicyConfig
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicyConfig
+from policies.gaussian import GaussianPolicyConfig
+from policies.policy import Policy, RobotSpec, copy_trained, set_frozen, trained_parameters
+from policies.registry import POLICIES, build_policy
+from sims.errors import UserError
+from sims.vector_env import Observation, encode_instructions
+from tests.policies.encoding import encode
+
+ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front",), image_size=(32, 32), control_hz=20.0)
+ENCODER = CompactEncoderConfig(image_widths=(16,), width=32, text_width=16)
+CONFIGS = {
+    "denoising": DenoisingPolicyConfig(encoder=ENCODER, expert=ActionExpertConfig(time_width=16, depth=1)),
+    "categorical": CategoricalPolicyConfig(encoder=ENCODER, bins=16, depth=1, temperature=1.6),
+    "gaussian": GaussianPolicyConfig(action_horizon=8, hidden=(32,)),
+}
+
+
+def test_every_registered_policy_is_tested() -> None:
+    assert {type(config) for config in CONFIGS.values()} == set(POLICIES)
+
+
+@pytest.fixture(params=CONFIGS)
+def policy(request: pytest.FixtureRequest) -> Policy[Any, Any]:
+    torch.manual_seed(0)
+    made = build_policy(CONFIGS[request.param], ROBOT)
+    made.fit_normalizer(torch.randn(50, 5), torch.rand(50, 3) - 0.4)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return made
+
+
+def observe(batch: int) -> Observation:
+    generator = torch.Generator().manual_seed(0)
+    return Observation(
+        images=torch.randint(0, 256, (batch, 1, 32, 32, 3), generator=generator, dtype=torch.uint8),
+        state=torch.randn(batch, 5, generator=generator),
+        instruction=encode_instructions(
+            [("push the red block", "pick up the blue cube " * 20)[i % 2] for i in range(batch)]
+        ),
+    )
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_sample_scores_as_it_was_drawn(policy: Policy[Any, Any]) -> None:
+    context = encode(policy, observe(6))
+    sample = policy.sample(context, generator())
+    assert sample.action.shape == (6, 8, 3)
+    assert sample.action.abs().max() <= 1
+    assert sample.log_prob.dtype == torch.float32
+    audit_log_prob(policy, context, sample, tolerance=1e-4)
+    assert policy.entropy(context, sample.trace).shape == sample.log_prob.shape
+    assert policy.value_features(context).shape == (6, policy.spec.value_dim)
+    assert not policy.value_features(context).requires_grad
+
+
+def test_a_stored_record_gives_the_same_log_prob_in_any_order(policy: Policy[Any, Any]) -> None:
+    for frozen in ((), tuple(policy.parameter_groups())[1:]):
+        set_frozen(policy, frozen)
+        context = encode(policy, observe(6))
+        sample = policy.sample(context, generator())
+        order = torch.tensor([4, 1, 5])
+        record = policy.store(context)[order]
+        log_prob = policy.log_prob(policy.restore(record), sample.trace[order])
+        torch.testing.assert_close(log_prob, sample.log_prob[order], atol=3e-4, rtol=1e-4)
+
+
+def test_every_trained_parameter_gets_a_gradient_and_no_frozen_one(policy: Policy[Any, Any]) -> None:
+    first = next(iter(policy.parameter_groups()))
+    set_frozen(policy, (first,))
+    context = policy.restore(policy.store(encode(policy, observe(6))))
+    sample = policy.sample(context, generator())
+    targets = Targets(
+        action=sample.action, mask=torch.ones(6, 8), future=torch.randn(6, len(policy.spec.future_steps) + 1, 5)
+    )
+    loss = policy.bc_loss(context, targets, generator()) + policy.log_prob(context, sample.trace).mean()
+    loss.backward()
+    for name, parameters in policy.parameter_groups().items():
+        for parameter in parameters:
+            assert (parameter.grad is not None) == (name != first), name
+    assert len(trained_parameters(policy)) == sum(
+        len(list(p)) for n, p in policy.parameter_groups().items() if n != first
+    )
+
+
+def test_an_unknown_parameter_group_is_named(policy: Policy[Any, Any]) -> None:
+    with pytest.raises(UserError, match=r"no parameter group 'backbone'; it has \w+"):
+        set_frozen(policy, ("backbone",))
+
+
+def test_a_copy_shares_what_is_frozen(policy: Policy[Any, Any]) -> None:
+    first = next(iter(policy.parameter_groups()))
+    set_frozen(policy, (first,))
+    copied = copy_trained(policy)
+    for (name, parameter), other in zip(policy.named_parameters(), copied.parameters(), strict=True):
+        assert (parameter is other) == (not parameter.requires_grad), name
+    assert all(one is other for one, other in zip(policy.buffers(), copied.buffers(), strict=True))
+
+
+def test_padding_changes_no_loss(policy: Policy[Any, Any]) -> None:
+    context = encode(policy, observe(4))
+    mask = torch.ones(4, 8)
+    mask[:, 5:] = 0
+    action = torch.rand(4, 8, 3) - 0.5
+    other = torch.where(mask[..., None] > 0, action, 0.3)
+    one, two = (policy.bc_loss(context, Targets(action=a, mask=mask), generator()) for a in (action, other))
+    if not policy.spec.max_prefix and not policy.spec.future_steps:  # a denoising chunk attends to its padding
+        torch.testing.assert_close(one, two)
+    assert policy.bc_loss(context, Targets(action=action, mask=torch.zeros(4, 8)), generator()).item() == 0
+
+
+def test_a_bundle_brings_it_back(policy: Policy[Any, Any], tmp_path: Path) -> None:
+    save_bundle(policy, tmp_path)
+    loaded = load_bundle(tmp_path, action_dim=3, cameras=("front",))
+    assert loaded.config == policy.config and loaded.spec == policy.spec
+    obs = observe(3)
+    assert torch.equal(loaded.act(encode(loaded, obs), generator()), policy.act(encode(policy, obs), generator()))
+
+
+def test_a_prefix_longer_than_trained_is_refused(policy: Policy[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="max_prefix 0"):
+        policy.act(encode(policy, observe(2)), generator(), torch.zeros(2, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        ("categorical", {"bins": 1}, "bins must be at least 2"),
+        ("categorical", {"temperature": 0.0}, "temperature must be positive"),
+        ("categorical", {"heads": 5}, "multiple of heads"),
+        ("gaussian", {"initial_std": -1.0}, "initial_std must be positive"),
+        ("gaussian", {"action_horizon": 0}, "action_horizon must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(config: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIGS[config], **change)
+
+
+def test_temperature_flattens_exploration_alone() -> None:
+    """Of one policy at two temperatures: the same deployed action, higher entropy at the higher temperature."""
+    policies = []
+    for temperature in (0.5, 2.0):
+        torch.manual_seed(0)
+        config = dataclasses.replace(CONFIGS["categorical"], temperature=temperature)
+        policies.append(build_policy(config, ROBOT))
+    contexts = [encode(policy, observe(4)) for policy in policies]
+    acted = [policy.act(context, generator()) for policy, context in zip(policies, contexts, strict=True)]
+    assert torch.equal(*acted)
+    entropy = [
+        policy.entropy(context, policy.sample(context, generator()).trace).mean()
+        for policy, context in zip(policies, contexts, strict=True)
+    ]
+    assert entropy[0] < entropy[1]
+
+
+PACKAGES = ("sims", "episodes", "policies", "world_models", "real_robot", "vla_rl")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("family", "file"), [("categorical", "categorical.py"), ("gaussian", "gaussian.py")])
+def test_a_policy_is_known_to_its_file_and_the_registry_alone(family: str, file: str) -> None:
+    """No other source file of the packages names its class or its configuration."""
+    pattern = re.compile(rf"{family.capitalize()}Policy|policies\.{family}\b")
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if pattern.search(path.read_text())
+    }
+    assert named == {f"policies/{file}", "policies/registry.py"}

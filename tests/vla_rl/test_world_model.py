@@ -1,0 +1,92 @@
+"""Fits of world models in stages, their configuration, and videos from keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import dot_episodes
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.config.loader import ConfigError, load_config
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, fit_world_model
+from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
+from world_models.bundle import load_world_model
+from world_models.models.autoencoder import AutoencoderConfig
+from world_models.models.conv_flow import ConvFlowConfig
+from world_models.models.latent_dit import LatentDiT, LatentDiTConfig
+from world_models.models.wan import WanConfig
+from world_models.training.autoencoder import AutoencoderFitConfig
+from world_models.training.distillation import DistillConfig
+from world_models.training.dynamics import DynamicsFitConfig
+from world_models.training.optimization import Optimization
+from world_models.world_model import WorldModelError
+
+TINY = AutoencoderConfig(
+    settings={
+        "encoder_block_out_channels": [8, 8, 8],
+        "decoder_block_out_channels": [8, 8, 8],
+        "num_encoder_blocks": [1, 1, 1],
+        "num_decoder_blocks": [1, 1, 1],
+        "latent_channels": 4,
+    },
+)
+DIT = LatentDiTConfig(
+    action_horizon=dot_episodes.HORIZON, autoencoder=TINY, width=64, depth=2, heads=2, steps=2, context_noise=0.2
+)
+
+
+def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path) -> None:
+    """Autoencoder, kinematics, dynamics, student, reward model; from their checkpoints the same file comes again."""
+    store = dot_episodes.store(tmp_path / "store", 24)
+    short = {"batch_size": 4, "warmup": 1}
+    config = WorldModelConfig(
+        dynamics=DIT,
+        fit=DynamicsFitConfig(steps=3, **short),
+        autoencoder_fit=AutoencoderFitConfig(steps=3, **short),
+        distill=DistillConfig(steps=2, **short),
+        reward_model=replace(dot_episodes.REWARD_MODEL, steps=2),
+    )
+    path = tmp_path / "fit" / WORLD_MODEL_FILE
+    fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
+    first = load_world_model(path)
+    assert isinstance(first.dynamics, LatentDiT)
+    assert first.dynamics.config.steps == 1
+    assert (first.dynamics.codec.scale != 1).all()
+    path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimization, "update", None)  # every stage is finished: nothing may be fitted again
+        fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
+    assert load_world_model(path).sha256 == first.sha256
+
+
+def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:
+    path = tmp_path / "imagined.yaml"
+    path.write_text(f"extends: {Path(__file__).parents[1] / 'data' / 'tiny.yaml'}\nimagination: {{}}\n")
+
+    def dynamics(*overrides: str) -> object:
+        imagination = load_config(Experiment, path, overrides).imagination
+        assert imagination is not None
+        return imagination.model.dynamics
+
+    key = "--imagination.model.dynamics"
+    assert isinstance(dynamics(), ConvFlowConfig)
+    assert dynamics(f"{key}.name", "latent_dit", f"{key}.depth", "12") == LatentDiTConfig(depth=12)
+    assert dynamics(f"{key}.name", "wan", f"{key}.folder", "here") == WanConfig(folder="here")
+    with pytest.raises(ConfigError, match=r"distill\.to must divide the teacher's 1 steps"):
+        dynamics("--imagination.model.distill.to", "2")
+
+
+def test_keys_move_one_dimension_and_held_commands_stay() -> None:
+    action = key_actions("aCb", torch.tensor([0.3, 0.3, 1.0]), held=[2])
+    assert action.shape == (3 * KEY_STEPS, 3)
+    expected = torch.tensor([[KEY_SPEED, 0, 1], [0, 0, -1], [0, KEY_SPEED, -1]])
+    assert torch.equal(action[::KEY_STEPS], expected)
+    assert torch.equal(action, action[::KEY_STEPS].repeat_interleave(KEY_STEPS, dim=0))
+    with pytest.raises(WorldModelError, match=r"keys \['d'\]; allowed are abc \(up\) and ABC \(down\)"):
+        key_actions("ad", torch.zeros(3), held=[])
+    with pytest.raises(WorldModelError, match=r"held dimension 3 is not within 0\.\.2"):
+        key_actions("a", torch.zeros(3), held=[3])

@@ -1,0 +1,98 @@
+"""The evaluation of a world model on episodes where everything is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests import dot_episodes
+from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import recorded_sequences, swapped_sequences
+from world_models.evaluation.evaluate import WorldModelEvaluation
+from world_models.evaluation.imagined_success import imagined_success, set_thresholds
+from world_models.evaluation.open_loop import LOST_M, MOVED_M, open_loop_errors
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> ClipSampler:
+    return ClipSampler([dot_episodes.store(tmp_path_factory.mktemp("dots") / "store", 24)], action_horizon=4)
+
+
+def locate(images: torch.Tensor, instructions: Sequence[str]) -> torch.Tensor:
+    """Center of the red pixels, a centimeter each."""
+    red = (images[:, 0, :, :, 0] > 170).float()
+    x = torch.einsum("bhw,w->b", red, torch.arange(16.0)) / red.flatten(1).sum(1)
+    return torch.stack([0.01 * x, torch.zeros_like(x)], dim=1)
+
+
+def test_a_model_that_repeats_the_start_is_as_good_as_a_copy(clips: ClipSampler) -> None:
+    world, _ = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    with torch.no_grad():
+        out = world.out.bias.view(world.sources + 4, -1)  # mixture sources + 1, content 3
+        out[1:-3] = -30.0  # the current frame, nothing else
+    rows = open_loop_errors(world, clips, horizons=(1, 2), locate=locate, seed=0)
+    for row in rows:
+        assert row["psnr"] == pytest.approx(row["copy_psnr"], abs=1e-3)
+        assert row["object_error_m"] == pytest.approx(row["copy_object_error_m"], abs=1e-6)
+        assert MOVED_M < row["object_error_m"] <= LOST_M
+        assert row["object_error_m_count"] > 0
+
+
+def test_swapped_sequences_are_actions_of_another_episode(clips: ClipSampler) -> None:
+    sequences = swapped_sequences(clips, seed=0, count=5)
+    assert len(sequences) == 5
+    for sequence in sequences:
+        assert clips.entries[sequence.episode].success
+        own = clips.actions(sequence.episode)
+        assert sequence.action.shape != own.shape or not torch.equal(sequence.action, own)
+    assert [len(sequence.action) for sequence in recorded_sequences(clips)] == [entry.steps for entry in clips.entries]
+
+
+def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    sequences = recorded_sequences(clips)
+    reward_model.success_threshold.fill_(-1.0)
+    success, score = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
+    assert success.all()
+    assert ((score > 0) & (score < 1)).all()
+    reward_model.success_threshold.fill_(2.0)
+    reward_model.failed_threshold.fill_(2.0)
+    assert not imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)[0].any()
+
+
+def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
+    """As many episodes as truly succeed exceed the one threshold, at most the allowed share of failures the other."""
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    reward_model.failed_threshold.fill_(2.0)
+    sequences, truth = recorded_sequences(clips), torch.tensor([entry.success for entry in clips.entries])
+    reward_model.config = dataclasses.replace(reward_model.config, false_success=0.1)
+    thresholds = set_thresholds(world, reward_model, clips, seed=0, reward_every=2)
+    success, score = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
+    assert torch.equal(success, score > thresholds["success_threshold"])
+    assert success.sum() <= truth.sum() < (score >= thresholds["success_threshold"]).sum()
+    rewarded = score > thresholds["reward_threshold"]
+    assert rewarded[~truth].float().mean() <= 0.1
+    assert not (rewarded & ~success).any()
+
+
+def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None:
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    evaluation = WorldModelEvaluation(reward_model=reward_model, clips=clips, reward_every=2, seed=0)
+    report = evaluation.report(world, env=None, no_action=world, locate=locate, horizons=(1, 2), swaps=4)
+    for name in ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m"):
+        assert len(report[name]) == len(report["horizons"]) == 2
+        assert all(math.isfinite(value) for value in report[name])
+    assert report["hallucinated_success"] == report["no_action_hallucinated_success"]
+    assert report["swapped_sequences"] == 4
+    assert 0 <= report["success_auc"] <= 1
+    assert report["delta_success"] == pytest.approx(abs(report["imagined_success"] - report["true_success"]))
+    won = [entry.success for entry in clips.entries]
+    assert report["true_success"] == pytest.approx(sum(won) / len(won))

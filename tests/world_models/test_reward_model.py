@@ -1,0 +1,136 @@
+"""The reward model learns to classify recorded and predicted observations, and may start from a policy's encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast
+from policies.normalizer import Normalizer
+from tests import dot_episodes
+from tests.dot_episodes import finish
+from world_models.bundle import WorldModelInfo, check_robot
+from world_models.data.clip import FAILED, RUNNING, SUCCESS
+from world_models.data.clip_sampler import ClipSampler
+from world_models.training.reward_model import (
+    RewardModelFit,
+    imagine_observations,
+    label_recorded,
+    set_failed_threshold,
+)
+from world_models.world_model import WorldModelError
+
+H = dot_episodes.HORIZON
+
+
+def test_shifted_images_keep_their_pixels(tmp_path: Path) -> None:
+    """Shifts are at most two pixels, edges repeat, and cameras and examples are shifted independently."""
+    clips = ClipSampler([dot_episodes.store(tmp_path / "dots", 40)], action_horizon=H)
+    dynamics, model = dot_episodes.models()
+    fit = RewardModelFit(model, clips, imagine_observations(dynamics, clips, model.config, count=4, seed=0), seed=0)
+    index = torch.arange(dot_episodes.SIZE)
+    frames = torch.stack([index[:, None].expand(-1, len(index)), index.expand(len(index), -1)], dim=-1)
+    frames = torch.cat([frames, frames[..., :1]], dim=-1).to(torch.uint8).expand(50, 2, -1, -1, -1)
+    moved = fit._shift(frames)[..., :2].long()
+    by = moved[:, :, 8, 8] - 8
+    expected = torch.stack(torch.meshgrid(index, index, indexing="ij"), dim=-1) + by[:, :, None, None]
+    torch.testing.assert_close(moved, expected.clamp(0, dot_episodes.SIZE - 1))
+    assert sorted(by.unique().tolist()) == [-2, -1, 0, 1, 2]
+
+
+def test_it_learns_to_classify(tmp_path: Path) -> None:
+    """Recorded observations of other episodes: right edge, left edge, anywhere between."""
+    clips = ClipSampler([dot_episodes.store(tmp_path / "fit", 60)], action_horizon=H)
+    other = ClipSampler([dot_episodes.store(tmp_path / "other", 90)], action_horizon=H, part="held_out")
+    dynamics, model = dot_episodes.models()
+    dynamics.fit_scales(*clips.statistics())
+    model.normalizer.load_state_dict(dynamics.normalizer.state_dict())
+    imagined = imagine_observations(dynamics, clips, model.config, count=40, seed=0)
+    assert set(imagined.status.unique().tolist()) == {RUNNING, SUCCESS, FAILED}
+    assert imagined.before_end.any()
+    assert (imagined.status[imagined.before_end] == RUNNING).all()
+    finish(RewardModelFit(model, clips, imagined, seed=0))
+    recorded = label_recorded(other, np.arange(len(other)))
+    metrics = set_failed_threshold(model, recorded)
+    assert metrics["success_auc"] > 0.95
+    assert metrics["failed_auc"] > 0.95
+    first = model.encode(recorded.first, recorded.first_state, recorded.instruction)
+    status = model.classify(first, recorded.images, recorded.state, recorded.instruction, strict=False)
+    assert not (status.success & status.failed).any()
+    assert (status.success == (recorded.status == SUCCESS)).float().mean() > 0.9
+
+
+def test_a_resumed_fit_is_the_same_fit(tmp_path: Path) -> None:
+    clips = ClipSampler([dot_episodes.store(tmp_path / "dots", 40)], action_horizon=H)
+
+    def fit() -> RewardModelFit:
+        torch.manual_seed(4)
+        dynamics, model = dot_episodes.models()
+        imagined = imagine_observations(dynamics, clips, model.config, count=4, seed=0)
+        return RewardModelFit(model, clips, imagined, seed=0)
+
+    whole, first = fit(), fit()
+    for _ in range(4):
+        whole.update()
+    first = fit()
+    for _ in range(2):
+        first.update()
+    state, second = first.state_dict(), fit()
+    torch.manual_seed(99)
+    second.load_state_dict(state)
+    for _ in range(2):
+        second.update()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_too_few_successes_are_refused(tmp_path: Path) -> None:
+    clips = ClipSampler([dot_episodes.store(tmp_path / "dots", 3)], action_horizon=H)
+    dynamics, model = dot_episodes.models()
+    imagined = imagine_observations(dynamics, clips, model.config, count=4, seed=0)
+    model.config = dataclasses.replace(model.config, min_successes=4)
+    with pytest.raises(WorldModelError, match=r"the episodes hold \d successes, a reward needs at least 4"):
+        RewardModelFit(model, clips, imagined, seed=0)
+
+
+def test_a_policy_of_another_robot_is_refused() -> None:
+    dynamics, model = dot_episodes.models()
+    info = WorldModelInfo(
+        dynamics=dynamics.config, reward_model=model.config, robot=dot_episodes.ROBOT, usual_error=1.0, metrics={}
+    )
+    check_robot(info, dot_episodes.ROBOT, what="the policy p")
+    other = dataclasses.replace(dot_episodes.ROBOT, cameras=("front",))
+    with pytest.raises(
+        WorldModelError, match=r"has cameras \('front', 'flipped'\), the policy p has \('front',\); fit"
+    ):
+        check_robot(info, other, what="the policy p")
+
+
+def policy_with(config: CompactEncoderConfig) -> SimpleNamespace:
+    """What the reward model needs of a policy to start from it."""
+    encoder = CompactEncoder(config, cameras=2, state_dim=2)
+    return SimpleNamespace(
+        encoder=encoder,
+        forecast=Forecast(config, pooled_width=encoder.pooled_width, state_dim=2),
+        normalizer=Normalizer(state_dim=2, action_dim=2),
+    )
+
+
+def test_it_starts_from_an_encoder_of_the_same_settings_and_ignores_others() -> None:
+    _, model = dot_episodes.models()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    wider = dataclasses.replace(dot_episodes.ENCODER, width=64)
+    for other in (None, SimpleNamespace(), policy_with(wider)):
+        assert not model.start_from(other)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.manual_seed(7)
+    policy = policy_with(dot_episodes.ENCODER)
+    assert model.start_from(policy)
+    for own, other in ((model.encoder, policy.encoder), (model.forecast, policy.forecast)):
+        for name, value in own.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name

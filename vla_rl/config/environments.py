@@ -1,0 +1,23 @@
+"""Every environment that a run can be configured with: simulators and robots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
+
+from sims.registry import CONSTRUCTORS
+from sims.vector_env import VectorEnv
+
+ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {**CONSTRUCTORS}
+
+if TYPE_CHECKING:
+    EnvironmentConfig = Any
+else:
+    EnvironmentConfig = Annotated[Union[tuple(ENVIRONMENTS)], Field(discriminator="name")]  # noqa: UP007
+
+
+def make_env(config: EnvironmentConfig) -> VectorEnv:
+    """Raises UserError where the simulator or the robot's software is not installed, or its settings are wrong."""
+    return ENVIRONMENTS[type(config)](config)

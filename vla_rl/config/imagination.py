@@ -1,0 +1,79 @@
+"""The section ``imagination``: reinforcement learning in a world model (docs/world-models.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_rl.algorithms.bc import BCConfig
+from world_models.data.keyframes import KeyframeConfig
+from world_models.imagined_env import ImaginedEnvConfig
+from world_models.models.conv_flow import ConvFlowConfig
+from world_models.registry import DynamicsConfig
+from world_models.reward_model import RewardModelConfig
+from world_models.training.autoencoder import AutoencoderFitConfig
+from world_models.training.distillation import DistillConfig
+from world_models.training.dynamics import DynamicsFitConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelConfig:
+    """``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into
+    fewer denoising steps. ``device``: where the dynamics are fitted and run. ``no_action_steps``: fit steps of a
+    baseline that is not given the actions, for the evaluation (0: none).
+    """
+
+    dynamics: DynamicsConfig = field(default_factory=ConvFlowConfig)
+    fit: DynamicsFitConfig = field(default_factory=DynamicsFitConfig)
+    autoencoder_fit: AutoencoderFitConfig = field(default_factory=AutoencoderFitConfig)
+    distill: DistillConfig | None = None
+    device: str = "cpu"
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    keyframes: KeyframeConfig = field(default_factory=KeyframeConfig)
+    imagined_env: ImaginedEnvConfig = field(default_factory=ImaginedEnvConfig)
+    no_action_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.distill is not None:
+            self.distill.stride(self.dynamics.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationThresholds:
+    """What the world model's evaluation must reach; for every miss, imagined episodes are halved.
+
+    ``stop_below_auc``: below this AUC of success the run stops.
+    """
+
+    min_success_auc: float = 0.8
+    max_hallucinated: float = 0.2
+    max_delta_success: float = 0.2
+    stop_below_auc: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginationConfig:
+    """``real_episodes``: recorded with the exploring policy at the start of each round, observed every
+    ``observe_every`` control steps. ``demonstrations``: the world model is fitted to the run's demonstrations too;
+    since all of them succeed, a model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the
+    recorded chunks to which one offset is added, drawn per dimension with the std ``perturbation`` (of the action
+    range's half). ``clone_successes``: behavior cloning of all successes so far, after each recording (null: none).
+    ``stores``: episodes that were recorded before.
+    """
+
+    rounds: int = 2
+    real_episodes: int = 200
+    observe_every: int = 4
+    demonstrations: bool = True
+    perturbed_chunks: float = 0.0
+    perturbation: float = 0.05
+    clone_successes: BCConfig | None = None
+    stores: tuple[str, ...] = ()
+    model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    thresholds: EvaluationThresholds = field(default_factory=EvaluationThresholds)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "real_episodes", "observe_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"imagination.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.perturbed_chunks <= 1:
+            raise ValueError(f"imagination.perturbed_chunks must be within [0, 1], got {self.perturbed_chunks}")

@@ -1,0 +1,264 @@
+"""Draws clips from recorded episodes.
+
+    observation at step   0        8        16 18    an episode of 18 steps, observed every step or once per chunk
+    a clip of 2:                   ^ start  ^  ^     actions 8..15, then 16..17; previous = a chunk before the start
+
+Where an episode was observed more often than once per chunk, some gaps are drawn shorter, so that a model is fitted to
+every length in 1..H. Clips that reach the end of an episode are padded with length 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from episodes.packing import Arrays, frame, frame_sizes
+from episodes.store import EVERYTHING, EpisodeStore, Selection
+from sims.vector_env import encode_instructions
+from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, Part, RecordedObservations, Transitions, part_of
+from world_models.world_model import WorldModelError
+
+FULL_LENGTH_SHARE = 0.6  # of gaps that are as long as possible
+
+
+class ClipSampler:
+    """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
+
+    Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
+    Raises WorldModelError when no episode matches, when cameras or dimensions differ, and for NaN.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[EpisodeStore],
+        *,
+        action_horizon: int,
+        cameras: Sequence[str] | None = None,
+        where: Selection = EVERYTHING,
+        part: Part = "all",
+    ) -> None:
+        chosen = [(s, e) for s in stores for e in s.select(where) if part in ("all", part_of(e))]
+        names = ", ".join(str(store.path) for store in stores)
+        if not chosen:
+            raise WorldModelError(
+                f"{names}: no episode matches {where} (part {part}); record some with: vla-rl collect"
+            )
+        self.action_horizon = action_horizon
+        self._arrays: list[Arrays] = [store.map(entry) for store, entry in chosen]
+        self.entries = [entry for _, entry in chosen]
+        sizes = frame_sizes(self._arrays[0])
+        self.cameras = tuple(sizes) if cameras is None else tuple(cameras)
+        for (store, entry), arrays in zip(chosen, self._arrays, strict=True):
+            _check(f"{store.file(entry.id)}", arrays, self._arrays[0], self.cameras)
+        self.image_size = sizes[self.cameras[0]]
+        self._steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
+        gaps = max(int(np.diff(steps).max(initial=0)) for steps in self._steps)
+        if gaps > action_horizon:
+            raise WorldModelError(
+                f"{names}: observations are up to {gaps} control steps apart, the model predicts at most "
+                f"{action_horizon}; record episodes with an observation at least every {action_horizon} steps"
+            )
+        self._instructions = encode_instructions([entry.instruction for entry in self.entries])
+        self._index()
+
+    def _index(self) -> None:
+        """Tables over the observations of all episodes."""
+        self._status_of = [_status(arrays) for arrays in self._arrays]
+        counts = [len(steps) for steps in self._steps]
+        self._first = np.cumsum([0, *counts[:-1]])  # of each episode
+        self._episode = np.repeat(np.arange(len(counts)), counts)
+        self._position = np.concatenate([np.arange(count) for count in counts])  # within its episode
+        self._starts = np.flatnonzero(np.concatenate([np.arange(n) < n - 1 for n in counts]))
+        self._status = np.concatenate(self._status_of)
+        self._to_end = np.concatenate([steps[-1] - steps for steps in self._steps])
+
+    def __len__(self) -> int:
+        """Number of observations that another one follows."""
+        return len(self._starts)
+
+    @property
+    def state_dim(self) -> int:
+        return self._arrays[0]["state"].shape[1]
+
+    @property
+    def action_dim(self) -> int:
+        return self._arrays[0]["action"].shape[1]
+
+    @property
+    def instruction_bytes(self) -> int:
+        """Width of the instructions of all clips."""
+        return self._instructions.shape[1]
+
+    # -- whole episodes --------------------------------------------------------------------------------------------
+
+    def observation_steps(self, episode: int) -> Int[np.ndarray, " L"]:
+        """Control steps before each observation of an episode."""
+        return self._steps[episode]
+
+    def actions(self, episode: int) -> Float[Tensor, "T A"]:
+        """All actions of an episode."""
+        return torch.from_numpy(np.array(self._arrays[episode]["action"]))
+
+    def statistics(
+        self,
+    ) -> tuple[Float[Tensor, "observations state_dim"], Float[Tensor, "steps A"], Float[Tensor, "changes state_dim"]]:
+        """All states, all actions, and changes of state over (up to) a chunk."""
+        state = torch.from_numpy(np.concatenate([np.array(a["state"]) for a in self._arrays]))
+        action = torch.from_numpy(np.concatenate([np.array(a["action"]) for a in self._arrays]))
+        changes = []
+        for arrays, steps in zip(self._arrays, self._steps, strict=True):
+            later = np.searchsorted(steps, steps + self.action_horizon, side="right") - 1
+            changes.append(np.array(arrays["state"])[later] - np.array(arrays["state"]))
+        return state, action, torch.from_numpy(np.concatenate(changes))
+
+    # -- clips -----------------------------------------------------------------------------------------------------
+
+    def draw(self, rng: np.random.Generator, batch: int, chunks: int) -> Clip:
+        """``batch`` clips of ``chunks`` predictions, every start equally likely."""
+        return self.at(self.draw_starts(rng, batch), chunks, rng)
+
+    def draw_near_ends(self, rng: np.random.Generator, batch: int, chunks: int, *, within: int) -> Clip:
+        """Clips that start at most ``within`` control steps before an episode's end."""
+        near = self._starts[self._to_end[self._starts] <= within]
+        return self.at(near[rng.integers(len(near), size=batch)], chunks, rng)
+
+    def draw_starts(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, " count"]:
+        """Indices of observations that another one follows, each equally likely."""
+        return self._starts[rng.integers(len(self._starts), size=count)]
+
+    def has_next(self, index: Int[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
+        """Whether another observation follows these."""
+        return self._to_end[index] > 0
+
+    def at(self, index: Int[np.ndarray, " B"], chunks: int, rng: np.random.Generator) -> Clip:
+        """Clips that start at these observations."""
+        return Clip.stack([self.clip(int(self._episode[i]), int(self._position[i]), chunks, rng) for i in index])
+
+    def clip(self, episode: int, observation: int, chunks: int, rng: np.random.Generator | None = None) -> Clip:
+        """One clip, without batch dimension; without ``rng`` every gap is as long as possible."""
+        arrays, steps = self._arrays[episode], self._steps[episode]
+        positions = [observation]
+        for _ in range(chunks):
+            positions.append(self._next(steps, positions[-1], rng))
+        before = self._previous(steps, observation)
+        length = np.diff(steps[positions])
+        state = np.array(arrays["state"])
+        return Clip(
+            first=self._frame(arrays, 0),
+            first_state=torch.from_numpy(state[0]),
+            previous=self._frame(arrays, before),
+            previous_state=torch.from_numpy(state[before]),
+            past_action=self._chunk(arrays, steps[before], steps[observation]),
+            past_length=torch.tensor(steps[observation] - steps[before]),
+            frames=torch.stack([self._frame(arrays, at) for at in positions]),
+            state=torch.from_numpy(state[positions]),
+            action=self._chunks(arrays, steps[positions]),
+            length=torch.from_numpy(length),
+            status=torch.from_numpy(self._status_of[episode][positions]),
+            index=torch.from_numpy(self._first[episode] + np.array(positions)),
+            instruction=self._instructions[episode],
+        )
+
+    def transitions(self, rng: np.random.Generator) -> Transitions:
+        """One chunk, without images, from every observation that another one follows."""
+        return Transitions.stack(
+            [self._transition(int(self._episode[i]), int(self._position[i]), rng) for i in self._starts]
+        )
+
+    def _transition(self, episode: int, observation: int, rng: np.random.Generator) -> Transitions:
+        arrays, steps = self._arrays[episode], self._steps[episode]
+        before, after = self._previous(steps, observation), self._next(steps, observation, rng)
+        states = torch.from_numpy(np.array(arrays["state"][[before, observation, after]]))
+        return Transitions(
+            previous_state=states[0],
+            state=states[1],
+            next_state=states[2],
+            past_action=self._chunk(arrays, steps[before], steps[observation]),
+            past_length=torch.tensor(steps[observation] - steps[before]),
+            action=self._chunk(arrays, steps[observation], steps[after]),
+            length=torch.tensor(steps[after] - steps[observation]),
+        )
+
+    def _previous(self, steps: np.ndarray, observation: int) -> int:
+        """The observation a chunk earlier, or the first one."""
+        return int(np.searchsorted(steps, steps[observation] - self.action_horizon))
+
+    def _next(self, steps: np.ndarray, observation: int, rng: np.random.Generator | None) -> int:
+        """The observation a chunk later, or the last one; with ``rng``, some gaps are shorter."""
+        farthest = int(np.searchsorted(steps, steps[observation] + self.action_horizon, side="right")) - 1
+        if rng is not None and farthest > observation + 1 and rng.random() > FULL_LENGTH_SHARE:
+            farthest = int(rng.integers(observation + 1, farthest + 1))
+        return farthest
+
+    # -- single observations ---------------------------------------------------------------------------------------
+
+    def observations(self, index: Int[np.ndarray, " B"]) -> RecordedObservations:
+        pairs = [(int(self._episode[i]), int(self._position[i])) for i in index]
+        return RecordedObservations(
+            images=torch.stack([self._frame(self._arrays[e], position) for e, position in pairs]),
+            state=torch.from_numpy(np.stack([self._arrays[e]["state"][position] for e, position in pairs])),
+            instruction=self._instructions[self._episode[index]],
+            status=torch.from_numpy(self._status[index]),
+        )
+
+    def first_of_episode(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        """Indices of the first observations of these observations' episodes."""
+        return self._first[self._episode[index]]
+
+    def episode_ends(self, index: Int[np.ndarray, " B"]) -> tuple[Float[Tensor, "B state_dim"], Bool[Tensor, " B"]]:
+        """The last state of these observations' episodes, and whether they succeeded."""
+        episodes = self._episode[index]
+        states = np.stack([self._arrays[e]["state"][-1] for e in episodes])
+        return torch.from_numpy(states), torch.tensor([self.entries[e].success for e in episodes])
+
+    def with_status(self, status: int) -> Int[np.ndarray, " N"]:
+        """Indices of the observations with this status."""
+        return np.flatnonzero(self._status == status)
+
+    def running_near_end(self, *, within: int) -> Int[np.ndarray, " N"]:
+        """Indices of running observations at most ``within`` control steps before their episode's end."""
+        return np.flatnonzero((self._status == RUNNING) & (self._to_end <= within) & (self._to_end > 0))
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _chunks(self, arrays: Arrays, steps: np.ndarray) -> Float[Tensor, "M H A"]:
+        if len(steps) == 1:
+            return torch.zeros(0, self.action_horizon, self.action_dim)
+        return torch.stack([self._chunk(arrays, a, b) for a, b in itertools.pairwise(steps)])
+
+    def _chunk(self, arrays: Arrays, begin: np.integer, end: np.integer) -> Float[Tensor, "H A"]:
+        out = np.zeros((self.action_horizon, arrays["action"].shape[1]), dtype=np.float32)
+        out[: end - begin] = arrays["action"][begin:end]
+        return torch.from_numpy(out)
+
+    def _frame(self, arrays: Arrays, observation: int) -> UInt8[Tensor, "cameras height width 3"]:
+        return torch.from_numpy(np.stack([frame(arrays, camera, observation) for camera in self.cameras]))
+
+
+def _status(arrays: Arrays) -> Int[np.ndarray, " L"]:
+    """Status of the episode at every observation, from the flags of the step before it."""
+    steps = np.asarray(arrays["observation_steps"], dtype=np.int64)
+    before = np.maximum(steps - 1, 0)
+    success = np.asarray(arrays["success"])[before]
+    ended = np.asarray(arrays["terminated"])[before]
+    return np.where(steps == 0, RUNNING, np.where(success, SUCCESS, np.where(ended, FAILED, RUNNING))).astype(np.int64)
+
+
+def _check(name: str, arrays: Arrays, first: Arrays, cameras: Sequence[str]) -> None:
+    """Same cameras, sizes and dimensions as the first episode; finite numbers."""
+    sizes = frame_sizes(arrays)
+    if missing := [camera for camera in cameras if camera not in sizes]:
+        raise WorldModelError(f"{name}: no camera {missing[0]!r}; recorded are {', '.join(sizes)}")
+    for what in ("state", "action"):
+        got, expected = arrays[what].shape[1], first[what].shape[1]
+        if got != expected:
+            raise WorldModelError(f"{name}: {got} {what} dimensions, the other episodes have {expected}")
+        if not np.isfinite(arrays[what]).all():
+            raise WorldModelError(f"{name}: {what} has NaN or infinite entries; delete the episode from the store")
+    if len({sizes[camera] for camera in cameras} | {frame_sizes(first)[cameras[0]]}) > 1:
+        raise WorldModelError(f"{name}: cameras differ in size {sizes}; select episodes of one size")

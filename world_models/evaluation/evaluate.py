@@ -1,0 +1,112 @@
+"""Evaluation of a world model on held-out recorded episodes, against baselines, with intervals.
+
+(a) images and objects after h chunks, against a copy of the first frame
+(b) swapped actions: the start of one episode, the actions of another. A predicted success that does not happen is
+    hallucinated; a model that ignores actions hallucinates most of the successes that the starts suggest
+(c) predicted against true success for the same actions from the same start: AUC, difference of the rates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sims.registry import ObjectLocator
+from sims.vector_env import VectorEnv
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.action_sequences import (
+    ActionSequence,
+    recorded_sequences,
+    swapped_sequences,
+    true_success,
+)
+from world_models.evaluation.imagined_success import imagined_success
+from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
+from world_models.models.flow_model import FlowWorldModel
+from world_models.reward_model import RewardModel
+from world_models.statistics import auc, auc_interval, mean_interval
+
+ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelEvaluation:
+    """``clips``: held out. ``reward_every``: control steps between classifications. ``seed``: of all draws."""
+
+    reward_model: RewardModel
+    clips: ClipSampler
+    reward_every: int
+    seed: int
+
+    def report(
+        self,
+        model: FlowWorldModel,
+        *,
+        env: VectorEnv | None,
+        no_action: FlowWorldModel | None,
+        locate: ObjectLocator | None,
+        horizons: Sequence[int] = (1, 2, 4, 8),
+        swaps: int = 64,
+    ) -> dict[str, Any]:
+        """(a), (b), (c) and speed as JSON values.
+
+        ``env``: the environment that recorded the episodes, which tells what swapped actions lead to; without it every
+        swapped sequence is taken to fail. ``no_action``: a baseline fitted without actions.
+        """
+        sequences = swapped_sequences(self.clips, seed=self.seed, count=swaps)
+        failing = sequences
+        if env is not None:
+            success = true_success(env, self.clips, sequences).tolist()
+            failing = [sequence for sequence, succeeded in zip(sequences, success, strict=True) if not succeeded]
+        hallucinated = {
+            "hallucinated_success": self._rate(model, failing),
+            "no_action_hallucinated_success": self._rate(no_action, failing),
+            "swapped_sequences": len(failing),
+        }
+        rng = np.random.default_rng(self.seed)
+        clip = self.clips.draw(rng, 32, 1)
+        comparison = self._compare(model, rng)
+        rows = open_loop_errors(model, self.clips, horizons=horizons, locate=locate, seed=self.seed)
+        return {
+            **hallucinated,
+            **comparison,
+            "episodes": len(self.clips.entries),
+            "horizons": [row["horizon"] for row in rows],
+            **{name: [row.get(name) for row in rows] for name in ERRORS},
+            "rows": rows,
+            "fps": frames_per_second(model, first_history(model, clip), clip.action[:, 0], clip.length[:, 0]),
+        }
+
+    def _rate(self, model: FlowWorldModel | None, sequences: Sequence[ActionSequence]) -> float | None:
+        """Predicted success of failing sequences."""
+        if model is None or not sequences:
+            return None
+        success, _ = imagined_success(
+            model, self.reward_model, self.clips, sequences, seed=self.seed, reward_every=self.reward_every
+        )
+        return success.float().mean().item()
+
+    def _compare(self, model: FlowWorldModel, rng: np.random.Generator) -> dict[str, Any]:
+        """Predicted against true success of the recorded actions."""
+        sequences = recorded_sequences(self.clips)
+        success, score = imagined_success(
+            model, self.reward_model, self.clips, sequences, seed=self.seed, reward_every=self.reward_every
+        )
+        truth = torch.tensor([entry.success for entry in self.clips.entries])
+        imagined_rate, true_rate = success.float().mean().item(), truth.float().mean().item()
+        both = bool(truth.any() and not truth.all())
+        return {
+            "success_auc": auc(score, truth) if both else None,
+            "success_auc_interval": auc_interval(score, truth, rng) if both else None,
+            "false_success": success[~truth].float().mean().item() if (~truth).any() else None,
+            "missed_success": (~success[truth]).float().mean().item() if truth.any() else None,
+            "imagined_success": imagined_rate,
+            "true_success": true_rate,
+            "delta_success": abs(imagined_rate - true_rate),
+            "imagined_minus_true_interval": mean_interval((success.float() - truth.float()).numpy(), rng),
+        }
