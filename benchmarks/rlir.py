@@ -1,12 +1,12 @@
-"""Does reinforcement of the world model itself (RLIR) make it follow actions better?
+"""Does reinforcement learning of the world model itself (RLIR) make it follow actions better?
 
     python benchmarks/rlir.py RUN [--iterations 60] [--learning-rate 3e-5]
 
 RUN: a finished or stopped run of ``vla-rl train configs/imagined_*.yaml`` on the tabletop whose first world model is
-fitted. Two inverse dynamics models are fitted and gated: one gives the reward, the other, of another seed, only
-measures. Before and after, on held-out episodes: error of the actions read back, object error and PSNR, open loop.
-Beside it, from the same weights and for as much processor time: further updates of the ordinary fit. Where the gate is
-not passed, its errors are all there is. Writes benchmarks/results/rlir.json.
+fitted. Two inverse dynamics models are fitted and must pass the gate: one gives the reward, the other, of another seed,
+only measures. Before and after, on held-out episodes: error of the recovered actions, object error and PSNR, open loop.
+For comparison, from the same weights and for as much processor time: further updates of the ordinary fit. Where the
+gate is not passed, only its errors are written. Writes benchmarks/results/rlir.json.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from sims.registry import ObjectLocator, object_locator
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
 from vla_rl.bench.record import row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.runners.world_model import WORLD_FILE, locator, open_clips
-from world_models.bundle import load_world
-from world_models.data.clips import Clip, ClipSampler
-from world_models.fidelity import Locate, open_loop
-from world_models.models.flow_model import FlowWorld
-from world_models.training.fit import FitConfig, Fitter, first_moment
-from world_models.training.inverse_dynamics import InverseConfig, InverseDynamics, fit_inverse, gate, latents
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+from world_models.bundle import load_world_model
+from world_models.data.clip import Clip, first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.open_loop import open_loop_errors
+from world_models.models.flow_model import FlowWorldModel
+from world_models.models.inverse_dynamics import InverseDynamics, InverseDynamicsConfig, to_pixels
+from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
+from world_models.training.inverse_dynamics import InverseDynamicsFit, gate
 
 HORIZONS = (1, 2, 4, 8)
 
@@ -48,15 +51,18 @@ def main() -> None:
     settings = experiment.imagination.model
     folder = arguments.run / "imagination" / "round_0"
     clips, held_out = (open_clips([folder / "episodes"], settings, part) for part in ("fit", "held_out"))
-    fitted = load_world(folder / WORLD_FILE)
-    locate = locator(experiment.sim, fitted.info.robot.cameras)
+    fitted = load_world_model(folder / WORLD_MODEL_FILE)
+    locate = object_locator(experiment.sim, fitted.info.robot.cameras)
 
-    inverse_config = InverseConfig(steps=arguments.inverse_steps)
+    inverse_config = InverseDynamicsConfig(steps=arguments.inverse_steps)
     inverses, gates = [], []
     for seed in (0, 1):
         torch.manual_seed(seed)
         inverse = InverseDynamics(inverse_config, fitted.info.robot)
-        fit_inverse(inverse, clips, seed=seed)
+        fit = InverseDynamicsFit(inverse, clips, seed=seed)
+        while fit.step < fit.steps:
+            fit.update()
+        inverse.eval()
         inverses.append(inverse)
         gates.append(gate(inverse, held_out, seed=seed))
         print(gates[-1])
@@ -73,17 +79,17 @@ def main() -> None:
         print("the gate is not passed:", write_record("rlir", rows, **about))
         return
 
-    def measure(world: FlowWorld) -> dict[str, float]:
-        return follows(world, inverses[1], held_out) | shows(world, held_out, locate)
+    def measure(model: FlowWorldModel) -> dict[str, float]:
+        return action_errors(model, inverses[1], held_out) | image_errors(model, held_out, locate)
 
-    before = measure(fitted.world)
+    before = measure(fitted.dynamics)
     print("before", before)
     reinforced, curve, spent = reinforce(
-        fitted.world, inverses[0], clips, held_out, arguments.iterations, arguments.learning_rate
+        fitted.dynamics, inverses[0], clips, held_out, arguments.iterations, arguments.learning_rate
     )
     after = measure(reinforced)
     print("after", after)
-    further, updates = fit_further(fitted.world, settings.fit, clips, seconds=spent)
+    further, updates = fit_further(fitted.dynamics, settings.fit, clips, seconds=spent)
     control = measure(further)
     print("further fit", updates, control)
 
@@ -98,15 +104,15 @@ def main() -> None:
 
 
 def reinforce(
-    world: FlowWorld,
+    model: FlowWorldModel,
     inverse: InverseDynamics,
     clips: ClipSampler,
     held_out: ClipSampler,
     iterations: int,
     learning_rate: float,
-) -> tuple[FlowWorld, list[dict[str, float]], float]:
-    """A reinforced copy of ``world``, the metrics of every iteration, and the processor seconds of all."""
-    copied, base = copy.deepcopy(world), RLIRConfig()
+) -> tuple[FlowWorldModel, list[dict[str, float]], float]:
+    """A trained copy of ``model``, the metrics of every iteration, and the processor seconds of all."""
+    copied, base = copy.deepcopy(model), RLIRConfig()
     config = replace(base, update=replace(base.update, learning_rate=learning_rate))
     rlir = RLIR(copied, inverse, clips, held_out, config, seed=0)
     began, curve = time.process_time(), []
@@ -117,13 +123,15 @@ def reinforce(
     return copied, curve, time.process_time() - began
 
 
-def fit_further(world: FlowWorld, fit: FitConfig, clips: ClipSampler, *, seconds: float) -> tuple[FlowWorld, int]:
-    """A copy of ``world`` after ordinary updates for so many processor seconds, and their number."""
-    copied = copy.deepcopy(world)
-    fitter = Fitter(copied, replace(fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
-    while fitter.cpu_s < seconds:
-        fitter.update()
-    return copied, fitter.step
+def fit_further(
+    model: FlowWorldModel, fit: DynamicsFitConfig, clips: ClipSampler, *, seconds: float
+) -> tuple[FlowWorldModel, int]:
+    """A copy of ``model`` after ordinary updates for so many processor seconds, and their number."""
+    copied = copy.deepcopy(model)
+    further = DynamicsFit(copied, replace(fit, steps=10**6, learning_rate=1e-4, warmup=1), clips, seed=1)
+    while further.cpu_s < seconds:
+        further.update()
+    return copied, further.step
 
 
 def mean(curve: list[dict[str, float]], name: str) -> float:
@@ -131,26 +139,26 @@ def mean(curve: list[dict[str, float]], name: str) -> float:
 
 
 @torch.no_grad()
-def follows(world: FlowWorld, inverse: InverseDynamics, clips: ClipSampler) -> dict[str, float]:
-    """Error of the actions read back from imagined chunks of recorded moments, one to three predictions deep."""
+def action_errors(model: FlowWorldModel, inverse: InverseDynamics, clips: ClipSampler) -> dict[str, float]:
+    """Error of the actions recovered from one to three consecutive predictions, from recorded observations."""
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     errors: dict[str, list[torch.Tensor]] = {}
     for _ in range(8):
         clip: Clip = clips.draw(rng, 64, 3)
-        moment = first_moment(world, clip)
+        history = first_history(model, clip)
         for i in range(3):
             action, length = clip.action[:, i], clip.length[:, i]
-            imagined = world.sample_chunk(world.prefill(moment), action, length, world.noise(64, generator))
-            before, after = (latents(world.decode(look)) for look in (moment.current, imagined.latent))
+            imagined = model.sample_chunk(model.prefill(history), action, length, model.noise(64, generator))
+            before, after = (to_pixels(model.decode(latent)) for latent in (history.current, imagined.latent))
             error = inverse.error(before, after, action, length)
             errors.setdefault(f"action error after {i + 1} chunks [1]", []).append(error[length > 0])
-            moment = moment.advance(imagined.latent, imagined.state, action, length)
+            history = history.advance(imagined.latent, imagined.state, action, length)
     return {name: torch.cat(parts).mean().item() for name, parts in errors.items()}
 
 
-def shows(world: FlowWorld, clips: ClipSampler, locate: Locate | None) -> dict[str, float]:
+def image_errors(model: FlowWorldModel, clips: ClipSampler, locate: ObjectLocator | None) -> dict[str, float]:
     found = {}
-    for one in open_loop(world, clips, horizons=HORIZONS, locate=locate, seed=0):
+    for one in open_loop_errors(model, clips, horizons=HORIZONS, locate=locate, seed=0):
         found[f"psnr after {one['horizon']} chunks [dB]"] = one["psnr"]
         if one["object_error_m"] is not None:
             found[f"object error after {one['horizon']} chunks [m]"] = one["object_error_m"]

@@ -1,15 +1,15 @@
-"""How far can the tabletop's learned world be believed, and how much does a policy improve in it alone?
+"""How accurate is a world model of the tabletop suite, and how much does a policy improve in it alone?
 
     python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations 0 1] [-- SETTINGS]
 
-Runs the configuration's closed loop once per seed: demonstrations of a mediocre operator, imitation, real episodes of
-that policy, imitation of their successes, fit, trust report, reinforcement in imagination, 200 held-out starts in the
-simulator. Beside it, from the same first policy: imagination alone, in the same world, without imitating successes;
-and PPO in the simulator, with as many real control steps as the loop has recorded. Then all seeds' policies, in the
-first seed's world and in the simulator. ``--ablations``: the loops of these seeds again, each time without one of
-their parts or in two rounds, from the same policies and, as far as that goes, the same real episodes.
-Writes what came of it and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
-goes on where it was interrupted.
+Runs the whole configuration once per seed: imprecise demonstrations, behavior cloning, real episodes of that policy,
+cloning of their successes, fit, evaluation of the world model, reinforcement learning in it, 200 held-out starts in the
+simulator. Beside it, from the same first policy: imagined training alone, in the same world model, without cloning
+successes; and PPO in the simulator with as many real control steps as the whole run has recorded. Then all seeds'
+policies in the first seed's world model and in the simulator. ``--ablations``: the runs of these seeds again, each time
+without one of their parts or in two rounds, from the same policies and, where possible, the same real episodes.
+Writes the results and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
+resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import load_bundle, read_bundle_info
+from policies.bundle import load_bundle
 from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import write_record
@@ -33,30 +33,30 @@ from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import compare_success
 from vla_rl.runners.train import train
-from vla_rl.runners.world_model import WORLD_FILE
+from vla_rl.runners.world_model import WORLD_MODEL_FILE
 from vla_rl.runs.checkpoint import latest_checkpoint, load_tree
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import open_run, write_json
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
-# The loop otherwise: settings, and which of the whole loop's stages stay as they are.
-IMITATED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
-RECORDED = (*IMITATED, "real_0")
-SUCCESSES, FITTED = ("imitate_0", "validate_imitation_0"), ("fit_0", "trust_0")
+# Variants of the run: changed settings, and which stages of the whole run are kept.
+CLONED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
+RECORDED = (*CLONED, "record_0")
+SUCCESSES, FITTED = ("clone_0", "validate_clone_0"), ("fit_0", "evaluate_model_0")
 VARIANTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "without strict rewards": (["--imagination.model.imagined.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "without the encoder": (["--algorithm.update.train_encoder", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without strict rewards": (["--imagination.model.imagined_env.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without the encoder": (["--algorithm.update.frozen", "[encoder]"], (*RECORDED, *SUCCESSES, *FITTED)),
     "without starts at keyframes": (
-        ["--imagination.model.keyframes.beginnings", "1.0"],
+        ["--imagination.model.keyframes.episode_starts", "1.0"],
         (*RECORDED, *SUCCESSES, *FITTED),
     ),
-    "without uncertainty": (["--imagination.model.imagined.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
-    "without near successes": (["--imagination.model.outcome.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
-    "without actions": (["--imagination.model.world.actions", "false"], (*RECORDED, *SUCCESSES)),
+    "without uncertainty": (["--imagination.model.imagined_env.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
+    "without near successes": (["--imagination.model.reward_model.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
+    "without actions": (["--imagination.model.dynamics.actions", "false"], (*RECORDED, *SUCCESSES)),
     "in two rounds of half the episodes": (
         ["--imagination.rounds", "2", "--imagination.real_episodes", "300"],
-        IMITATED,
+        CLONED,
     ),
 }
 
@@ -76,10 +76,10 @@ def main() -> None:
     def record(rows: list[dict[str, Any]]) -> None:
         details = [{key: value for key, value in run.items() if key not in ("rows", "bundles")} for run in runs]
         written = [*pooled(runs), *(row for run in runs for row in run["rows"]), *rows]
-        words = ["--config", arguments.config, "--seeds", *arguments.seeds]
+        parts = ["--config", arguments.config, "--seeds", *arguments.seeds]
         for option, values in (("--ablations", arguments.ablations), ("--", arguments.settings)):
-            words += [option, *values] if values else []
-        command = " ".join(map(str, ["python benchmarks/world_model.py", *words]))
+            parts += [option, *values] if values else []
+        command = " ".join(map(str, ["python benchmarks/world_model.py", *parts]))
         print(write_record(f"world_model_{name}", written, command=command, runs=details))
 
     for seed in arguments.seeds:
@@ -105,9 +105,9 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
         return
     known = json.loads((run / "stages.json").read_text())
     names = ["demonstrations", "imitation"]
-    names += ["imagination/round_0/episodes"] * ("real_0" in stages)
-    names += ["imagination/round_0/imitation"] * ("imitate_0" in known and "imitate_0" in stages)
-    names += [f"imagination/round_0/{WORLD_FILE}"] * ("fit_0" in stages)
+    names += ["imagination/round_0/episodes"] * ("record_0" in stages)
+    names += ["imagination/round_0/clone"] * ("clone_0" in known and "clone_0" in stages)
+    names += [f"imagination/round_0/{WORLD_MODEL_FILE}"] * ("fit_0" in stages)
     for name in names:
         if (run / name).is_dir():
             shutil.copytree(run / name, folder / name, copy_function=os.link)
@@ -117,34 +117,34 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
 
 
 def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
-    """Loop, trust, imagination alone, PPO in the simulator."""
+    """The whole run, imagined training alone, PPO in the simulator."""
     assert experiment.imagination is not None
     whole = finished(experiment, work / "imagined")
     stages, folder = whole["stages"], whole["dir"]
     runs, bundles = {"imitation": whole["result"]["bc"]}, {"imitation": folder / "imitation" / "bundle"}
-    if experiment.imagination.self_imitation is None:
+    if experiment.imagination.clone_successes is None:
         runs["imagination"], bundles["imagination"] = whole["result"]["rl"], folder / "bundle"
     else:
-        again = folder / "imagination" / "round_0" / "imitation" / "bundle"
+        again = folder / "imagination" / "round_0" / "clone" / "bundle"
         runs["successes imitated"], bundles["successes imitated"] = deployed(experiment, again), again
         branch_off(folder, work / "alone", (*RECORDED, *FITTED))
-        without = replace(experiment, imagination=replace(experiment.imagination, self_imitation=None))
+        without = replace(experiment, imagination=replace(experiment.imagination, clone_successes=None))
         alone = finished(without, work / "alone")
         runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
         runs["both"], bundles["both"] = whole["result"]["rl"], folder / "bundle"
     real_steps = stages["reinforce"]["real_steps"]
     real = finished(in_simulator(experiment, folder, real_steps), work / "simulator")
     runs["simulator"], bundles["simulator"] = real["result"]["rl"], real["dir"] / "bundle"
-    rows = [*learned(runs), *believed(whole)]
+    rows = [*learned(runs), *evaluation_rows(whole)]
     return {
         "seed": experiment.seed,
         "bundles": bundles,
         "success": {name: summary["success"] for name, summary in runs.items()},
         "episodes": whole["result"]["episodes"],
-        "stopped_by_the_trust_report": "imagine_0" not in stages,
+        "stopped_by_the_evaluation": "imagine_0" not in stages,
         "real_control_steps": {"loop": real_steps, "simulator": control_steps(real["dir"])},
-        "trust": stages["trust_0"],
-        "outcomes": {name: value for name, value in stages["fit_0"].items() if name != "world"},
+        "evaluation": stages["evaluate_model_0"],
+        "reward_model": {name: value for name, value in stages["fit_0"].items() if name != "world"},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
 
@@ -163,7 +163,7 @@ def pooled(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:
-    """The run's folder, stages and result; goes on with it if need be."""
+    """The run's folder, stages and result; resumed where it was interrupted."""
     known = (directory / "config.yaml").exists()
     result = train(experiment, directory, resume=known, command="python benchmarks/world_model.py")
     run = open_run(experiment, directory, resume=True, command="")
@@ -185,10 +185,10 @@ def deployed(experiment: Experiment, bundle: Path) -> dict[str, Any]:
 
 def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experiment:
     """PPO in the simulator from the same policy until it has taken at least ``real_steps`` control steps."""
-    algorithm, rows = experiment.algorithm, experiment.sim.num_envs
+    algorithm, num_envs = experiment.algorithm, experiment.sim.num_envs
     assert isinstance(algorithm, PPOConfig)
-    horizon = read_bundle_info(start / "imitation" / "bundle").config.vla.action_horizon
-    iterations = -(-real_steps // (rows * algorithm.chunks * horizon))
+    horizon = load_bundle(start / "imitation" / "bundle").spec.action_horizon
+    iterations = -(-real_steps // (num_envs * algorithm.chunks * horizon))
     return replace(
         experiment,
         start=FromBundle(path=str(start / "imitation" / "bundle")),
@@ -212,23 +212,23 @@ def learned(summaries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def believed(imagined: dict[str, Any]) -> list[dict[str, Any]]:
-    """The trust report in rows, and what the fit cost."""
-    report = imagined["stages"]["trust_0"]
+def evaluation_rows(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """The evaluation of the world model in rows, and the processor time of its fit."""
+    report = whole["stages"]["evaluate_model_0"]
     rows = [
         figure(f"{name} after {h} chunks", value, unit, against=copy)
         for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
         for h, value, copy in zip(report["horizons"], report[name], report[f"copy_{name}"], strict=True)
     ]
-    judged = ("hallucinated_success", "success_auc", "false_success", "missed_success", "delta_success")
-    rows += [figure(f"{name}, recorded actions", report[name], "1") for name in judged]
-    latest = latest_checkpoint(imagined["dir"] / "imagination" / "round_0" / "dynamics")
+    rates = ("hallucinated_success", "success_auc", "false_success", "missed_success", "delta_success")
+    rows += [figure(f"{name}, recorded actions", report[name], "1") for name in rates]
+    latest = latest_checkpoint(whole["dir"] / "imagination" / "round_0" / "dynamics" / "checkpoints")
     assert latest is not None
     return [*rows, figure("processor time of the fit of the dynamics", load_tree(latest)["cpu_s"], "s")]
 
 
 def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Imagined beside real success of all seeds' policies, from the same held-out starts of the first seed's world."""
+    """Imagined and real success of all seeds' policies from the same held-out starts; the first seed's world model."""
     assert experiment.imagination is not None
     folder, env = work / f"seed_{runs[0]['seed']}" / "imagined" / "imagination" / "round_0", make_env(experiment.sim)
     bundles = {f"{name}, seed {run['seed']}": bundle for run in runs for name, bundle in run["bundles"].items()}

@@ -20,7 +20,7 @@ class PartialExpert(PointExpert):
     failing: tuple[int, ...] = ()
 
     def act(self) -> Tensor:
-        moves = torch.tensor([task not in self.failing for task in self.world.task.tolist()])
+        moves = torch.tensor([task not in self.failing for task in self.env.task.tolist()])
         return super().act() * moves[:, None]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from world_models.evaluation.action_sequences import recorded_sequences
 
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
@@ -21,13 +20,14 @@ from sims.vector_env import Observation, StartState
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.loader import load_config
 from vla_rl.config.imagination import ImaginationConfig
+from vla_rl.config.loader import load_config
 from vla_rl.runners.imagination import Perturbed, branch_steps
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runners.world_model_videos import recorded_chunks, replayed_chunks
 from vla_rl.runs.run_dir import load_experiment
+from world_models.evaluation.action_sequences import recorded_sequences
 
 CONFIG = """\
 extends: {tiny}
@@ -127,7 +127,8 @@ def test_every_real_step_is_counted(run: Path) -> None:
     for store in recorded:
         assert all(store.read(entry.id).observation_steps[-1] == entry.steps for entry in store.entries())
     for number in range(2):
-        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(stages[f"evaluate_model_{number}"])
+        report = stages[f"evaluate_model_{number}"]
+        assert {"hallucinated_success", "success_auc", "delta_success", "fps"} <= set(report)
         assert 0 <= stages[f"validate_{number}"]["success"] <= 1
     assert (run / "result.json").exists()
 

@@ -30,7 +30,7 @@ def teacher(clips: ClipSampler, fit_steps: int) -> ConvFlow:
     world = ConvFlow(replace(dot_episodes.DYNAMICS, actions=False, steps=4), dot_episodes.ROBOT)
     world.fit_scales(*clips.statistics())
     config = DynamicsFitConfig(
-        steps=max(1, fit_steps), batch_size=16, learning_rate=3e-3, warmup=10, roll_in=0, full_noise=0.2
+        steps=max(1, fit_steps), batch_size=16, learning_rate=3e-3, warmup=10, roll_in=0.0, full_noise=0.2
     )
     fit = DynamicsFit(world, config, clips, seed=0)
     for _ in range(fit_steps):
@@ -43,7 +43,7 @@ def test_the_student_is_closer_to_its_teacher_than_the_teacher_in_one_step(clips
     four, one = copy.deepcopy(world), copy.deepcopy(world)
     one.config = replace(one.config, steps=1)
     distillation = Distillation(
-        world, DistillConfig(steps=50, batch_size=16, warmup=10, roll_in=0, learning_rate=2e-3), clips, seed=0
+        world, DistillConfig(steps=50, batch_size=16, warmup=10, roll_in=0.0, learning_rate=2e-3), clips, seed=0
     )
     while distillation.step < distillation.steps:
         distillation.update()

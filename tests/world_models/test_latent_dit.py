@@ -142,6 +142,10 @@ def test_bfloat16_is_float32_rounded(clips: ClipSampler) -> None:
     assert 0 < difference < 0.02 * exact.latent.abs().mean()
 
 
+CHECKED = hasattr(CausalTransformer.forward, "__wrapped__")  # by --jaxtyping-packages
+
+
+@pytest.mark.skipif(CHECKED, reason="the checks of annotations cannot be compiled")
 def test_the_network_compiles_to_one_graph() -> None:
     """Without graph breaks, both ways it is called; code generation is not tested."""
     torch.manual_seed(0)
@@ -169,7 +173,7 @@ def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:
     """In the latents of an untrained autoencoder, better than a copy; the state by actions alone."""
     world = untrained(clips, replace(DIT, steps=1))
     fit = DynamicsFit(
-        world, DynamicsFitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, roll_in=0), clips, seed=0
+        world, DynamicsFitConfig(steps=120, batch_size=16, learning_rate=4e-3, warmup=10, roll_in=0.0), clips, seed=0
     )
     while fit.step < fit.steps:
         metrics = fit.update()

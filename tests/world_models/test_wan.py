@@ -97,7 +97,7 @@ def test_it_is_fitted_to_actions_and_needs_no_folder_afterwards(
     shutil.copytree(pipeline, folder)
     world = loaded(folder, clips)
     before = {name: value.clone() for name, value in world.state_dict().items()}
-    fit = DynamicsFit(world, DynamicsFitConfig(steps=3, batch_size=4, warmup=1, roll_in_from=0), clips, seed=0)
+    fit = DynamicsFit(world, DynamicsFitConfig(steps=3, batch_size=4, warmup=1, roll_in_from=0.0), clips, seed=0)
     for _ in range(3):
         assert np.isfinite(fit.update()["loss"])
     changed = {name for name, value in world.state_dict().items() if not torch.equal(value, before[name])}

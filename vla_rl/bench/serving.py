@@ -17,10 +17,10 @@ import numpy as np
 
 from policies.bundle import read_bundle_info, save_bundle
 from policies.registry import DEFAULT_POLICY, build_policy
-from real_robot.commands import load_backend
 from real_robot.serving.backends import ChunkBackend
-from real_robot.serving.export import export_onnx
-from real_robot.serving.protocol import Act
+from real_robot.serving.onnx.export import export_onnx
+from real_robot.serving.protocol import ActRequest
+from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
 from sims.errors import UserError
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
@@ -71,7 +71,7 @@ def request_seconds(backend: ChunkBackend, *, repeats: int = 200) -> list[float]
     """Seconds of each of ``repeats`` answers, after ten to warm up."""
     hello = backend.hello
     height, width = hello.image_size
-    request = Act(
+    request = ActRequest(
         id=0,
         images={camera: np.full((height, width, 3), 128, dtype=np.uint8) for camera in hello.cameras},
         state=np.zeros(hello.state_dim, dtype=np.float32),
@@ -81,10 +81,10 @@ def request_seconds(backend: ChunkBackend, *, repeats: int = 200) -> list[float]
         delay=0,
         execute_steps=hello.action_horizon,
     )
-    times = []
+    times, state = [], backend.initial_state()
     for _ in range(repeats + 10):
         started = time.perf_counter()
-        backend.act(request)
+        backend.act(request, state)
         times.append(time.perf_counter() - started)
     return times[10:]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sims.registry import ObjectLocator
 from sims.vector_env import VectorEnv
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
@@ -25,7 +26,7 @@ from world_models.evaluation.action_sequences import (
     true_success,
 )
 from world_models.evaluation.imagined_success import imagined_success
-from world_models.evaluation.open_loop import Locate, frames_per_second, open_loop_errors
+from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
 from world_models.statistics import auc, auc_interval, mean_interval
@@ -48,7 +49,7 @@ class WorldModelEvaluation:
         *,
         env: VectorEnv | None,
         no_action: FlowWorldModel | None,
-        locate: Locate | None,
+        locate: ObjectLocator | None,
         horizons: Sequence[int] = (1, 2, 4, 8),
         swaps: int = 64,
     ) -> dict[str, Any]:

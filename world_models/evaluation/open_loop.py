@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from sims.registry import ObjectLocator
 from sims.vector_env import decode_instructions
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
@@ -19,8 +20,6 @@ from world_models.statistics import mean_interval
 from world_models.world_model import History
 
 Images = UInt8[Tensor, "B cameras height width 3"]
-Locate = Callable[[Tensor, Sequence[str]], Tensor]
-"""Images [B, cameras, h, w, 3] and instructions -> position of the relevant object, [B, 2] in meters, NaN if absent."""
 
 LOST_M = 0.10  # the error of an object that cannot be found; larger errors count as this
 MOVED_M = 0.02  # only objects that moved further since the start are compared
@@ -29,11 +28,12 @@ BATCH = 64  # episodes at a time
 
 @torch.no_grad()
 def open_loop_errors(
-    model: FlowWorldModel, clips: ClipSampler, *, horizons: Sequence[int], locate: Locate | None, seed: int
+    model: FlowWorldModel, clips: ClipSampler, *, horizons: Sequence[int], locate: ObjectLocator | None, seed: int
 ) -> list[dict[str, Any]]:
     """Errors after h chunks of an episode's own actions from its start, for every h of ``horizons``.
 
-    PSNR [dB] over all cameras; object error [m] over objects that moved; the same for a copy of the first frame.
+    PSNR [dB] over all cameras; object error [m] over objects that moved, found by ``locate``
+    (``sims.registry.object_locator``); the same for a copy of the first frame.
     """
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     parts: dict[int, list[dict[str, np.ndarray]]] = {h: [] for h in horizons}
@@ -61,7 +61,7 @@ def _psnr(a: Images, b: Images) -> Float[Tensor, " B"]:
 
 
 def _object_errors(
-    locate: Locate | None, instructions: Sequence[str], *, start: Images, predicted: Images, truth: Images
+    locate: ObjectLocator | None, instructions: Sequence[str], *, start: Images, predicted: Images, truth: Images
 ) -> dict[str, Float[Tensor, " B"]]:
     """Distances [m]; NaN where the true image does not show the object or it moved less than MOVED_M."""
     if locate is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from policies.policy import RobotSpec
 from world_models.models.diffusers_networks import build_network, load_network, settings_of
-from world_models.models.flow_model import Pixels
+from world_models.models.flow_model import PixelCodec
 from world_models.world_model import WorldModelError
 
 Kind = Literal["AutoencoderTiny", "AutoencoderKL", "AutoencoderDC", "AutoencoderKLWan"]
@@ -93,12 +93,12 @@ class Autoencoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, latent: Float[Tensor, "N channels h w"]) -> UInt8[Tensor, "N height width 3"]:
-        return Pixels().decode(self._decode(latent.to(self.shift) * self.scale + self.shift).float())
+        return PixelCodec().decode(self._decode(latent.to(self.shift) * self.scale + self.shift).float())
 
     def reconstruct(
         self, images: UInt8[Tensor, "N height width 3"]
     ) -> tuple[Float[Tensor, "N 3 height width"], Float[Tensor, "N 3 height width"]]:
-        """Pixels in [-1, 1], and their reconstruction; differentiable."""
+        """PixelCodec in [-1, 1], and their reconstruction; differentiable."""
         pixels = self._pixels(images)
         return pixels, self._decode(self._encode(pixels))
 
@@ -116,7 +116,7 @@ class Autoencoder(nn.Module):
         self.scale.copy_(latent.std(1).clamp(min=1e-3).view_as(self.scale))
 
     def _pixels(self, images: Tensor) -> Tensor:
-        return Pixels().encode(images.to(self.shift.device))
+        return PixelCodec().encode(images.to(self.shift.device))
 
     def _encode(self, pixels: Tensor) -> Tensor:
         out = self.network.encode(pixels.unsqueeze(2) if self.video else pixels, return_dict=False)[0]

@@ -23,7 +23,7 @@ from world_models.models.flow_model import (
     FlowWorldModel,
     FlowWorldModelConfig,
     HistoryPrefill,
-    Pixels,
+    PixelCodec,
     read_out_heads,
 )
 from world_models.models.warp import mean_trace, pixel_coordinates, to_cells, warp
@@ -62,7 +62,7 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
     coordinates: Tensor  # homogeneous pixel coordinates by cell, [3, cells, pixels]
 
     def __init__(self, config: ConvFlowConfig, robot: RobotSpec) -> None:
-        super().__init__(config, robot, Pixels())
+        super().__init__(config, robot, PixelCodec())
         height, width = robot.image_size
         if height % (2 * PATCH) or width % (2 * PATCH):
             raise WorldModelError(
@@ -78,9 +78,7 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
             nn.Linear(config.condition, config.condition),
             nn.SiLU(),
             nn.Linear(config.condition, config.condition),
-            nn.LayerNorm(
-                config.condition
-            ),  # FiLM and heads need unit scale; the layers' initialization leaves 1/20 of it
+            nn.LayerNorm(config.condition),  # FiLM and heads need unit scale; initialization leaves 1/20 of it
         )
         self.position = nn.Parameter(0.02 * torch.randn(self.cameras, config.width, height // PATCH, width // PATCH))
         self.enter = nn.ModuleList([_Residual(config.width, config.condition) for _ in range(config.blocks)])

@@ -63,7 +63,7 @@ class Codec(Protocol):
     ) -> UInt8[Tensor, "N image_height image_width 3"]: ...
 
 
-class Pixels:
+class PixelCodec:
     """The codec whose latents are the pixels in [-1, 1]."""
 
     limit = 1.0

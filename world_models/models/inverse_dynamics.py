@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from policies.policy import RobotSpec
 
-Pixels = Float[Tensor, "B cameras 3 height width"]
+Frames = Float[Tensor, "B cameras 3 height width"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class InverseDynamics(nn.Module):
         self.head = nn.Sequential(nn.Linear(features, 128), nn.SiLU(), nn.Linear(128, robot.action_dim))
         self.register_buffer("scale", torch.ones(robot.action_dim))
 
-    def forward(self, before: Pixels, after: Pixels, length: Int[Tensor, " B"]) -> Float[Tensor, "B A"]:
+    def forward(self, before: Frames, after: Frames, length: Int[Tensor, " B"]) -> Float[Tensor, "B A"]:
         """Pixels are in [-1, 1]."""
         pairs = torch.cat([before, after - before], dim=2)
         seen = self.image(pairs.flatten(0, 1)).unflatten(0, (len(before), -1)).flatten(1)
         return self.head(torch.cat([seen, length[:, None] / 8], dim=1))
 
     def error(
-        self, before: Pixels, after: Pixels, action: Float[Tensor, "B H A"], length: Int[Tensor, " B"]
+        self, before: Frames, after: Frames, action: Float[Tensor, "B H A"], length: Int[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """Mean absolute error of the recovered mean action, in standard deviations."""
         return (self(before, after, length) - self.target(action, length)).abs().mean(1)
@@ -66,6 +66,6 @@ class InverseDynamics(nn.Module):
         return (action * executed[..., None]).sum(1) / length.clamp(min=1)[:, None] / self.scale
 
 
-def to_pixels(images: UInt8[Tensor, "B cameras height width 3"]) -> Pixels:
+def to_pixels(images: UInt8[Tensor, "B cameras height width 3"]) -> Frames:
     """Images as pixels in [-1, 1]."""
     return images.movedim(-1, -3).float() / 127.5 - 1
