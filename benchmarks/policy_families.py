@@ -2,9 +2,9 @@
 
     python -m benchmarks.policy_families --seeds 0 1 2 3 4
 
-A point must reach the goal that its state shows; 6 demonstrations with much action noise, 60 updates of cloning, then 25
-iterations of PPO or 20 of GRPO. Writes benchmarks/results/policy_families.json: success of the deployed policy on 300
-held-out starts, mean over seeds with its 95 % t interval.
+A point must reach the goal that its state shows; 6 demonstrations with much action noise, 60 updates of cloning, then
+25 iterations of PPO or 20 of GRPO. Writes benchmarks/results/policy_families.json: success of the deployed policy on
+300 held-out starts, mean over seeds with its 95 % t interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.family_learning import clone, improve, success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig, UpdateConfig
-from vla_rl.bench import row, write_record
+from vla_rl.bench.record import row, write_record
 
 POLICIES: dict[str, Any] = {
     "gaussian": GaussianPolicyConfig(action_horizon=4),
