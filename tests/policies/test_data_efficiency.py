@@ -1,5 +1,6 @@
 """Data efficiency: imitation must find the block that the instruction names, from few frames."""
 
+import pytest
 import torch
 
 from episodes.sampler import Targets
@@ -31,6 +32,7 @@ def scenes(count, seed):
     return obs, place
 
 
+@pytest.mark.slow
 def test_imitation_finds_the_named_block():
     torch.manual_seed(0)
     robot = RobotSpec(action_dim=2, state_dim=1, cameras=("front",), image_size=(SIZE, SIZE), control_hz=20.0)

@@ -15,7 +15,7 @@ from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
 
 # The first run on a machine compiles the kernels, up to minutes on a busy one; later runs find them in Warp's cache.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 TASKS = ("pick", "stack", "open_drawer", "insert_peg")
 STARTS = [StartState(task=i, seed=10 + i) for i in range(4)]

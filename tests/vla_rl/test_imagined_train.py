@@ -170,6 +170,7 @@ def test_every_round_starts_from_the_best_validated_policy(run: Path) -> None:
     assert sha(run / "bundle") == sha(best)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(run: Path, config: Path, tmp_path: Path) -> None:
     """Everything after the second round's fit is lost; resuming gives the same again without recording again."""
     again = tmp_path / "again"

@@ -11,7 +11,7 @@ from tests.family_learning import clone, improve, success
 from tests.reach_env import ReachEnv
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["gaussian", pytest.param("categorical", marks=pytest.mark.slow)])
 def test_cloned_then_improved_by_ppo_and_grpo(name: str) -> None:
     torch.set_num_threads(1)
     base = clone(POLICIES[name], ReachEnv, episodes=6, steps=60, seed=0)

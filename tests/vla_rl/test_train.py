@@ -40,7 +40,7 @@ def kill_when(process: subprocess.Popen, run_dir: Path, lines: int) -> None:
     assert process.wait(60) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("extra", [[], GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize("extra", [pytest.param([], id="ppo"), pytest.param(GRPO, id="grpo", marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, extra: list[str]) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run(command(whole, *extra), check=True)
