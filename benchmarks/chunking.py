@@ -1,4 +1,4 @@
-"""What inference delay costs each way of chunking, on a task that will not wait.
+"""Effect of inference delay on each chunking method, in a task that does not wait.
 
     python -m benchmarks.chunking [--episodes 40] [--policies 1] [--steps 1200]
 
@@ -25,16 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from policies.compact_vla import VLAConfig
 
 from episodes.sampler import Targets, WindowBatch
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkScheduler
-from real_robot.control.panda_tool import PandaTool
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafetyFilter
-from real_robot.safety.limits import load_limits
+from real_robot.control.panda_end_effector import PandaEndEffector
+from real_robot.safety.commands import Command, Measurement
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.limits import RobotLimits, load_limits
 from real_robot.serving.backends import PolicyBackend
-from real_robot.serving.protocol import Act
+from real_robot.serving.protocol import ActRequest
 from sims.tabletop.end_effector_control import POSITION_SCALE
 from sims.tabletop.layout import START_JOINTS
 from sims.vector_env import Observation, encode_instructions
@@ -111,23 +114,41 @@ def demonstrations(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def clone(seed: int, steps: int) -> DenoisingPolicy:
-    """A small flow policy that may be given up to MAX_DELAY committed actions."""
+    """A small flow policy that accepts prefixes of up to MAX_DELAY actions."""
     torch.manual_seed(seed)
-    vla = VLAConfig(width=64, depth=2, action_horizon=HORIZON, action_patch=2, text_width=16, text_depth=1)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=MAX_DELAY, loss_draws=2), ROBOT)
+    config = DenoisingPolicyConfig(
+        action_horizon=HORIZON,
+        encoder=CompactEncoderConfig(width=64, text_width=16, text_depth=1),
+        expert=ActionExpertConfig(depth=2, action_patch=2),
+        max_prefix=MAX_DELAY,
+        loss_draws=2,
+    )
+    policy = DenoisingPolicy(config, ROBOT)
     states, actions = demonstrations(1000, seed)
     policy.normalizer.fit(states.flatten(0, 1), actions.flatten(0, 1), quantiles=(0.0, 1.0))
-    generator = torch.Generator().manual_seed(seed)
-    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), seed=seed)
+    windows = Windows(states, actions, torch.Generator().manual_seed(seed))
+    bc = BC(policy, BCConfig(steps=steps, batch_size=BATCH), [windows], seed=seed)  # type: ignore[list-item]
     for step in range(steps):
-        t = torch.randint(TICKS - HORIZON, (BATCH,), generator=generator)
-        row = torch.randint(states.shape[1], (BATCH,), generator=generator)
-        window = actions[t[:, None] + torch.arange(HORIZON), row[:, None]]
-        targets = Targets(action=window, mask=torch.ones(BATCH, HORIZON))
-        metrics = bc.update(WindowBatch(obs=observe(states[t, row]), targets=targets))
+        metrics = bc.update()
         if step % 200 == 0:
             print(f"step {step}: {metrics}", file=sys.stderr)
     return policy.eval()
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Batches of random windows of the demonstrations."""
+
+    states: torch.Tensor
+    actions: torch.Tensor
+    generator: torch.Generator
+
+    def next_batch(self) -> WindowBatch:
+        t = torch.randint(TICKS - HORIZON, (BATCH,), generator=self.generator)
+        episode = torch.randint(self.states.shape[1], (BATCH,), generator=self.generator)
+        action = self.actions[t[:, None] + torch.arange(HORIZON), episode[:, None]]
+        targets = Targets(action=action, mask=torch.ones(BATCH, HORIZON))
+        return WindowBatch(obs=observe(self.states[t, episode]), targets=targets)
 
 
 def observe(state: torch.Tensor) -> Observation:
@@ -139,10 +160,10 @@ def observe(state: torch.Tensor) -> Observation:
 
 @dataclass
 class Arm:
-    """The tabletop's Panda behind the safety filter; it stands where the last command sent it."""
+    """The tabletop's Panda behind the safety filter; it is exactly where the last command sent it."""
 
     safety: SafetyFilter
-    tool: PandaTool
+    tool: PandaEndEffector
     joints: list[float]
     path: list[tuple[float, ...]] = field(default_factory=list)
     rejected: int = 0
@@ -184,12 +205,14 @@ class Asynchronous:
         self._backend, self._delay, self._method = backend, delay, method
         self._waiting: tuple[int, Any, NDArray[np.float32]] | None = None
         self.jumps: list[float] = []
+        self._state = backend.initial_state()
 
     def act(self, state: NDArray[np.float32], tick: int) -> NDArray[np.float32] | None:
         self._deliver(tick)
         if request := self._scheduler.request(tick):
-            question = ask(state, self._method, request.leftover, request.delay)
-            self._waiting = (tick + self._delay, request, self._backend.act(question))
+            asked = ask(state, self._method, request.leftover, request.delay)
+            actions, self._state = self._backend.act(asked, self._state)
+            self._waiting = (tick + self._delay, request, actions)
             self._deliver(tick)
         return self._scheduler.action(tick)
 
@@ -204,26 +227,28 @@ class Asynchronous:
 
 
 class Synchronous:
-    """Look, wait for the answer with the arm at rest, execute, look again."""
+    """Observe, wait for the answer with the arm at rest, execute, observe again."""
 
     def __init__(self, backend: PolicyBackend, delay: int) -> None:
         self._backend, self._delay = backend, delay
         self._plan: list[NDArray[np.float32]] = []
         self._ready_at: int | None = None
         self.jumps: list[float] = []
+        self._state = backend.initial_state()
 
     def act(self, state: NDArray[np.float32], tick: int) -> NDArray[np.float32] | None:
         if not self._plan:
             nothing = np.zeros((0, 2), dtype=np.float32)
-            self._plan = list(self._backend.act(ask(state, "replace", nothing, 0))[:EXECUTE])
+            actions, self._state = self._backend.act(ask(state, "replace", nothing, 0), self._state)
+            self._plan = list(actions[:EXECUTE])
             self._ready_at = tick + self._delay
         if self._ready_at is not None and tick < self._ready_at:
             return None
         return self._plan.pop(0)
 
 
-def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], delay: int) -> Act:
-    return Act(
+def ask(state: NDArray[np.float32], method: str, leftover: NDArray[np.float32], delay: int) -> ActRequest:
+    return ActRequest(
         id=0,
         images={},
         state=state[0],
@@ -241,7 +266,7 @@ def arm_limits() -> RobotLimits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeResult:
     success: bool
     touched: bool
     jumps: Sequence[float]
@@ -249,12 +274,12 @@ class Outcome:
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
-def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outcome:
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> EpisodeResult:
     rng = np.random.default_rng([seed, 1])
     limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
-    arm = Arm(SafetyFilter(limits), PandaTool(limits.axes), joints, [tuple(joints)])
+    arm = Arm(SafetyFilter(limits), PandaEndEffector(limits.axes), joints, [tuple(joints)])
     arm.safety.start(joints, 0.0)
     targets = SlidingTargets(1, rng)
     on_target, touched, success = 0, False, False
@@ -268,7 +293,7 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Outco
             break
         arm.step(plan.act(state_of(tool, targets), tick), tick)
         targets.step()
-    return Outcome(
+    return EpisodeResult(
         success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
     )
 
@@ -285,7 +310,9 @@ def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
 
 
 def measure(policies: int, episodes: int, steps: int) -> list[Row]:
-    outcomes: dict[tuple[str, int], list[Outcome]] = {(method, delay): [] for method in METHODS for delay in DELAYS}
+    outcomes: dict[tuple[str, int], list[EpisodeResult]] = {
+        (method, delay): [] for method in METHODS for delay in DELAYS
+    }
     for seed in range(policies):
         policy = clone(seed, steps)
         for (method, delay), cell in outcomes.items():

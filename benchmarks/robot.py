@@ -1,11 +1,11 @@
-"""A bundle on the wire: punctuality, latency, and success over DDS beside success in the simulator it came from.
+"""A bundle over ROS: timing, latency, and success over DDS compared with success in the simulator.
 
     .venv-ros/bin/python -m benchmarks.robot BUNDLE --episodes 20
     .venv-ros/bin/python -m benchmarks.robot BUNDLE --seconds 600 --episodes 0 --name robot_ten_minutes
 
-Needs ROS (`make ros`). During the uninterrupted --seconds inference takes --slow-inference by design, nearly three
-control periods: first through the node, then with the arm waiting for every chunk. Episodes have the policy as fast as
-it is. Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
+Needs ROS (`make ros`). During the uninterrupted --seconds inference takes at least --slow-inference, nearly three
+control periods: first through the node, then with the arm waiting for every chunk. Episodes run without that delay.
+Prints the rows and writes benchmarks/results/NAME.json. The bundle comes first.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import yaml
 from benchmarks.safety import command_times, far, saturated, smooth
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.robot_file import load_robot
+from real_robot.ros.commands import policy_spec
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
@@ -38,7 +39,7 @@ from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
 from vla_rl.bench import Row, row, write_record
 from vla_rl.intervals import wilson_interval
-from vla_rl.runners.evaluate import actor, run_episodes
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
 
 if TYPE_CHECKING:
     from real_robot.robot_env import RobotEnv
@@ -62,10 +63,14 @@ def success_row(name: str, wins: Sequence[bool], **more: Any) -> Row:
 
 
 def evaluate(bundle: Path, env: VectorEnv, starts: Sequence[StartState]) -> list[bool]:
-    """The deployed policy, synchronously: the code of ``vla-rl eval``, on whatever world."""
-    act = actor(load_bundle(bundle), torch.Generator().manual_seed(0), stochastic=False)
+    """The deployed policy, synchronously: the code of ``vla-rl eval``, in any environment."""
+    act = deployed_actor(bundle, env)
     success: list[bool] = run_episodes(env, act, starts).success.tolist()
     return success
+
+
+def deployed_actor(bundle: Path, env: VectorEnv) -> PolicyActor:
+    return PolicyActor(load_bundle(bundle), env.spec.num_envs, torch.Generator().manual_seed(0), stochastic=False)
 
 
 def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
@@ -94,12 +99,12 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
 
 
 @contextlib.contextmanager
-def arm_as_a_world(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
-    """As in simulation, but the world is the arm: it brakes and waits while the policy thinks."""
+def arm_as_environment(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
+    """The arm as a VectorEnv: it brakes and waits during inference."""
     with cell.environment():
-        from real_robot.robot_env import RobotEnv, RobotEnvConfig
+        from real_robot.robot_env import RobotConfig, RobotEnv
 
-        env = RobotEnv(RobotEnvConfig(robot_file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
+        env = RobotEnv(RobotConfig(file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
         try:
             yield env
         finally:
@@ -107,7 +112,7 @@ def arm_as_a_world(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator
 
 
 def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
-    """Punctuality over ``seconds`` of uninterrupted control; percentiles are medians of the node's own reports."""
+    """Timing over ``seconds`` of uninterrupted control; percentiles are medians of the node's own reports."""
     cell.wait(lambda: int(cell.status().get("actions", 0)) > 0, 30, "the first action")
     before, reports = cell.status(), []
     until = time.monotonic() + seconds
@@ -125,21 +130,22 @@ def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
 
 
 def endurance_synchronously(cell: Cell, bundle: Path, task: str, seconds: float, inference_s: float) -> list[Row]:
-    """The same policy, as slow, over ``seconds`` of looking, waiting for the answer at rest, and acting."""
-    policy = load_bundle(bundle)
-    act = actor(policy, torch.Generator().manual_seed(0), stochastic=False)
+    """The same policy and delay over ``seconds`` of observing, waiting for the answer at rest, and acting."""
     execute_steps = load_robot(ROBOT).control.chunking.execute_steps
-    with arm_as_a_world(cell, [task], max_steps=10**9) as env:
+    with arm_as_environment(cell, [task], max_steps=10**9) as env:
+        act = deployed_actor(bundle, env)
         env.reset(start=[StartState(task=0, seed=0)])
+        act.begin([0])
         until, began = time.monotonic() + seconds, vars(env.control.loop.counters).copy()
         while time.monotonic() < until:
             obs, asked_s = env.observe(), time.monotonic()
-            chunk = act(obs)
+            chunk = act(obs, [0])
             time.sleep(max(0.0, asked_s + inference_s - time.monotonic()))
             for action in chunk[0, :execute_steps]:
                 step = env.step(action[None])
             if step.terminated or step.truncated:
                 env.reset(start=[StartState(task=0, seed=0)])
+                act.begin([0])
         ended = vars(env.control.loop.counters)
         names = ("missed_ticks", "control_ticks", "actions", "holds", "rejected")
         return [row(f"{name}_synchronous", ended[name] - began[name], "count", seconds=seconds) for name in names]
@@ -148,15 +154,15 @@ def endurance_synchronously(cell: Cell, bundle: Path, task: str, seconds: float,
 def robot_file(folder: Path, max_prefix: int) -> Path:
     """The fake arm's file, with the chunking that this bundle was trained for.
 
-    One that knows no prefixes gets overlapping chunks averaged: a new chunk that simply takes over asks for more
-    acceleration than the arm has, where the two plans differ.
+    With a bundle that was not trained with prefixes, overlapping chunks are averaged: a new chunk that replaces the old
+    one needs more acceleration than the arm has where the two plans differ.
     """
     document = yaml.safe_load(ROBOT.read_text())
     chunking = document["control"]["chunking"]
     if max_prefix < chunking["max_delay"]:
         chunking |= {"method": "ensemble", "execute_steps": chunking["max_delay"]}
     path = folder / "robot.yaml"
-    path.write_text(yaml.safe_dump(document, sort_keys=False))  # the order of the joints is the order of the commands
+    path.write_text(yaml.safe_dump(document, sort_keys=False))  # joints keep their order
     return path
 
 
@@ -173,8 +179,8 @@ def measure(
     starts = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        policy = load_bundle(bundle)
-        cell = Cell(folder, domain=120 + os.getpid() % 80, robot_file=robot_file(folder, policy.config.max_prefix))
+        path = robot_file(folder, policy_spec(bundle).max_prefix)
+        cell = Cell(folder, domain=120 + os.getpid() % 80, robot_file=path)
         try:
             cell.start_arm(height=image[0], width=image[1], camera_hz=30)
             cell.start_operator()
@@ -192,7 +198,7 @@ def measure(
             if seconds:
                 rows += endurance_synchronously(cell, bundle, tasks[0], seconds, slow_inference_s)
             if episodes:
-                with arm_as_a_world(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
+                with arm_as_environment(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
                     rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
                 sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
@@ -228,7 +234,7 @@ def main() -> None:
         rows,
         command="python -m benchmarks.robot " + " ".join(["BUNDLE", *sys.argv[2:]]),
         bench="robot",
-        bundle={"sha256": info.sha256, "max_prefix": info.config.max_prefix},
+        bundle={"sha256": info.sha256, "max_prefix": policy_spec(options.bundle).max_prefix},
     )
     if options.json:
         print(path.read_text())

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from real_robot.safety.filter import Command, Measurement, SafetyFilter
+from real_robot.safety.commands import Command, Measurement
+from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import load_limits
 from vla_rl.bench import Row, row, write_record
 

@@ -16,7 +16,6 @@ import shlex
 import sys
 from typing import Any
 
-from sims.adapters.libero import LiberoConfig
 from sims.bench.throughput import compare
 from sims.examples import worker_example
 from sims.subproc.single_env import SimulatorClass
@@ -56,7 +55,7 @@ def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, SimulatorCl
         config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
         return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting
     pooled_config, simulator = worker_example(name, num_envs=num_envs, image_size=size)
-    if isinstance(pooled_config, LiberoConfig):
+    if name == "libero":
         pooled_config = dataclasses.replace(pooled_config, assets=str(placeholder_assets()))
         name = "libero with placeholder assets"
     seen = f"{size} x {size} RGB" if size else "state"

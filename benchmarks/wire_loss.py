@@ -1,10 +1,10 @@
-"""Where success is lost between the simulator and the wire: the node's own code offline, one thing changed at a time.
+"""Where success is lost between the simulator and ROS: the node's code offline, one change at a time.
 
-    .venv-ros/bin/python -m benchmarks.wire_loss BUNDLE [--episodes 100]
+    python -m benchmarks.wire_loss BUNDLE [--episodes 100]
 
 Policy, scheduler, control loop, safety filter, trajectory controller, physics and cameras in one process, in steps of
-2 ms of an injected clock. Needs ROS (`make ros`) for the fake arm's classes; nothing goes over a wire, so it runs as
-fast as the machine allows. Writes benchmarks/results/wire_loss.json.
+2 ms of an injected clock. Nothing is sent over a network, so it runs as fast as the machine allows. Writes
+benchmarks/results/wire_loss.json.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 from benchmarks.robot import ROBOT, evaluate, success_row
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.control.chunk_scheduler import ChunkingConfig
-from real_robot.control.embodiment import Embodiment, embodiment_of
-from real_robot.control.loop import ActionSource, ControlLoop
+from real_robot.control.embodiment import Embodiment
+from real_robot.control.loop import ControlLoop
+from real_robot.control.registry import build_embodiment
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
-from real_robot.ros.fake_arm import JOINT_HZ, TabletopArm, Trajectory
-from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm, Trajectory
+from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer
-from real_robot.serving.protocol import Act, Chunk
+from real_robot.serving.protocol import ActRequest, Chunk
 from real_robot.serving.remote_policy import RemotePolicy
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -41,15 +43,15 @@ from sims.vector_env import StartState
 from vla_rl.bench import Row, write_record
 
 CAMERAS = ("agent", "wrist")
-PICTURE = (128, 128)  # [pixels]: scaled down it looks as the wire's 480 x 640 does
+IMAGE_SIZE = (128, 128)  # [pixels]: scaled down similar to 480 x 640 images of the fake arm
 DELIVERY_S = 0.001  # of a command
 INFERENCE_S = 0.012
-PICTURE_AGE_S = (0.01, 0.045)  # of 30 Hz cameras, when it is used
+IMAGE_AGE_S = (0.01, 0.045)  # of 30 Hz cameras, when it is used
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """``chunking`` None: no delay at all and fresh pictures, as in the simulator. ``limited``: by the robot file."""
+    """``chunking`` None: no delay at all and fresh images, as in the simulator. ``limited``: by the robot file."""
 
     name: str
     chunking: ChunkingConfig | None
@@ -72,12 +74,12 @@ SETTINGS = (
 )
 
 
-class World:
+class FakeCell:
     """The fake arm, its controller and its cameras, on a clock that ``run`` moves."""
 
     def __init__(self) -> None:
         self._arm, self.now_s = TabletopArm(), 0.0
-        self._renderer = Renderer(gl=choose_gl("auto"), cameras=CAMERAS, image_size=PICTURE)
+        self._renderer = Renderer(gl=choose_gl("auto"), cameras=CAMERAS, image_size=IMAGE_SIZE)
 
     def begin(self, task: str, seed: int) -> str:
         self._arm.begin(task, seed)
@@ -85,7 +87,7 @@ class World:
         self._trajectory = Trajectory(self._arm.joints, np.zeros(8), 0.0)
         self._past = [self._arm.qpos]
         self._coming: tuple[float, list[float], NDArray[np.float64]] | None = None
-        return self._arm.episode.instruction
+        return self._arm.layout.instruction
 
     def send(self, out: SafeCommand, stop_path: Sequence[tuple[Sequence[float], Sequence[float]]], dt: float) -> None:
         points = [(out.positions, out.velocities), *stop_path]
@@ -109,26 +111,32 @@ class World:
     def outcome(self) -> tuple[bool, bool]:
         return self._arm.outcome(self._arm.qpos)
 
-    def look(self, size: Sequence[int], age_s: float) -> dict[str, NDArray[np.uint8]]:
-        images = np.zeros((len(CAMERAS), *PICTURE, 3), dtype=np.uint8)
+    def images(self, size: Sequence[int], age_s: float) -> dict[str, NDArray[np.uint8]]:
+        images = np.zeros((len(CAMERAS), *IMAGE_SIZE, 3), dtype=np.uint8)
         qpos = self._past[max(0, len(self._past) - 1 - round(age_s * JOINT_HZ))]
-        self._renderer.draw(qpos, self._arm.episode.fixtures, self._arm.episode.appearance, images)
+        self._renderer.draw(qpos, self._arm.layout.fixtures, self._arm.layout.appearance, images)
         return {name: fit_image(image, size).numpy() for name, image in zip(CAMERAS, images, strict=True)}
 
 
 class Immediate:
-    """The policy as in the simulator: it looks and answers in no time, and every chunk is executed whole."""
+    """The policy as in the simulator: no delay, and every chunk is executed completely."""
 
-    def __init__(self, world: World, backend: PolicyBackend, embodiment: Embodiment, instruction: str) -> None:
-        self._world, self._backend, self._embodiment, self._instruction = world, backend, embodiment, instruction
+    def __init__(self, cell: FakeCell, backend: PolicyBackend, embodiment: Embodiment, instruction: str) -> None:
+        self._cell, self._backend, self._embodiment, self._instruction = (
+            cell,
+            backend,
+            embodiment,
+            instruction,
+        )
         self._plan: list[NDArray[np.float32]] = []
+        self._state = backend.initial_state()
 
     def action(self, tick: int, measured: Measurement) -> NDArray[np.float32]:
         if not self._plan:
             hello = self._backend.hello
-            question = Act(
+            request = ActRequest(
                 id=0,
-                images=self._world.look(hello.image_size, 0.0),
+                images=self._cell.images(hello.image_size, 0.0),
                 state=self._embodiment.state(measured.positions),
                 instruction=self._instruction,
                 method="replace",
@@ -136,31 +144,34 @@ class Immediate:
                 delay=0,
                 execute_steps=hello.action_horizon,
             )
-            self._plan = list(self._backend.act(question))
+            actions, self._state = self._backend.act(request, self._state)
+            self._plan = list(actions)
         return self._plan.pop(0)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._plan = []
 
 
 class Server:
-    """Eyes and oracle of a ``RemotePolicy``: old pictures, and answers that take their time."""
+    """Cameras and client of a ``RemotePolicy``: old images, and delayed answers."""
 
-    def __init__(self, world: World, backend: PolicyBackend, rng: np.random.Generator) -> None:
-        self._world, self._backend, self._rng = world, backend, rng
+    def __init__(self, cell: FakeCell, backend: PolicyBackend, rng: np.random.Generator) -> None:
+        self._cell, self._backend, self._rng = cell, backend, rng
         self._answer: tuple[float, Answer] | None = None
+        self._state = backend.initial_state()
 
-    def look(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float]:
-        age_s = self._rng.uniform(*PICTURE_AGE_S)
-        return self._world.look(size, age_s), self._world.now_s - age_s
+    def images(self, size: Sequence[int]) -> tuple[dict[str, NDArray[np.uint8]], float]:
+        age_s = self._rng.uniform(*IMAGE_AGE_S)
+        return self._cell.images(size, age_s), self._cell.now_s - age_s
 
-    def ask(self, act: Act) -> None:
-        chunk = Chunk(id=act.id, actions=self._backend.act(act), inference_s=INFERENCE_S)
-        answer = Answer(id=act.id, chunk=chunk, reason="", round_trip_s=INFERENCE_S)
-        self._answer = self._world.now_s + INFERENCE_S, answer
+    def ask(self, request: ActRequest) -> None:
+        actions, self._state = self._backend.act(request, self._state)
+        chunk = Chunk(id=request.id, actions=actions, inference_s=INFERENCE_S)
+        answer = Answer(id=request.id, chunk=chunk, reason="", round_trip_s=INFERENCE_S)
+        self._answer = self._cell.now_s + INFERENCE_S, answer
 
     def poll(self) -> Answer | None:
-        if self._answer is None or self._world.now_s < self._answer[0]:
+        if self._answer is None or self._cell.now_s < self._answer[0]:
             return None
         (_, answer), self._answer = self._answer, None
         return answer
@@ -177,32 +188,33 @@ def unlimited(limits: RobotLimits) -> RobotLimits:
     return dataclasses.replace(limits, axes=tuple(axes))
 
 
-def episode(world: World, backend: PolicyBackend, setting: Setting, task: str, seed: int) -> tuple[bool, int, int]:
+def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str, seed: int) -> tuple[bool, int, int]:
     """Success within the task's steps and a second, as over the wire; commands, and how many of them were clamped."""
     robot = load_robot(ROBOT)
     limits = robot.limits if setting.limited else unlimited(robot.limits)
-    embodiment, instruction = embodiment_of(robot, CONTROL_HZ), world.begin(task, seed)
-    world.run(0.1)
-    source: ActionSource
+    instruction = cell.begin(task, seed)
+    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, control_hz=CONTROL_HZ)
+    cell.run(0.1)
+    policy: Immediate | RemotePolicy
     if setting.chunking is None:
-        source = policy = Immediate(world, backend, embodiment, instruction)
+        policy = Immediate(cell, backend, embodiment, instruction)
     else:
-        server = Server(world, backend, np.random.default_rng(seed))
-        source = policy = RemotePolicy(
-            backend.hello, setting.chunking, embodiment=embodiment, oracle=server, eyes=server, max_image_age_s=1.0
+        server = Server(cell, backend, np.random.default_rng(seed))
+        policy = remote = RemotePolicy(
+            backend.hello, setting.chunking, embodiment=embodiment, client=server, cameras=server, max_image_age_s=1.0
         )
-        policy.begin(instruction)
-    loop = ControlLoop(limits, control_hz=CONTROL_HZ, embodiment=embodiment, source=source)
-    start = np.clip(world.measure().positions, *np.array([axis.position for axis in limits.axes]).T)
-    loop.start(start.tolist(), world.now_s)
+        remote.begin_episode(instruction)
+    loop = ControlLoop(limits, control_hz=CONTROL_HZ, embodiment=embodiment, source=policy)
+    start = np.clip(cell.measure().positions, *np.array([axis.position for axis in limits.axes]).T)
+    loop.start(start.tolist(), cell.now_s)
     ticks = round((TASKS[task].max_steps / CONTROL_HZ + 1.0) * limits.command_hz)
     for tick in range(1, ticks + 1):
-        world.run(0.1 + tick / limits.command_hz)
-        out = loop.tick(world.measure(), world.now_s)
-        world.send(out, loop.filter.stop_path(), loop.filter.dt)
+        cell.run(0.1 + tick / limits.command_hz)
+        out = loop.tick(cell.measure(), cell.now_s)
+        cell.send(out, loop.filter.stop_path(), loop.filter.dt)
         if isinstance(policy, RemotePolicy):
-            policy.ask(world.now_s)
-        if tick % 5 == 0 and any(outcome := world.outcome()):
+            policy.request_chunk(cell.now_s)
+        if tick % 5 == 0 and any(outcome := cell.outcome()):
             return outcome[0], tick, loop.counters.clamped
     return False, ticks, loop.counters.clamped
 
@@ -212,10 +224,10 @@ def measure(bundle: Path, tasks: Sequence[str], episodes: int) -> list[Row]:
     sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
     rows = [success_row("simulation", evaluate(bundle, sim, starts))]
     sim.close()
-    world = World()
+    cell = FakeCell()
     for setting in SETTINGS:
         backend = PolicyBackend(load_bundle(bundle), fingerprint="", seed=0)
-        outcomes = [episode(world, backend, setting, tasks[start.task], start.seed) for start in starts]
+        outcomes = [episode(cell, backend, setting, tasks[start.task], start.seed) for start in starts]
         wins, ticks, clamped = zip(*outcomes, strict=True)
         rows.append(success_row(setting.name, wins, clamped=sum(clamped) / sum(ticks)))
         print(f"{setting.name}: {sum(wins)} of {episodes}", flush=True)

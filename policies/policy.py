@@ -94,6 +94,11 @@ class Policy(nn.Module, ABC, Generic[C, T]):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """torch.compile the modules that ``encode`` and ``act_from_noise`` call; arguments as of nn.Module.compile."""
+        for module in self.children():
+            module.compile(*args, **kwargs)
+
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> TensorDataclass:

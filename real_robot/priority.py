@@ -1,19 +1,19 @@
-"""Real-time scheduling for the processes that an arm's motion hangs on."""
+"""Real-time scheduling for the processes that an arm's motion depends on."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# How long another thread may keep the interpreter to itself while one of these waits for it [s]; Python's own is 5 ms.
+# Longest time a thread holds the interpreter while another waits for it [s]; Python's default is 5 ms.
 _SWITCH_S = 0.0005
 
 
 def take_priority(level: int) -> str:
     """SCHED_FIFO at ``level`` (1-99) for the calling thread and the threads and processes that it starts from now on.
 
-    "yes", or why not: it needs ``ulimit -r`` of at least ``level``, or the capability CAP_SYS_NICE. A whole process
-    takes it, not one thread alone: a thread that waits for the interpreter waits as long as whoever holds it.
+    Returns "yes", or why not: it needs ``ulimit -r`` of at least ``level``, or the capability CAP_SYS_NICE. Call it in
+    the first thread of a process: a thread that waits for the interpreter depends on the priority of its holder.
     """
     sys.setswitchinterval(_SWITCH_S)
     try:

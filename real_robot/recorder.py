@@ -1,9 +1,9 @@
-"""Every episode on the robot into the episode store, without the control loop ever waiting for a disk.
+"""Records every episode on the robot in the episode store; the control loop never waits for a disk.
 
-The loop puts looks and steps into a queue; a thread packs them into a pipe; a process of its own, which outlives the
-node, reads them at once, builds the episode and commits it. If the node is killed in mid-episode, the process finds the
-pipe closed and commits what there was as cut short. If the process dies, the arm goes on and the next episode starts a
-new one.
+The loop puts observations and actions into a queue; a thread packs them into a pipe; a separate process, which outlives
+the node, reads them at once, builds the episode and commits it. If the node is killed within an episode, the process
+finds the pipe closed and commits the truncated episode. If the process dies, the arm continues and the next episode
+starts a new process.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from episodes.store import EpisodeStore
 from real_robot.priority import give_up_priority
 from real_robot.serving.protocol import pack_map, unpack_map
 
-# Looks and steps that may wait for the disk; beyond it the episode is given up, never the loop's punctuality.
-QUEUE = 4000
+# Observations and actions that may wait for the disk; beyond it the episode is dropped, the loop is not delayed.
+MAX_QUEUED = 4000
 _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """``look`` and ``step`` return at once, from any thread; ``trouble`` says why an episode was not recorded.
+    """``observation`` and ``action`` return at once, from any thread; ``problem``: why an episode was not recorded.
 
-    Made, a second or more later, its process is ready: whatever is written from then on outlives this one.
+    The constructor waits until the process is ready; what is written from then on outlives this process.
     """
 
     def __init__(self, store: Path) -> None:
-        self.recorded, self.trouble = 0, ""
+        self.recorded, self.problem = 0, ""
         self._store = store
-        EpisodeStore(store, create=True)  # says now what is wrong with it
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
+        EpisodeStore(store, create=True)  # raises now if it cannot be used
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=MAX_QUEUED)
         self._process: subprocess.Popen[bytes] | None = None
         self._open = False  # an episode is being recorded
         self._ensure_process()
@@ -58,21 +58,26 @@ class Recorder:
         seed: int,
         control_hz: float,
         policy_version: str,
-        world: Mapping[str, str],
+        fingerprint: Mapping[str, str],
     ) -> None:
-        """``world``: the versions that the recording depends on (``EnvSpec.fingerprint``)."""
+        """``fingerprint``: the versions that the recording depends on (``EnvSpec.fingerprint``)."""
         self._open = True
         head = {"instruction": instruction, "task": task, "seed": seed, "control_hz": control_hz}
-        self._put({"kind": "begin", **head, "policy_version": policy_version, "world": dict(world)})
+        self._put({"kind": "begin", **head, "policy_version": policy_version, "fingerprint": dict(fingerprint)})
 
-    def look(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None:
-        """What was seen when ``step`` actions had been taken; a later look at the same step replaces the earlier."""
-        self._put({"kind": "look", "step": step, "images": dict(images), "state": state})
+    def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None:
+        """The observation after ``step`` actions; a later one at the same step replaces the earlier.
 
-    def step(self, action: NDArray[np.float32]) -> None:
-        self._put({"kind": "step", "action": np.asarray(action, dtype=np.float32)})
+        ``images``: camera -> [height, width, 3]; ``state`` [state_dim].
+        """
+        self._put({"kind": "observation", "step": step, "images": dict(images), "state": state})
+
+    def action(self, action: NDArray[np.float32]) -> None:
+        """An action [A] that was taken."""
+        self._put({"kind": "action", "action": np.asarray(action, dtype=np.float32)})
 
     def end(self, *, success: bool) -> None:
+        """The episode ends; it is committed in the background."""
         self._put({"kind": "end", "success": success})
         self._open = False
 
@@ -91,7 +96,7 @@ class Recorder:
             self._queue.put_nowait(entry)
         except queue.Full:
             self._open = False
-            self.trouble = f"the disk of {self._store} is too slow; this episode is cut short"
+            self.problem = f"the disk of {self._store} is too slow; this episode is truncated"
 
     def _write_all(self) -> None:
         while (entry := self._queue.get()) is not None:
@@ -102,23 +107,25 @@ class Recorder:
                     self._write(self._process, entry)
             except OSError as error:
                 self._end_process()
-                self.trouble = f"the recorder's process is gone: {error}"
+                self.problem = f"the recorder's process ended: {error}"
         self._end_process()
 
     def _ensure_process(self) -> None:
-        """Returns when it reads."""
+        """Start the process unless it runs; returns when it is ready."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end_process()
         command = [sys.executable, "-m", "real_robot.recorder", str(self._store)]
-        # a session of its own: neither Ctrl-C nor the end of the node ends it before it has committed
+        # a new session: neither Ctrl-C nor the end of the node ends it before it has committed
         self._process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdout is not None
         self._process.stdout.readline()
         self._ended = self._answered = 0  # episodes, of this process
-        self._replies = threading.Thread(target=self._hear, args=(self._process.stdout,), name="recorder's replies")
+        self._replies = threading.Thread(
+            target=self._read_replies, args=(self._process.stdout,), name="recorder's replies"
+        )
         self._replies.start()
 
     def _end_process(self) -> None:
@@ -135,40 +142,46 @@ class Recorder:
         self._ended += entry["kind"] == "end"
         process.stdin.write(_LENGTH.pack(len(data)) + data)
 
-    def _hear(self, replies: BinaryIO) -> None:
+    def _read_replies(self, replies: BinaryIO) -> None:
         """One line for every episode that ended."""
         for reply in replies:
-            self.trouble = json.loads(reply)
-            self.recorded += not self.trouble
+            self.problem = json.loads(reply)
+            self.recorded += not self.problem
             self._answered += 1
         if self._answered < self._ended:
-            self.trouble = "the recorder's process is gone: it ended before it had committed the episode"
+            self.problem = "the recorder's process ended before it had committed the episode"
 
 
-class _UnderWay:
+class EpisodeBuilder:
     """The episode that is being recorded, in the recorder's process."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._head = head
-        self._looks: dict[int, Mapping[str, Any]] = {}
+        self._observations: dict[int, Mapping[str, Any]] = {}
         self._actions: list[NDArray[np.float32]] = []
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        if entry["kind"] == "look":
-            self._looks[entry["step"]] = entry
+        if entry["kind"] == "observation":
+            self._observations[entry["step"]] = entry
         else:
             self._actions.append(entry["action"])
 
-    def episode(self, *, success: bool) -> Episode:
+    def build(self, *, success: bool) -> Episode:
+        """EpisodeError if nothing happened in it."""
         head, count = self._head, len(self._actions)
-        if not count or 0 not in self._looks:
-            raise EpisodeError(f"an episode of {count} actions and {len(self._looks)} looks is not worth keeping")
-        looks = [self._looks[step] for step in sorted(self._looks) if step <= count]
+        if not count or 0 not in self._observations:
+            raise EpisodeError(
+                f"an episode of {count} actions and {len(self._observations)} observations is not recorded"
+            )
+        observations = [self._observations[step] for step in sorted(self._observations) if step <= count]
         last = np.arange(count) == count - 1
         return Episode(
-            images={camera: np.stack([look["images"][camera] for look in looks]) for camera in looks[0]["images"]},
-            observation_steps=np.array(sorted(step for step in self._looks if step <= count), dtype=np.int32),
-            state=np.stack([look["state"] for look in looks]).astype(np.float32),
+            images={
+                camera: np.stack([obs["images"][camera] for obs in observations])
+                for camera in observations[0]["images"]
+            },
+            observation_steps=np.array(sorted(step for step in self._observations if step <= count), dtype=np.int32),
+            state=np.stack([obs["state"] for obs in observations]).astype(np.float32),
             action=np.clip(np.stack(self._actions), -1.0, 1.0).astype(np.float32),
             reward=(last & success).astype(np.float32),
             terminated=last & success,
@@ -182,44 +195,46 @@ class _UnderWay:
             source="policy",
             control_hz=head["control_hz"],
             policy_version=head["policy_version"],
-            fingerprint=head["world"],
+            fingerprint=head["fingerprint"],
         )
 
 
-def keep_record(source: BinaryIO, store: EpisodeStore) -> None:
-    """Commit episode after episode from ``source`` until it ends; one line of JSON on standard output when it reads,
-    then one for each. ``source`` is read while an episode is committed: what the node wrote cannot die with it."""
-    entries: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=QUEUE)
+def record(source: BinaryIO, store: EpisodeStore) -> None:
+    """Commit the episodes from ``source`` until it ends; one line of JSON on standard output when ready, then one each.
+
+    ``source`` is read while an episode is committed, so that nothing is left in the pipe if the node dies.
+    """
+    entries: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=MAX_QUEUED)
     threading.Thread(target=_read_all, args=(source, entries), name="reader", daemon=True).start()
     _answer("")
-    under_way: _UnderWay | None = None
+    builder: EpisodeBuilder | None = None
     while entry := entries.get():
         if entry["kind"] == "begin":
-            _commit(under_way, store, success=False)
-            under_way = _UnderWay(entry)
+            _commit(builder, store, success=False)
+            builder = EpisodeBuilder(entry)
         elif entry["kind"] == "end":
-            _answer(_commit(under_way, store, success=entry["success"]))
-            under_way = None
-        elif under_way is not None:
-            under_way.add(entry)
-    _commit(under_way, store, success=False)
+            _answer(_commit(builder, store, success=entry["success"]))
+            builder = None
+        elif builder is not None:
+            builder.add(entry)
+    _commit(builder, store, success=False)
 
 
-def _commit(under_way: _UnderWay | None, store: EpisodeStore, *, success: bool) -> str:
+def _commit(builder: EpisodeBuilder | None, store: EpisodeStore, *, success: bool) -> str:
     """The reason why the episode was not committed, or ""."""
-    if under_way is None:
+    if builder is None:
         return ""
     try:
-        store.add(under_way.episode(success=success))
+        store.add(builder.build(success=success))
     except (EpisodeError, OSError) as error:
         print(f"recorder: {error}", file=sys.stderr)
         return str(error)
     return ""
 
 
-def _answer(trouble: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the node is gone; its episodes are committed all the same
-        os.write(sys.stdout.fileno(), json.dumps(trouble).encode() + b"\n")
+def _answer(problem: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the node ended; its episodes are committed nevertheless
+        os.write(sys.stdout.fileno(), json.dumps(problem).encode() + b"\n")
 
 
 def _read_all(source: BinaryIO, entries: queue.Queue[dict[str, Any] | None]) -> None:
@@ -231,7 +246,7 @@ def _read_all(source: BinaryIO, entries: queue.Queue[dict[str, Any] | None]) -> 
 
 
 def _read(source: BinaryIO) -> dict[str, Any] | None:
-    """The next entry; None at the end, also one in the middle of an entry."""
+    """The next entry; None at the end, also if the pipe ends within an entry."""
     head = source.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -242,4 +257,4 @@ def _read(source: BinaryIO) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     give_up_priority()  # the node's, inherited
-    keep_record(sys.stdin.buffer, EpisodeStore(sys.argv[1]))
+    record(sys.stdin.buffer, EpisodeStore(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A robot file: limits, how the policy drives this arm, and which ROS topics carry it."""
+"""The robot file, a YAML file per arm: limits, how the policy drives it, and its ROS topics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar, get_args
 import yaml
 
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
-from real_robot.safety.filter import RobotLimits
-from real_robot.safety.limits import check_choice, load_limits
+from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits
+from sims.errors import UserError
 
 T = TypeVar("T")
-EmbodimentName = Literal["joint_positions", "joint_steps", "panda_tool"]
+EmbodimentName = Literal["joint_positions", "joint_steps", "panda_end_effector"]
 CommandType = Literal[
     "joint_trajectory", "follow_joint_trajectory", "float64_multi_array", "joint_jog", "twist_stamped"
 ]
@@ -24,13 +24,20 @@ _CHOICES = {
     "CommandType": get_args(CommandType),
     "ChunkingMethod": get_args(ChunkingMethod),
 }
+_RENAMED_KEYS = {"tool_frame": "end_effector_frame", "scene": "episode_node"}
+_RENAMED_VALUES = {"panda_tool": "panda_end_effector"}
+
+
+class RobotError(UserError):
+    """A robot file, robot, bundle or installation with which an arm cannot be driven."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlSection:
-    """``embodiment``: what the policy's numbers mean.
+    """``embodiment``: what the policy's state and action mean (control/registry.py).
 
-    ``server_timeout_s``: a policy server that is silent for longer is treated as dead.
+    ``max_image_age_s``: older images are not sent to the policy. ``server_timeout_s``: a policy server that does not
+    answer for longer is treated as lost.
     """
 
     embodiment: EmbodimentName
@@ -43,17 +50,18 @@ class ControlSection:
 class RosSection:
     """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8).
 
-    ``command_type``: a trajectory carries its own stop, so it is the default. ``follow_joint_trajectory``: the same as
-    goals of the action that ``command`` names. ``float64_multi_array``: positions for a forward_command_controller.
-    ``joint_jog`` and ``twist_stamped``: the joints' or the tool's velocity [rad/s, m/s] in ``command_frame`` for MoveIt
-    Servo; joints that the kinematic chain does not name go as positions to the topic ``gripper`` beside a twist.
+    ``command_type`` (ros/registry.py): the default, a trajectory, carries its own stop. ``follow_joint_trajectory``:
+    the same as goals of the action that ``command`` names. ``float64_multi_array``: positions for a
+    forward_command_controller. ``joint_jog`` and ``twist_stamped``: velocities of the joints or of the end effector
+    [rad/s, m/s] in ``command_frame`` for MoveIt Servo; with a twist, the positions of joints that the kinematic chain
+    does not name go to the topic ``gripper``.
 
-    ``tool_frame``: TF's name of the tool point. Before the arm first moves, its published place in ``command_frame``
-    must be where the kinematic chain of the limits puts it.
+    ``end_effector_frame``: TF's name of the end effector. Before the arm first moves, its published position in
+    ``command_frame`` must agree with the kinematic chain of the limits.
 
     ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
-    ``scene``: the node that prepares episodes: parameters ``task`` and ``seed``, service ``~/reset``, topics
-    ``~/instruction``, ``~/success`` and ``~/failure``.
+    ``episode_node``: the node that prepares episodes and reports success: parameters ``task`` and ``seed``, service
+    ``~/reset``, topics ``~/instruction``, ``~/success`` and ``~/failure``.
     """
 
     joint_states: str
@@ -62,24 +70,26 @@ class RosSection:
     command_type: CommandType = "joint_trajectory"
     command_frame: str = "base_link"
     gripper: str = ""
-    tool_frame: str = ""
+    end_effector_frame: str = ""
     residuals: str = ""
-    scene: str = ""
+    episode_node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
+    """Contents of a robot file."""
+
     limits: RobotLimits
     control: ControlSection
     ros: RosSection
 
 
 def load_robot(path: Path) -> Robot:
-    """Everything in the file. ValueError names the file and the place of what is wrong."""
+    """The whole file. ValueError names the file and the place of what is wrong."""
     limits = load_limits(path)
     document = yaml.safe_load(path.read_text())
     try:
-        check_keys(document, "", required={"limits", "control", "ros"}, optional=set())
+        check_table(document, "", required={"limits", "control", "ros"}, optional=set())
         chunking = document["control"].pop("chunking", {}) if isinstance(document["control"], dict) else {}
         control = _section(ControlSection, document["control"], ".control")
         control = dataclasses.replace(control, chunking=_section(ChunkingConfig, chunking, ".control.chunking"))
@@ -91,12 +101,12 @@ def load_robot(path: Path) -> Robot:
 
 
 def _check_output(robot: Robot) -> None:
-    """A twist needs to know how joints move the tool, and another way to the joints that do not."""
+    """Settings that need each other."""
     ros, axes = robot.ros, robot.limits.axes
     if any(axis.contact_residual is not None for axis in axes) and not ros.residuals:
-        raise ValueError(".ros.residuals: the limits name a contact_residual, so name the topic that measures it")
-    if ros.tool_frame and robot.limits.workspace is None:
-        raise ValueError(".ros.tool_frame: there is no limits.workspace.chain to compare it with")
+        raise ValueError(".ros.residuals: the limits name a contact_residual, name the topic that measures it")
+    if ros.end_effector_frame and robot.limits.workspace is None:
+        raise ValueError(".ros.end_effector_frame: needs limits.workspace.chain to compare with")
     if ros.command_type != "twist_stamped":
         return
     if robot.limits.workspace is None:
@@ -107,15 +117,6 @@ def _check_output(robot: Robot) -> None:
         raise ValueError(f".ros.gripper: a twist does not move {others}; name the topic that takes their positions")
 
 
-def check_keys(table: Any, where: str, *, required: set[str], optional: set[str]) -> None:
-    if not isinstance(table, Mapping):
-        raise ValueError(f"{where}: expected a table")
-    for key in table:
-        check_choice(key, required | optional, f"{where}.{key}")
-    if missing := required - set(table):
-        raise ValueError(f"{where}: missing {sorted(missing)}")
-
-
 def _section(kind: type[T], table: Any, where: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     required = {
@@ -123,7 +124,7 @@ def _section(kind: type[T], table: Any, where: str) -> T:
         for name, f in fields.items()
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     }
-    check_keys(table, where, required=required, optional=set(fields) - required)
+    check_table(table, where, required=required, optional=set(fields) - required, renamed=_RENAMED_KEYS)
     for key, value in table.items():
         _check_value(value, str(fields[key].type), f"{where}.{key}")
     return kind(**table)
@@ -131,6 +132,8 @@ def _section(kind: type[T], table: Any, where: str) -> T:
 
 def _check_value(value: Any, annotation: str, where: str) -> None:
     if annotation in _CHOICES:
+        if value in _RENAMED_VALUES:
+            raise ValueError(f"{where}: {value!r} was renamed to {_RENAMED_VALUES[value]!r}")
         check_choice(value, _CHOICES[annotation], where)
         return
     good = {

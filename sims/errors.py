@@ -11,4 +11,4 @@ line is a bug of this program: exit code 1, with a traceback in a file.
 
 
 class UserError(Exception):
-    """Says what, where, what was got, what is allowed and the next step; shown without a traceback."""
+    """The message names the wrong input, where it is, what is allowed, and the next step; shown without a traceback."""

@@ -53,7 +53,17 @@ if TYPE_CHECKING:
     )
 else:
     SimulatorConfig = Union[tuple(CONSTRUCTORS)]  # noqa: UP007
-C = TypeVar("C", bound=SimulatorConfig)
+
+
+@runtime_checkable
+class EnvConfig(Protocol):
+    """Any environment's configuration: a simulator's, or that of another package, for example of a robot."""
+
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=EnvConfig)
 
 ObjectLocator = Callable[[Tensor, Sequence[str]], Tensor]
 
@@ -103,13 +113,13 @@ def make_env(config: SimulatorConfig) -> VectorEnv:
     return CONSTRUCTORS[type(config)](config)
 
 
-def splits(config: SimulatorConfig) -> tuple[str, ...]:
+def splits(config: EnvConfig) -> tuple[str, ...]:
     """Allowed values of ``sim.split``; simulators without that setting have one split, "train"."""
     hints = get_type_hints(type(config))
     return get_args(hints["split"]) if "split" in hints else ("train",)
 
 
-def split_of(config: SimulatorConfig) -> str:
+def split_of(config: EnvConfig) -> str:
     return str(getattr(config, "split", "train"))
 
 
@@ -121,7 +131,7 @@ def with_split(config: C, split: str) -> C:
     return dataclasses.replace(changed, split=split) if split != split_of(config) else config
 
 
-def evaluation_starts(config: SimulatorConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:
+def evaluation_starts(config: EnvConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:
     """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them."""
     published = config.evaluation_starts(num_tasks, episodes) if isinstance(config, HasEvaluationStarts) else None
     if published is not None:
@@ -129,7 +139,7 @@ def evaluation_starts(config: SimulatorConfig, *, num_tasks: int, seed: int, epi
     return StartSequence("evaluation", seed=seed, num_tasks=num_tasks).take(episodes)
 
 
-def evaluation_suites(config: SimulatorConfig, names: Sequence[str]) -> tuple[SimulatorConfig, ...]:
+def evaluation_suites(config: EnvConfig, names: Sequence[str]) -> tuple[Any, ...]:
     """One configuration for each named suite of the simulator's benchmark.
 
     Raises UserError where the simulator has no suites, or none of that name.
@@ -139,17 +149,17 @@ def evaluation_suites(config: SimulatorConfig, names: Sequence[str]) -> tuple[Si
     return config.evaluation_suites(names)
 
 
-def score_table(config: SimulatorConfig, success: Mapping[str, float]) -> str | None:
+def score_table(config: EnvConfig, success: Mapping[str, float]) -> str | None:
     """The benchmark's own table of these success rates (EnvSpec.name -> 0..1); None where it has no suites."""
     return config.score_table(success) if isinstance(config, HasSuites) else None
 
 
-def video_config(config: SimulatorConfig, *, image_size: int, num_envs: int) -> SimulatorConfig | None:
+def video_config(config: EnvConfig, *, image_size: int, num_envs: int) -> Any:
     """A second, larger environment of the same kind for videos; None where that costs too much memory or time."""
     return config.video_config(image_size, num_envs) if isinstance(config, HasVideoConfig) else None
 
 
-def object_locator(config: SimulatorConfig, cameras: Sequence[str]) -> ObjectLocator | None:
+def object_locator(config: EnvConfig, cameras: Sequence[str]) -> ObjectLocator | None:
     """A function from images and instructions to object positions, or None where the simulator has none.
 
     It takes uint8 [N, cameras, height, width, 3] with these ``cameras`` and N instructions, and returns float [N, 2]:

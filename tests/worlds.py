@@ -1,4 +1,4 @@
-"""A world small enough to know everything about, for tests of what acts in worlds."""
+"""Small environments with known dynamics, for tests of collectors, algorithms and runners."""
 
 from __future__ import annotations
 
@@ -28,56 +28,56 @@ class ChainEnv:
         self.cell = torch.zeros(num_envs, dtype=torch.int64)
         self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
         self.success = torch.zeros(num_envs, dtype=torch.bool)
-        self.standing = torch.ones(num_envs, dtype=torch.bool)
+        self.finished = torch.ones(num_envs, dtype=torch.bool)
         self.starts: list[StartState] = [StartState(task=0, seed=0)] * num_envs
-        self.looks: list[int] = []
+        self.observed: list[int] = []
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
-        for row, state in zip(rows, start, strict=True):
-            self.starts[row] = state
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        for env_id, state in zip(ids, start, strict=True):
+            self.starts[env_id] = state
             values = (state.seed % (self.length - 1), 0, 0, 0) if state.snapshot is None else state.snapshot
-            self.cell[row], self.elapsed[row] = int(values[0]), int(values[1])
-            self.success[row], self.standing[row] = bool(values[2]), bool(values[3])
+            self.cell[env_id], self.elapsed[env_id] = int(values[0]), int(values[1])
+            self.success[env_id], self.finished[env_id] = bool(values[2]), bool(values[3])
 
     def step(self, action: Tensor) -> Step:
-        moving = ~self.standing
+        running = ~self.finished
         move = torch.where(action[:, 0] > 0, 1, -1)
-        self.cell = torch.where(moving, (self.cell + move).clamp(0, self.length - 1), self.cell)
-        self.elapsed = self.elapsed + moving
-        won = moving & (self.cell == self.length - 1)
+        self.cell = torch.where(running, (self.cell + move).clamp(0, self.length - 1), self.cell)
+        self.elapsed = self.elapsed + running
+        won = running & (self.cell == self.length - 1)
         self.success = self.success | won
         truncated = ~self.success & (self.elapsed >= self.spec.max_steps)
-        self.standing = self.standing | self.success | truncated
+        self.finished = self.finished | self.success | truncated
         return Step(
             reward=won.float(), terminated=self.success.clone(), truncated=truncated, success=self.success.clone(),
             intervened=torch.zeros_like(won),
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
-        self.looks.append(len(rows))
+        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        self.observed.append(len(ids))
         return Observation(
-            images=torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8),
-            state=torch.stack([self.cell[rows], self.elapsed[rows]], -1).float(),
-            instruction=encode_instructions(["go right"] * len(rows)),
+            images=torch.zeros(len(ids), 1, 4, 4, 3, dtype=torch.uint8),
+            state=torch.stack([self.cell[ids], self.elapsed[ids]], -1).float(),
+            instruction=encode_instructions(["go right"] * len(ids)),
         )
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         if not self.spec.can_capture:
             raise CannotCapture("chain: this environment was made with can_capture=False")
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
         return tuple(
             StartState(
-                task=self.starts[row].task,
-                seed=self.starts[row].seed,
-                snapshot=np.array([int(values[row]) for values in self._state()]),
+                task=self.starts[env_id].task,
+                seed=self.starts[env_id].seed,
+                snapshot=np.array([int(values[env_id]) for values in self._state()]),
             )
-            for row in rows
+            for env_id in ids
         )
 
     def _state(self) -> tuple[Tensor, ...]:
-        return self.cell, self.elapsed, self.success, self.standing
+        return self.cell, self.elapsed, self.success, self.finished
 
     def close(self) -> None: ...
 
@@ -115,69 +115,77 @@ class PointEnv:
         self.task = torch.zeros(num_envs, dtype=torch.int64)
         self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
         self.success = torch.zeros(num_envs, dtype=torch.bool)
-        self.standing = torch.ones(num_envs, dtype=torch.bool)
+        self.finished = torch.ones(num_envs, dtype=torch.bool)
         self.starts: list[StartState] = [StartState(task=0, seed=0)] * num_envs
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
-        for row, state in zip(rows, start, strict=True):
-            self.starts[row] = state
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
+        for env_id, state in zip(ids, start, strict=True):
+            self.starts[env_id] = state
             generator = np.random.default_rng((state.seed, state.task))
             while True:
                 places = generator.uniform(-0.85, 0.85, (4, 2))
                 gaps = np.linalg.norm(places[:, None] - places[None], axis=-1) + 9 * np.eye(4)
                 if gaps.min() > 0.5:
                     break
-            self.squares[row] = torch.from_numpy(places[:3])
-            self.point[row] = torch.from_numpy(places[3])
-            self.task[row], self.elapsed[row] = state.task, 0
-            self.success[row] = self.standing[row] = False
+            self.squares[env_id] = torch.from_numpy(places[:3])
+            self.point[env_id] = torch.from_numpy(places[3])
+            self.task[env_id], self.elapsed[env_id] = state.task, 0
+            self.success[env_id] = self.finished[env_id] = False
             if state.snapshot is not None:
-                x, y, elapsed, success, standing = state.snapshot
-                self.point[row] = torch.tensor([x, y])
-                self.elapsed[row], self.success[row], self.standing[row] = int(elapsed), bool(success), bool(standing)
+                x, y, elapsed, success, finished = state.snapshot
+                self.point[env_id] = torch.tensor([x, y])
+                self.elapsed[env_id], self.success[env_id], self.finished[env_id] = (
+                    int(elapsed),
+                    bool(success),
+                    bool(finished),
+                )
 
     def step(self, action: Tensor) -> Step:
-        moving = ~self.standing
+        running = ~self.finished
         moved = (self.point + 0.1 * action.clamp(-1, 1)).clamp(-1, 1)
-        self.point = torch.where(moving[:, None], moved, self.point)
-        self.elapsed = self.elapsed + moving
+        self.point = torch.where(running[:, None], moved, self.point)
+        self.elapsed = self.elapsed + running
         near = (self.squares - self.point[:, None]).norm(dim=-1) < self.reach
         named = near[torch.arange(len(near)), self.task]
-        won, wrong = moving & named, moving & near.any(-1) & ~named
+        won, wrong = running & named, running & near.any(-1) & ~named
         self.success = self.success | won
         truncated = ~self.success & (self.elapsed >= self.spec.max_steps)
-        terminated = self.success | wrong | (self.standing & ~truncated)
-        self.standing = self.standing | self.success | wrong | truncated
+        terminated = self.success | wrong | (self.finished & ~truncated)
+        self.finished = self.finished | self.success | wrong | truncated
         return Step(
             reward=won.float(), terminated=terminated, truncated=truncated & ~terminated,
             success=self.success.clone(), intervened=torch.zeros_like(won),
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        rows = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         cell = (torch.arange(self.size) + 0.5) / self.size * 2 - 1
-        image = torch.full((len(rows), self.size, self.size, 3), 30, dtype=torch.uint8)
-        things = [(self.squares[rows, i], 0.12, color) for i, color in enumerate(COLORS.values())]
-        for place, half, color in [*things, (self.point[rows], 0.07, (250, 250, 250))]:
+        image = torch.full((len(ids), self.size, self.size, 3), 30, dtype=torch.uint8)
+        squares = [(self.squares[ids, i], 0.12, color) for i, color in enumerate(COLORS.values())]
+        for place, half, color in [*squares, (self.point[ids], 0.07, (250, 250, 250))]:
             inside_x = (cell - place[:, :1]).abs() < half
             inside_y = (cell - place[:, 1:]).abs() < half
             image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(color, dtype=torch.uint8)
-        words = [f"go to the {list(COLORS)[task]} square" for task in self.task[rows].tolist()]
-        return Observation(images=image[:, None], state=self.point[rows], instruction=encode_instructions(words))
+        instructions = [f"go to the {list(COLORS)[task]} square" for task in self.task[ids].tolist()]
+        return Observation(images=image[:, None], state=self.point[ids], instruction=encode_instructions(instructions))
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        rows = range(self.spec.num_envs) if env_ids is None else env_ids
+        ids = range(self.spec.num_envs) if env_ids is None else env_ids
         return tuple(
             StartState(
-                task=self.starts[row].task,
-                seed=self.starts[row].seed,
+                task=self.starts[env_id].task,
+                seed=self.starts[env_id].seed,
                 snapshot=np.array(
-                    [*self.point[row].tolist(), self.elapsed[row], self.success[row], self.standing[row]], np.float64
+                    [*self.point[env_id].tolist(), self.elapsed[env_id], self.success[env_id], self.finished[env_id]],
+                    np.float64,
                 ),
             )
-            for row in rows
+            for env_id in ids
         )
+
+    def _flags(self, env_id: int) -> tuple[int, bool, bool]:
+        return int(self.elapsed[env_id]), bool(self.success[env_id]), bool(self.finished[env_id])
 
     def expert(self, *, noise: float, seed: int) -> PointExpert:
         return PointExpert(self, noise=noise, generator=torch.Generator().manual_seed(seed))
@@ -186,14 +194,14 @@ class PointEnv:
 
 
 class PointExpert:
-    """Heads for the named square, straight."""
+    """Moves straight to the named square."""
 
-    def __init__(self, world: PointEnv, *, noise: float, generator: torch.Generator) -> None:
-        self.world, self.noise, self.generator = world, noise, generator
+    def __init__(self, env: PointEnv, *, noise: float, generator: torch.Generator) -> None:
+        self.env, self.noise, self.generator = env, noise, generator
 
     def act(self) -> Tensor:
-        world = self.world
-        target = world.squares[torch.arange(len(world.task)), world.task]
-        heading = (target - world.point) / 0.1
+        env = self.env
+        target = env.squares[torch.arange(len(env.task)), env.task]
+        heading = (target - env.point) / 0.1
         heading = heading / heading.norm(dim=-1, keepdim=True).clamp(min=1)
         return (heading + self.noise * torch.randn(heading.shape, generator=self.generator)).clamp(-1, 1)

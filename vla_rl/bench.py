@@ -22,10 +22,10 @@ import torch
 
 from policies.bundle import read_bundle_info, save_bundle
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, Precision, RobotSpec
-from real_robot.commands import load_backend
 from real_robot.serving.backends import ChunkBackend
-from real_robot.serving.export import export_onnx
-from real_robot.serving.protocol import Act
+from real_robot.serving.onnx.export import export_onnx
+from real_robot.serving.protocol import ActRequest
+from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
 from sims.bench.throughput import Measurement
 from sims.chunk import step_chunk
@@ -219,7 +219,7 @@ def question_times(backend: ChunkBackend, *, repeats: int = 200) -> list[float]:
     """Seconds of each of ``repeats`` answers, the first ones left out."""
     hello = backend.hello
     height, width = hello.image_size
-    question = Act(
+    question = ActRequest(
         id=0,
         images={camera: np.full((height, width, 3), 128, dtype=np.uint8) for camera in hello.cameras},
         state=np.zeros(hello.state_dim, dtype=np.float32),
@@ -229,10 +229,10 @@ def question_times(backend: ChunkBackend, *, repeats: int = 200) -> list[float]:
         delay=0,
         execute_steps=hello.action_horizon,
     )
-    times = []
+    times, state = [], backend.initial_state()
     for _ in range(repeats + 10):
         started = time.perf_counter()
-        backend.act(question)
+        backend.act(question, state)
         times.append(time.perf_counter() - started)
     return times[10:]
 

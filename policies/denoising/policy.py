@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -282,10 +282,14 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
             return torch.autocast("cuda", torch.bfloat16)
         return nullcontext()
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Not the text encoder, which would be compiled again for every length of the instruction."""
+        for module in (*self.encoder.cameras, self.expert):
+            module.compile(*args, **kwargs)
+
     def _compile_once(self) -> None:
         if self.config.compile and self.device.type == "cuda" and not self._compiled:
-            for module in (*self.encoder.cameras, self.expert):
-                module.compile()
+            self.compile()
             self._compiled = True
 
 

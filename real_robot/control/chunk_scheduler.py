@@ -1,20 +1,19 @@
-"""Which action of which chunk belongs to this control tick, while the next chunk is still being computed.
+"""The action of each control tick, while the next chunk is still being computed.
 
     old chunk   | executed | leftover ............|          request at tick k, index 0 is tick k's own action
     new chunk              |  d: consumed | free .................|
                            k              k + d, delivery
 
-An action is stamped with the absolute control tick it is for. The **delay** d of a chunk is the number of actions that
-were consumed between its request and its delivery; ticks on which the arm only held count for nothing, so a chunk that
-comes after a hold starts where the arm stands. The scheduler has no clock and no thread: it is told the tick.
+Each action belongs to an absolute control tick. The **delay** d of a chunk is the number of actions that were consumed
+between its request and its delivery. Ticks on which the arm only held are not counted, so a chunk that arrives after a
+hold starts at the arm's position. The scheduler has no clock and no thread: the caller passes the tick.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -28,12 +27,14 @@ ChunkingMethod = Literal["prefix", "guided", "jacobian_free", "replace", "ensemb
 class ChunkingConfig:
     """How chunks follow each other.
 
-    ``prefix``: the policy is given the actions that will be consumed while it thinks, as it was in training.
+    ``prefix``: the policy is given the actions that will be executed during inference, as in its training.
     ``guided``, ``jacobian_free``: for policies that were not trained so; see ``policies.denoising.guidance``.
-    ``replace``: the new chunk simply takes over. ``ensemble``: overlapping chunks are averaged (ACT).
+    ``replace``: the new chunk replaces the old one. ``ensemble``: overlapping chunks are averaged (ACT).
 
-    ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for; a policy trained with
-    prefixes allows at most its ``max_prefix``. ``warmup``: first deliveries that say nothing about the delay.
+    ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for [actions]; a policy
+    trained with prefixes allows at most its ``max_prefix``. ``warmup``: first deliveries, left out of the delay
+    estimate. ``delay_window``: deliveries in the estimate. ``ensemble_decay``: m of the weights exp(-m i), i = 0 the
+    oldest.
     """
 
     method: ChunkingMethod = "prefix"
@@ -44,7 +45,7 @@ class ChunkingConfig:
     ensemble_decay: float = 0.01
 
     def check(self, horizon: int) -> None:
-        """ValueError unless max_delay <= execute_steps <= horizon - max_delay: no plan may run out by design."""
+        """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""
         if not 0 <= self.max_delay <= self.execute_steps <= horizon - self.max_delay or self.execute_steps < 1:
             raise ValueError(
                 f"chunks of {horizon} actions need max_delay <= execute_steps <= {horizon} - max_delay, "
@@ -54,10 +55,10 @@ class ChunkingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkRequest:
-    """What the policy must know beside the observation of tick ``tick``.
+    """Input of the policy beside the observation of tick ``tick``.
 
-    ``leftover`` [L, A]: actions still planned from this tick on. ``delay`` <= L: how many of them will probably be
-    consumed before the new chunk arrives; nothing is ever padded.
+    ``leftover`` [L, A]: actions still planned from this tick on, not padded. ``delay`` <= L: estimate of how many of
+    them are consumed before the new chunk arrives.
     """
 
     tick: int
@@ -72,14 +73,14 @@ class ChunkRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What became of a chunk. ``late``: more actions were consumed than planned for, so the join may be rough."""
+    """``consumed``: actions between request and delivery. ``late``: more than planned for; the transition may jump."""
 
     consumed: int
     late: bool
 
 
 class DelayTracker:
-    """95th percentile of the last delays, warm-up left out; ``initial`` until there is a measurement."""
+    """95th percentile of the last delays without the warm-up; ``initial`` until there is a measurement."""
 
     def __init__(self, *, initial: int, warmup: int, window: int) -> None:
         self._initial, self._warmup = initial, warmup
@@ -97,19 +98,6 @@ class DelayTracker:
         return sorted(self._delays)[ceil(0.95 * len(self._delays)) - 1]
 
 
-class TickClock:
-    """Absolute control ticks of a clock [s]: tick k begins at start + k / hz, however late anyone looks."""
-
-    def __init__(self, hz: float, clock: Callable[[], float]) -> None:
-        self._hz, self._clock, self._start_s = hz, clock, clock()
-
-    def tick(self) -> int:
-        return floor((self._clock() - self._start_s) * self._hz + 1e-9)
-
-    def begin_s(self, tick: int) -> float:
-        return self._start_s + tick / self._hz
-
-
 class ChunkScheduler:
     """Each tick, in this order: ``deliver`` what has arrived, ask for a ``request``, take the ``action``."""
 
@@ -121,7 +109,7 @@ class ChunkScheduler:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every plan and any request under way: after a stop, a takeover, or a new episode."""
+        """Drop all plans and the request under way: after a stop, a takeover, or a new episode."""
         self._chunks: list[tuple[int, Actions]] = []  # (tick of its first action, actions), oldest first
         self._consumed = 0
         self._next_tick: int | None = None
@@ -151,10 +139,10 @@ class ChunkScheduler:
             self._pending = self._last_request = None
 
     def deliver(self, request: ChunkRequest, actions: Actions, tick: int) -> Delivery | None:
-        """Take over ``actions`` [H, A] from ``tick`` on, leaving out what was consumed meanwhile.
+        """Use ``actions`` [H, A] from ``tick`` on, without those consumed since the request.
 
-        None if the request is no longer wanted (``clear`` or ``abandon`` came first). ValueError on another shape or
-        a number that is not finite: the old plan stays.
+        None if the request was dropped (``clear`` or ``abandon``). ValueError on another shape or a number that is not
+        finite; the old plan stays.
         """
         if self._pending is None or self._pending[0] is not request:
             return None
@@ -164,9 +152,9 @@ class ChunkScheduler:
         self._skip_to(tick)
         consumed = self._consumed - self._pending[1]
         self._pending = None
-        if len(request.leftover):  # where nothing was planned, nothing could be consumed
+        if len(request.leftover):  # without a plan nothing is consumed, which is no measurement of the delay
             self._tracker.add(consumed)
-        # fewer than a whole chunk was left to consume, so there is always something of the new one left
+        # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]
         return Delivery(consumed=consumed, late=consumed > request.delay)
@@ -179,21 +167,21 @@ class ChunkScheduler:
         if not self._chunks:
             return None
         self._consumed += 1
-        votes = np.stack([chunk[tick - start] for start, chunk in self._chunks])
-        if len(votes) == 1:
-            return votes[0]
-        weights = np.exp(-self.config.ensemble_decay * np.arange(len(votes), dtype=np.float32))
-        return np.asarray(weights @ votes / weights.sum(), dtype=np.float32)
+        candidates = np.stack([chunk[tick - start] for start, chunk in self._chunks])
+        if len(candidates) == 1:
+            return candidates[0]
+        weights = np.exp(-self.config.ensemble_decay * np.arange(len(candidates), dtype=np.float32))
+        return np.asarray(weights @ candidates / weights.sum(), dtype=np.float32)
 
     def _skip_to(self, tick: int) -> None:
-        """Ticks that were missed altogether consume their actions too: the time for them has passed."""
+        """Missed ticks consume their actions too."""
         if self._next_tick is not None and tick > self._next_tick:
             planned_until = max((start + len(chunk) for start, chunk in self._chunks), default=0)
             self._consumed += max(0, min(tick, planned_until) - self._next_tick)
             self._next_tick = tick
 
     def _leftover(self, tick: int) -> Actions:
-        """What the newest chunk still plans from ``tick`` on, [L, A]."""
+        """Actions of the newest chunk from ``tick`` on, [L, A]."""
         if not self._chunks:
             return np.zeros((0, self._shape[1]), dtype=np.float32)
         start, chunk = self._chunks[-1]

@@ -1,31 +1,34 @@
-"""One arm's control loop without any wire: measurements and actions in, safe commands out, all on absolute ticks.
+"""One arm's control loop, independent of ROS: measurements and actions in, safe commands out, on absolute ticks.
 
-Two rates on one grid: every *command tick* (100 Hz or so) a position goes through the safety filter to the
-controller; every *control tick* (the policy's own rate) the next action becomes the goal that the commands move to
-in a straight line.
+Two rates on one grid: every *command tick* (about 100 Hz) a position goes through the safety filter to the controller;
+every *control tick* (the policy's rate) the next action becomes the goal, which the commands approach in a straight
+line in joint space.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Float
 
 from real_robot.control.embodiment import Embodiment
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
+from real_robot.safety.commands import Command, Measurement, SafeCommand
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.limits import RobotLimits
 
 
+@runtime_checkable
 class ActionSource(Protocol):
-    """Who decides: a policy on a server, a program that steps the robot, a person."""
+    """What chooses actions: a policy on a server, a program that steps the robot, a person."""
 
-    def action(self, tick: int, measured: Measurement) -> NDArray[np.float32] | None:
-        """What to do in this control period, [A] in [-1, 1]; None: brake and hold. Returns at once."""
+    def action(self, tick: int, measured: Measurement) -> Float[np.ndarray, " A"] | None:
+        """The action of this control period, in [-1, 1]; None: brake and hold. Returns at once."""
         ...
 
-    def forget(self) -> None:
-        """What was planned is void."""
+    def clear(self) -> None:
+        """Drop what was planned."""
         ...
 
 
@@ -43,7 +46,10 @@ class LoopCounters:
 
 
 class ControlLoop:
-    """``tick`` once per command period, with the time of a clock that never jumps."""
+    """Call ``tick`` once per command period, with the time of a monotonic clock [s].
+
+    ValueError if ``command_hz`` is not a multiple of ``control_hz``.
+    """
 
     def __init__(self, limits: RobotLimits, *, control_hz: float, embodiment: Embodiment, source: ActionSource) -> None:
         ratio = limits.command_hz / control_hz
@@ -57,20 +63,20 @@ class ControlLoop:
         self.source = source
         self._embodiment = embodiment
         self._period = round(ratio)
-        # this control period's straight line, joint positions from and to
+        # joint positions at the start and at the end of this control period
         self._from: list[float] = []
         self._goal: list[float] | None = None
 
     def warm_up(self, joints: list[float]) -> None:
-        """The first call of numerical code takes its time: before ``start``, not in a tick."""
+        """Run the embodiment once before ``start``: the first call of numerical code is slow."""
         self._embodiment.begin(joints)
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
 
     def start(self, joints: list[float], now_s: float) -> None:
-        """From rest where the arm is. ValueError as ``SafetyFilter.start``."""
+        """Start from rest at ``joints``. ValueError as ``SafetyFilter.start``."""
         self.filter.start(joints, now_s)
         self._tick, self._control_tick = 0, -1
-        self._forget_plan()
+        self._clear_plan()
 
     def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand:
         """The command for this tick."""
@@ -91,12 +97,12 @@ class ControlLoop:
     def stop(self, reason: str) -> None:
         """Latched protective hold."""
         self.filter.stop(reason)
-        self._forget_plan()
+        self._clear_plan()
 
     def pause(self) -> None:
-        """Brake and hold until ``resume``; what was planned is forgotten."""
+        """Brake and hold until ``resume``; the plan is dropped."""
         self.paused = True
-        self._forget_plan()
+        self._clear_plan()
 
     def resume(self) -> None:
         self.paused = False
@@ -118,7 +124,7 @@ class ControlLoop:
         self._goal = self._embodiment.targets(action, joints)
 
     def _account(self, out: SafeCommand) -> None:
-        """After a rejection the plan goes on from where the arm brakes, not from where it would have been."""
+        """Count events. After a rejection the goal is dropped, so that motion continues from where the arm brakes."""
         if not out.accepted:
             if self._goal is not None:
                 self.counters.rejected += 1
@@ -128,6 +134,6 @@ class ControlLoop:
             self.counters.clamped += 1
         self.counters.missed_ticks += sum(int(e.value) for e in out.events if e.reason == "missed_ticks")
 
-    def _forget_plan(self) -> None:
-        self.source.forget()
+    def _clear_plan(self) -> None:
+        self.source.clear()
         self._goal = None

@@ -1,6 +1,6 @@
-"""The thread that drives an arm: every command tick measure, decide, filter, send; looks and records come after.
+"""The thread that drives an arm: every command tick it measures, decides, filters and sends; slow work comes after.
 
-It asks for real-time priority; without the right to it, it runs as any thread and ``real_time`` says so.
+It requests real-time priority; without the permission it runs with ordinary priority and ``real_time`` says so.
 """
 
 from __future__ import annotations
@@ -10,20 +10,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from real_robot.control.loop import ControlLoop
 from real_robot.priority import take_priority
-from real_robot.ros.ros_io import CommandOutput, JointInput
+from real_robot.safety.commands import Measurement, SafeCommand, StopPath
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
-HAIR = 1e-3  # [rad or m]
+LIMIT_TOLERANCE = 1e-3  # [rad or m]
+
+
+@runtime_checkable
+class JointSource(Protocol):
+    """Joint measurements. ``problem``: why ``fresh`` was False."""
+
+    problem: str
+
+    def measure(self) -> Measurement | None:
+        """The newest measurement, None before the first."""
+        ...
+
+    def fresh(self, max_age_s: float) -> bool:
+        """Whether the joints were measured within ``max_age_s``."""
+        ...
+
+
+@runtime_checkable
+class CommandSink(Protocol):
+    """The controller."""
+
+    def send(self, out: SafeCommand, stop_path: StopPath) -> None: ...
 
 
 class Timings:
-    """The last thousand ticks: how late they began, and how old the joint measurement was when the command left."""
+    """Of the last thousand ticks: lateness, and age of the joint measurement when the command was sent [s]."""
 
     def __init__(self) -> None:
         self.late_s: deque[float] = deque(maxlen=1000)
@@ -31,31 +54,31 @@ class Timings:
 
     def summary(self) -> dict[str, str]:
         """Milliseconds, 50th and 99th percentile."""
-        rows = {}
+        percentiles = {}
         for name, values in (("tick_jitter", self.late_s), ("sensor_to_command", self.sensor_to_command_s)):
-            seen = list(values)
-            for percent in (50, 99) if seen else ():
-                rows[f"{name}_p{percent}_ms"] = f"{1000.0 * float(np.percentile(seen, percent)):.3f}"
-        return rows
+            measured = list(values)
+            for percent in (50, 99) if measured else ():
+                percentiles[f"{name}_p{percent}_ms"] = f"{1000.0 * float(np.percentile(measured, percent)):.3f}"
+        return percentiles
 
 
 class ControlThread:
     """From ``start`` until ``brake``. ``lock`` guards the loop between this thread and others.
 
-    ``afterwards(now_s)``: what may take milliseconds, called when the tick's command has left.
+    ``after_tick(now_s)``: work that may take milliseconds, called when the tick's command has been sent.
     """
 
     def __init__(
         self,
         loop: ControlLoop,
-        joints: JointInput,
-        output: CommandOutput,
+        joints: JointSource,
+        output: CommandSink,
         *,
-        afterwards: Callable[[float], None] = lambda now_s: None,
+        after_tick: Callable[[float], None] = lambda now_s: None,
     ) -> None:
         self.loop, self.lock, self.timings = loop, threading.Lock(), Timings()
         self.real_time = "not started"
-        self._joints, self._output, self._afterwards = joints, output, afterwards
+        self._joints, self._output, self._after_tick = joints, output, after_tick
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._running = self._resting = False
 
@@ -64,39 +87,39 @@ class ControlThread:
         return self._running
 
     def start(self) -> None:
-        """From rest where the arm is measured to be. ValueError if that is unknown, old, or not inside the limits."""
+        """Start from rest at the measured position. ValueError if that is unknown, old, or not inside the limits."""
         if not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
-            raise ValueError(self._joints.trouble)
+            raise ValueError(self._joints.problem)
         measured = self._joints.measure()
         assert measured is not None
-        joints = self._at_limits(measured.positions)
+        joints = self._within_limits(measured.positions)
         with self.lock:
             self.loop.warm_up(joints)
             if not self._running:
                 gc.collect()
-                gc.freeze()  # a collection that looks at every module takes ten ticks
+                gc.freeze()  # a full collection takes ten ticks
             self.loop.start(joints, time.monotonic())
             self._resting = False
         if not self._running:
             self._running = True
             self._thread.start()
 
-    def _at_limits(self, positions: Sequence[float]) -> list[float]:
-        """A joint that is measured a hair beyond its limit stands at it."""
+    def _within_limits(self, positions: Sequence[float]) -> list[float]:
+        """Joints that are measured up to ``LIMIT_TOLERANCE`` beyond a limit are set to the limit."""
         inside = []
         for axis, q in zip(self.loop.filter.limits.axes, positions, strict=True):
-            nearest = min(max(q, axis.position[0]), axis.position[1])
-            inside.append(nearest if abs(q - nearest) <= HAIR else q)
+            clipped = min(max(q, axis.position[0]), axis.position[1])
+            inside.append(clipped if abs(q - clipped) <= LIMIT_TOLERANCE else q)
         return inside
 
     def rest(self) -> None:
-        """Brake to rest, then command nothing until ``start``: between episodes the arm may be moved by others."""
+        """Brake to rest, then send nothing until ``start``: between episodes people or other nodes may move the arm."""
         with self.lock:
             self.loop.pause()
             self._resting = True
 
     def brake(self) -> None:
-        """Brake to rest along the stop path, then end the thread. Returns when the arm is commanded still."""
+        """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero."""
         with self.lock:
             self.loop.pause()
         if self._running:
@@ -104,13 +127,13 @@ class ControlThread:
             self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
-        """Every command tick until told to end and at rest. Sleeps to absolute times, so lateness never adds up."""
+        """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
         self.real_time = take_priority(PRIORITY)
         period_s = 1.0 / self.loop.filter.limits.command_hz
         due_s = time.monotonic() + period_s
         while self._running or not self.loop.filter.at_rest:
             time.sleep(max(0.0, due_s - time.monotonic()))
-            with self.lock:  # time is read inside: while this thread waits, a new episode may set the clock
+            with self.lock:  # time is read inside the lock: ``start`` may reset the clock meanwhile
                 measured, now_s = self._joints.measure(), time.monotonic()
                 silent = self._resting and self.loop.filter.at_rest
                 if not silent:
@@ -121,5 +144,5 @@ class ControlThread:
                 self.timings.late_s.append(now_s - due_s)
                 if measured is not None:
                     self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
-            self._afterwards(now_s)
+            self._after_tick(now_s)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)

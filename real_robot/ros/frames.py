@@ -1,4 +1,4 @@
-"""Where the robot itself says its tool is (TF), to hold the robot file's kinematic chain against."""
+"""The end-effector position that the robot publishes (TF), to check the robot file's kinematic chain. Needs no ROS."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from real_robot.robot_file import Robot
-from real_robot.safety.kinematics import ToolPoint, Vector
+from real_robot.safety.kinematics import EndEffectorPoint, Vector
 
-AGREEMENT_M = 0.01
+MAX_DIFFERENCE_M = 0.01
 Quaternion = tuple[float, float, float, float]  # x, y, z, w, of unit length, as ROS has it
 
 
@@ -19,10 +19,11 @@ class FrameTree:
         self._parents: dict[str, tuple[str, Vector, Quaternion]] = {}
 
     def put(self, child: str, parent: str, xyz: Vector, quaternion: Quaternion) -> None:
+        """Pose of ``child`` in ``parent``: translation [m] and rotation."""
         self._parents[child] = parent, xyz, quaternion
 
-    def place(self, frame: str, base: str) -> Vector | None:
-        """Origin of ``frame`` in ``base`` [m]; None if nothing published leads from one to the other."""
+    def position(self, frame: str, base: str) -> Vector | None:
+        """Origin of ``frame`` in ``base`` [m]; None if the published frames do not connect them."""
         point = (0.0, 0.0, 0.0)
         for _ in range(len(self._parents) + 1):
             if frame == base:
@@ -30,13 +31,13 @@ class FrameTree:
             if frame not in self._parents:
                 return None
             frame, (x, y, z), quaternion = self._parents[frame]
-            turned = _turn(quaternion, point)
-            point = turned[0] + x, turned[1] + y, turned[2] + z
-        return None  # in a circle
+            rotated = _rotate(quaternion, point)
+            point = rotated[0] + x, rotated[1] + y, rotated[2] + z
+        return None  # the frames form a circle
 
 
-def _turn(quaternion: Quaternion, point: Vector) -> Vector:
-    """p + 2 w (u x p) + 2 u x (u x p), with the quaternion (u, w)."""
+def _rotate(quaternion: Quaternion, point: Vector) -> Vector:
+    """``point`` rotated: p + 2 w (u x p) + 2 u x (u x p), with the quaternion (u, w)."""
     x, y, z, w = quaternion
     px, py, pz = point
     cx, cy, cz = y * pz - z * py, z * px - x * pz, x * py - y * px
@@ -47,16 +48,16 @@ def _turn(quaternion: Quaternion, point: Vector) -> Vector:
     )
 
 
-def check_tool(tree: FrameTree, robot: Robot, joints: Sequence[float]) -> None:
-    """ValueError if TF and the robot file disagree about where the tool is with ``joints`` as measured now."""
-    box, frame, base = robot.limits.workspace, robot.ros.tool_frame, robot.ros.command_frame
-    assert box is not None  # robot_file sees to it
-    published = tree.place(frame, base)
+def check_end_effector(tree: FrameTree, robot: Robot, joints: Sequence[float]) -> None:
+    """ValueError if TF and the robot file disagree about the end effector's position at the measured ``joints``."""
+    box, frame, base = robot.limits.workspace, robot.ros.end_effector_frame, robot.ros.command_frame
+    assert box is not None  # checked by robot_file
+    published = tree.position(frame, base)
     if published is None:
-        raise ValueError(f"TF does not say where {frame} is in {base}")
-    computed = ToolPoint(box.frames, box.tool, robot.limits.axes)(joints)
-    if (apart := math.dist(published, computed)) > AGREEMENT_M:
+        raise ValueError(f"TF has no transform from {frame} to {base}")
+    computed = EndEffectorPoint(box.frames, box.end_effector, robot.limits.axes)(joints)
+    if (apart := math.dist(published, computed)) > MAX_DIFFERENCE_M:
         raise ValueError(
-            f"TF has {frame} {1000 * apart:.0f} mm away from where the robot file's chain puts the tool, so the "
-            "workspace box would guard another place; mend limits.workspace (chain, tool) or ros.tool_frame"
+            f"TF has {frame} {1000 * apart:.0f} mm away from the end-effector position of the robot file's chain, so "
+            "the workspace box would be wrong; correct limits.workspace (chain, end_effector) or ros.end_effector_frame"
         )

@@ -1,11 +1,11 @@
-"""The ROS 2 node: an ordinary lifecycle node around ``ControlLoop``, the same on an apt install and on the wheels.
+"""The ROS 2 lifecycle node of one arm, the same on an apt install and on the wheels.
 
-    inactive: connected, watching, commanding nothing         active: commanding every tick, holding when in doubt
+    inactive: connected, measuring, commanding nothing      active: commanding every tick, holding when in doubt
 
-Activation begins an episode. ``~/end_episode`` says how it went; the arm brakes, then nothing is commanded, so the
-scene can be set up anew and the policy server may hand over another policy, until ``~/begin_episode``. ``~/stop``
-latches a protective hold (announced on ``~/stopped``), ``~/release`` undoes it; ``~/pause`` and ``~/resume`` hold and
-go on. Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
+Activation begins an episode. ``~/end_episode`` reports its result; the arm brakes, then nothing is commanded, so that
+the scene can be set up again and the policy server may change the policy, until ``~/begin_episode``. ``~/stop`` latches
+a protective hold (published on ``~/stopped``), ``~/release`` undoes it; ``~/pause`` and ``~/resume`` hold and continue.
+Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
 """
 
 from __future__ import annotations
@@ -28,16 +28,9 @@ from std_msgs.msg import Bool
 from std_srvs.srv import SetBool, Trigger
 
 from episodes.schema import EpisodeError
-from real_robot.control.embodiment import embodiment_of
-from real_robot.control.loop import ControlLoop
-from real_robot.control.thread import ControlThread
 from real_robot.priority import take_priority
-from real_robot.recorder import Recorder
-from real_robot.robot_file import Robot, load_robot
-from real_robot.ros.ros_io import LATCHED_QOS, CameraInput, CommandOutput, FrameInput, JointInput
-from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import Hello, Outcome
-from real_robot.serving.remote_policy import RemotePolicy
+from real_robot.ros.episode_runner import Connections, EpisodeRequest, EpisodeRunner
+from real_robot.ros.messages import LATCHED_QOS
 
 PRIORITY = 40
 # read on configuration
@@ -55,7 +48,7 @@ _EPISODE = {
 
 
 class PolicyNode(LifecycleNode):
-    """See the module. One control thread, one executor thread; ``ControlThread.lock`` guards the loop between them."""
+    """Parameters, services, lifecycle and diagnostics around an ``EpisodeRunner``, which exists while configured."""
 
     def __init__(self) -> None:
         super().__init__("vla_rl_policy")
@@ -66,16 +59,9 @@ class PolicyNode(LifecycleNode):
             "seed", 0, ParameterDescriptor(description="recorded with the episode", integer_range=[seeds])
         )
         self.add_on_set_parameters_callback(self._on_parameters)
-        self._robot: Robot | None = None
-        self._client: PolicyClient | None = None
-        self._recorder: Recorder | None = None
-        self._policy: RemotePolicy | None = None
-        self._control: ControlThread | None = None
-        self._frames: FrameInput | None = None
+        self._runner: EpisodeRunner | None = None
         self._stop_reason = ""
-        self._announced: bool | None = None
-        self._in_episode = False
-        self._ending: Outcome | None = None
+        self._published_stop: bool | None = None
         self._stopped = self.create_publisher(Bool, "~/stopped", LATCHED_QOS)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._services_kept = [
@@ -83,34 +69,29 @@ class PolicyNode(LifecycleNode):
             for name in ("stop", "release", "pause", "resume", "begin_episode")
         ]
         self._services_kept.append(self.create_service(SetBool, "~/end_episode", self._on_end_episode))
-        self._timer = self.create_timer(0.5, self._diagnose)
+        self._timer = self.create_timer(0.5, self._publish_diagnostics)
 
-    # Lifecycle
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        connections = Connections(
+            robot_file=Path(self._text("robot_file")),
+            policy_url=self._text("policy_url"),
+            token_file=Path(self._text("token_file")),
+            store=Path(self._text("store")) if self._text("store") else None,
+        )
         try:
-            robot = load_robot(Path(self._text("robot_file")))
-            token = Path(self._text("token_file")).read_text().strip()
-            self._recorder = Recorder(Path(self._text("store"))) if self._text("store") else None
-            self._frames = FrameInput(self) if robot.ros.tool_frame else None
-            output = CommandOutput(self, robot.ros, robot.limits)  # last: nothing closes it when something fails here
+            self._runner = EpisodeRunner(self, connections, on_tick=self._on_tick)
         except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
-            self.release_wires()
             return TransitionCallbackReturn.FAILURE
-        self._robot, self._output = robot, output
-        self._joints = JointInput(self, robot.ros, [axis.name for axis in robot.limits.axes])
-        self._cameras = CameraInput(self, robot.ros.cameras)
-        self._client = PolicyClient(self._text("policy_url"), token=token, timeout_s=robot.control.server_timeout_s)
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._policy = self._control = None
+        assert self._runner is not None
         try:
-            if self._frames is not None:
-                assert self._robot is not None
-                self._frames.check(self._robot, self._joints)
-            self._begin()
+            self._refuse_while_stopped()
+            self._runner.activate(self._episode())
         except ValueError as error:
             self.get_logger().error(f"cannot activate: {error}")
             return TransitionCallbackReturn.FAILURE
@@ -121,217 +102,130 @@ class PolicyNode(LifecycleNode):
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self.release_wires()
+        self.disconnect()
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self.brake()
-        self.release_wires()
+        self.disconnect()
         return TransitionCallbackReturn.SUCCESS
 
     def brake(self) -> None:
-        """Brake to rest and end the control thread and the episode. Returns when the arm is commanded still."""
-        if self._control is not None and self._control.running:
-            self._ending = self._ending or ("unknown" if self._in_episode else None)
-            self._control.brake()
-            self._close_episode()
+        """Brake to rest and end the episode. Returns when the commanded speed is zero."""
+        if self._runner is not None:
+            self._runner.brake()
 
-    def release_wires(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        if self._frames is not None:
-            self._frames.close()
-            self._frames = None
-        for wire in (self._joints, self._cameras, self._output) if self._robot is not None else ():
-            wire.close()
-        self._robot = None
+    def disconnect(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
-    # Episodes
+    # -- episodes --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Begin an episode from rest, with the policy that the server now offers. ValueError says why it cannot."""
-        assert self._robot is not None
-        assert self._client is not None
-        hello = self._client.hello
-        if self._in_episode:
-            raise ValueError("an episode is under way; call ~/end_episode first")
+    def _episode(self) -> EpisodeRequest:
+        seed = int(self.get_parameter("seed").value or 0)
+        return EpisodeRequest(instruction=self._text("instruction"), task=self._text("task"), seed=seed)
+
+    def _refuse_while_stopped(self) -> None:
         if self._stop_reason:
             raise ValueError(f"stopped: {self._stop_reason}; call ~/release first")
-        if hello is None:
-            raise ValueError(f"no policy server: {self._client.trouble}")
-        control = self._prepare(self._robot, self._client, hello)
-        assert self._policy is not None
-        instruction = self._text("instruction")
-        with control.lock:
-            self._policy.begin(instruction)
-        control.start()
-        if self._recorder is not None:
-            self._recorder.begin(
-                instruction=instruction,
-                task=self._text("task") or instruction,
-                seed=int(self.get_parameter("seed").value or 0),
-                control_hz=hello.control_hz,
-                policy_version=hello.fingerprint,
-                world={"robot": Path(self._text("robot_file")).stem},
-            )
-        self._in_episode = True
-        with control.lock:
-            control.loop.resume()
-
-    def _prepare(self, robot: Robot, client: PolicyClient, hello: Hello) -> ControlThread:
-        """The control thread with a source of actions for this very policy."""
-        if self._control is not None and self._policy is not None and self._policy.hello == hello:
-            return self._control
-        if missing := set(hello.cameras) ^ set(robot.ros.cameras):
-            raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
-        embodiment = embodiment_of(robot, hello.control_hz)
-        policy = RemotePolicy(
-            hello,
-            robot.control.chunking,
-            embodiment=embodiment,
-            oracle=client,
-            eyes=self._cameras,
-            journal=self._recorder,
-            max_image_age_s=robot.control.max_image_age_s,
-        )
-        if self._control is None:
-            loop = ControlLoop(robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy)
-            self._control = ControlThread(loop, self._joints, self._output, afterwards=self._afterwards)
-        elif self._policy is not None and self._policy.hello.control_hz != hello.control_hz:
-            raise ValueError(f"the new policy runs at {hello.control_hz:g} Hz; deactivate and activate to change over")
-        else:
-            with self._control.lock:
-                self._control.loop.source = policy
-        self._policy = policy
-        return self._control
-
-    def _afterwards(self, now_s: float) -> None:
-        """In the control thread, when the tick's command has left."""
-        assert self._policy is not None
-        assert self._control is not None
-        self._policy.ask(now_s)
-        held = self._control.loop.filter
-        if held.stopped:
-            self._stop_reason = self._stop_reason or held.stopped
-        self._announce()
-        if self._ending is not None and held.at_rest:
-            measured = self._joints.measure()
-            if measured is not None:
-                self._policy.look_last(measured, now_s)
-            self._close_episode()
-
-    def _close_episode(self) -> None:
-        outcome, self._ending = self._ending, None
-        if outcome is None:
-            return
-        if self._recorder is not None:
-            self._recorder.end(success=outcome == "success")
-        if self._client is not None:
-            self._client.end_episode(outcome)
-        self._in_episode = False
 
     def _on_begin_episode(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = True, ""
         try:
-            if self._control is None or not self._control.running:
+            if self._runner is None:
                 raise ValueError("the node is not active")
-            self._begin()
+            self._refuse_while_stopped()
+            self._runner.begin_episode(self._episode())
         except ValueError as error:
             response.success, response.message = False, str(error)
         return response
 
     def _on_end_episode(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         """``data``: whether the task was achieved. Answers at once; the arm brakes, and then the episode is closed."""
-        response.success, response.message = self._in_episode and self._control is not None, ""
-        if not response.success or self._control is None:
-            response.message = "no episode is under way"
-            return response
-        self._ending = "success" if request.data else "failure"
-        self._control.rest()
+        response.success, response.message = True, ""
+        try:
+            if self._runner is None:
+                raise ValueError("no episode is under way")
+            self._runner.end_episode("success" if request.data else "failure")
+        except ValueError as error:
+            response.success, response.message = False, str(error)
         return response
 
-    # Stop and pause
+    # -- stop and pause --------------------------------------------------------------------------------------------
+
+    def _on_tick(self, stop_reason: str | None) -> None:
+        """In the control thread."""
+        if stop_reason:
+            self._stop_reason = self._stop_reason or stop_reason
+        self._publish_stop()
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._stop_reason = "the stop service was called"
-        if self._control is not None:
-            with self._control.lock:
-                self._control.loop.stop(self._stop_reason)
-        self._announce()
+        if self._runner is not None:
+            self._runner.stop(self._stop_reason)
+        self._publish_stop()
         response.success, response.message = True, "braking; protective hold is latched until ~/release"
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = True, "released"
         try:
-            if self._control is not None:
-                with self._control.lock:
-                    self._control.loop.filter.release()
+            if self._runner is not None:
+                self._runner.release()
             self._stop_reason = ""
         except ValueError as error:
             response.success, response.message = False, str(error)
-        self._announce()
+        self._publish_stop()
         return response
 
-    def _announce(self) -> None:
+    def _publish_stop(self) -> None:
+        """When it changed."""
         stopped = bool(self._stop_reason)
-        if stopped != self._announced:
-            self._announced = stopped
+        if stopped != self._published_stop:
+            self._published_stop = stopped
             self._stopped.publish(Bool(data=stopped))
 
     def _on_pause(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        return self._with_loop("pause", response)
+        return self._set_paused(True, response)
 
     def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        return self._with_loop("resume", response)
+        return self._set_paused(False, response)
 
-    def _with_loop(self, what: str, response: Trigger.Response) -> Trigger.Response:
-        response.success = self._in_episode and self._ending is None
-        response.message = "" if response.success else "no episode is under way"
-        if response.success and self._control is not None:
-            with self._control.lock:
-                getattr(self._control.loop, what)()
+    def _set_paused(self, paused: bool, response: Trigger.Response) -> Trigger.Response:
+        response.success, response.message = True, ""
+        try:
+            if self._runner is None:
+                raise ValueError("no episode is under way")
+            self._runner.set_paused(paused)
+        except ValueError as error:
+            response.success, response.message = False, str(error)
         return response
 
-    # What others may know and set
+    # -- parameters and diagnostics --------------------------------------------------------------------------------
 
     def _text(self, name: str) -> str:
         return str(self.get_parameter(name).value)
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         for parameter in parameters:
-            reason = ""
-            if parameter.name in _CONNECTIONS and self._robot is not None:
+            if parameter.name in _CONNECTIONS and self._runner is not None:
                 reason = f"{parameter.name} is read on configuration; deactivate and clean up first"
-            if reason:
                 return SetParametersResult(successful=False, reason=reason)
-            if parameter.name == "instruction" and self._policy is not None:
-                self._policy.instruction = parameter.value
+            if parameter.name == "instruction" and self._runner is not None:
+                self._runner.set_instruction(parameter.value)
         return SetParametersResult(successful=True)
 
-    def _diagnose(self) -> None:
+    def _publish_diagnostics(self) -> None:
+        runner = self._runner
         status = DiagnosticStatus(name=f"{self.get_name()}: control", hardware_id="")
-        troubles = [f"stopped: {self._stop_reason}" if self._stop_reason else ""]
-        if self._client is not None:
-            troubles += [self._client.trouble, self._joints.trouble]
-        if self._recorder is not None:
-            troubles.append(self._recorder.trouble)
-        values: dict[str, object] = {"in_episode": self._in_episode}
-        if self._control is not None and self._policy is not None:
-            troubles.append(self._policy.trouble)
-            loop = self._control.loop
-            values |= vars(loop.counters) | vars(self._policy.counters) | self._control.timings.summary()
-            running = self._control.running
-            values |= {"active": running, "at_rest": not running or loop.filter.at_rest}
-            values |= {"real_time": self._control.real_time, "policy": self._policy.hello.fingerprint}
-        if self._recorder is not None:
-            values["recorded"] = self._recorder.recorded
+        problems = [f"stopped: {self._stop_reason}" if self._stop_reason else ""]
+        values: dict[str, object] = {"in_episode": runner is not None and runner.in_episode}
+        if runner is not None:
+            problems += runner.problems()
+            values |= runner.values()
         status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
-        status.message = "; ".join(trouble for trouble in troubles if trouble) or "ok"
+        status.message = "; ".join(problem for problem in problems if problem) or "ok"
         status.level = DiagnosticStatus.OK if status.message == "ok" else DiagnosticStatus.WARN
         array = DiagnosticArray(status=[status])
         array.header.stamp = self.get_clock().now().to_msg()
@@ -341,9 +235,9 @@ class PolicyNode(LifecycleNode):
 def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int:
     """Spin until SIGINT or SIGTERM, then brake, hold, and end with 0.
 
-    ``autostart_s``: configure and activate by itself, trying for so long; 1 if it cannot. 0 leaves both to others.
+    ``autostart_s``: configure and activate without being asked, trying for so long; 1 if that fails. 0: wait.
     """
-    take_priority(PRIORITY)  # before the middleware starts its threads, so that they have it too
+    take_priority(PRIORITY)  # before the middleware starts its threads, which inherit it
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -357,10 +251,10 @@ def main(arguments: list[str] | None = None, *, autostart_s: float = 0.0) -> int
             executor.spin_once(timeout_sec=0.1)
         except ExternalShutdownException:
             break
-        except RCLError as error:  # a transition that is not allowed now: rclpy lets it through to here
+        except RCLError as error:  # a transition that is not allowed now: rclpy does not catch it
             node.get_logger().error(f"refused: {error}")
     node.brake()
-    node.release_wires()
+    node.disconnect()
     executor.shutdown(timeout_sec=2.0)
     node.destroy_node()
     rclpy.try_shutdown()
@@ -372,8 +266,8 @@ def _start(node: PolicyNode, executor: SingleThreadedExecutor, ending: threading
     if node.trigger_configure() is not TransitionCallbackReturn.SUCCESS:
         return False
     while time.monotonic() < until_s and not ending.is_set():
-        pause_s = time.monotonic() + 0.5
-        while time.monotonic() < pause_s:
+        retry_s = time.monotonic() + 0.5
+        while time.monotonic() < retry_s:
             executor.spin_once(timeout_sec=0.1)
         if node.trigger_activate() is TransitionCallbackReturn.SUCCESS:
             return True

@@ -1,7 +1,7 @@
-"""Where the tool is: forward kinematics of one point, in plain floats so that it costs microseconds.
+"""Forward kinematics of one point, the end effector, in plain floats so that it costs microseconds.
 
-Joints are given as in a URDF, with the motion along or about each joint's own z axis. The tool point is carried from
-the tool to the base, so no rotation matrix is ever multiplied with another.
+Joints are given as in a URDF, with the motion along or about each joint's own z axis. The point is transformed from the
+last frame to the base, so no rotation matrix is multiplied with another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from real_robot.safety.stopping import AxisLimits
 
 Vector = tuple[float, float, float]
-# From the tool to the base: a joint's index, its lever [m] or 1, and whether what joints before it moved adds to that.
-Levers = list[tuple[int, float, float]]
+# From the end effector to the base: a joint's index, its lever arm [m] or 1, and 1 if travel due to the joints between
+# it and the end effector adds to the lever arm, else 0.
+LeverArms = list[tuple[int, float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +43,32 @@ def rotation(rpy: Vector) -> tuple[float, ...]:
     )
 
 
-def longest_way(levers: Levers, sweeps: Sequence[float]) -> float:
-    """The longest way [m] of the tool while each joint moves by ``sweeps``, to or from where it has ``levers``.
+def max_travel(levers: LeverArms, sweeps: Sequence[float]) -> float:
+    """Upper bound of the end effector's path length [m] while each joint moves by ``sweeps`` from (or to) ``levers``.
 
-    A joint that moves by s moves the tool by its lever times s at most. Its lever is the tool's distance from the
-    joint's axis, plus what the joints beyond it may have added to that. Sweeps are total ways, not negative.
+    A joint that moves by s moves the end effector by at most its lever arm times s. The lever arm is the end effector's
+    distance from the joint's axis, plus the travel that the joints after it may have added. Sweeps are total path
+    lengths [rad or m], not negative.
     """
-    way = 0.0
+    travel = 0.0
     for index, lever, turns in levers:
-        way += (lever + turns * way) * sweeps[index]
-    return way
+        travel += (lever + turns * travel) * sweeps[index]
+    return travel
 
 
-class ToolPoint:
-    """Position of the tool point in the base frame."""
+class EndEffectorPoint:
+    """Position of the end effector in the base frame."""
 
-    def __init__(self, frames: Sequence[JointFrame], tool: Vector, axes: Sequence[AxisLimits]) -> None:
-        """``axes``: every joint of the robot in command order; one without a frame does not move the tool point."""
+    def __init__(self, frames: Sequence[JointFrame], offset: Vector, axes: Sequence[AxisLimits]) -> None:
+        """``axes``: every joint of the robot in command order; one without a frame does not move the point.
+
+        ``offset``: of the point in the last joint's frame [m].
+        """
         order = {axis.name: i for i, axis in enumerate(axes)}
         unknown = [frame.joint for frame in frames if frame.joint not in order]
         if unknown:
             raise ValueError(f"kinematics names the joints {unknown}; the robot has {list(order)}")
-        self._tool = tool
+        self._offset = offset
         self._chain = [
             (order[frame.joint], axes[order[frame.joint]].unit == "m", rotation(frame.rpy), frame.xyz)
             for frame in reversed(frames)
@@ -71,11 +76,11 @@ class ToolPoint:
 
     def __call__(self, joints: Sequence[float]) -> Vector:
         """x, y, z [m] in the base frame."""
-        return self.place(joints)[0]
+        return self.position_and_levers(joints)[0]
 
-    def place(self, joints: Sequence[float]) -> tuple[Vector, Levers]:
-        """x, y, z [m] in the base frame, and every joint's lever there: how far the tool is from its axis."""
-        (x, y, z), levers = self._tool, []
+    def position_and_levers(self, joints: Sequence[float]) -> tuple[Vector, LeverArms]:
+        """x, y, z [m] in the base frame, and every joint's lever arm: the point's distance from its axis."""
+        (x, y, z), levers = self._offset, []
         for index, slides, (a, b, c, d, e, f, g, h, i), (px, py, pz) in self._chain:
             q = joints[index]
             if slides:
@@ -89,23 +94,23 @@ class ToolPoint:
         return (x, y, z), levers
 
     def twist(self, joints: Sequence[float], speeds: Sequence[float]) -> tuple[Vector, Vector]:
-        """Linear [m/s] and angular [rad/s] velocity of the tool point, in the base frame."""
-        place, turn = np.zeros(3), np.eye(3)
-        moves: list[tuple[NDArray[np.float64], NDArray[np.float64], bool, float]] = []
+        """Linear [m/s] and angular [rad/s] velocity of the end effector, in the base frame."""
+        origin, turn = np.zeros(3), np.eye(3)
+        motions: list[tuple[NDArray[np.float64], NDArray[np.float64], bool, float]] = []
         for index, slides, rotated, xyz in reversed(self._chain):
-            place = place + turn @ xyz
+            origin = origin + turn @ xyz
             turn = turn @ np.reshape(rotated, (3, 3))
             axis = turn[:, 2]
-            moves.append((axis, place, slides, speeds[index]))
+            motions.append((axis, origin, slides, speeds[index]))
             q = joints[index]
             if slides:
-                place = place + q * axis
+                origin = origin + q * axis
             else:
                 turn = turn @ np.array([[cos(q), -sin(q), 0.0], [sin(q), cos(q), 0.0], [0.0, 0.0, 1.0]])
-        tool = place + turn @ self._tool
+        point = origin + turn @ self._offset
         linear, angular = np.zeros(3), np.zeros(3)
-        for axis, where, slides, speed in moves:
-            linear += speed * (axis if slides else np.cross(axis, tool - where))
+        for axis, joint_origin, slides, speed in motions:
+            linear += speed * (axis if slides else np.cross(axis, point - joint_origin))
             angular += 0.0 if slides else speed * axis
         (x, y, z), (rx, ry, rz) = linear.tolist(), angular.tolist()
         return (x, y, z), (rx, ry, rz)

@@ -1,7 +1,6 @@
-"""Robot limits from YAML, every number with its unit, everything checked before an arm may move.
+"""Robot limits from YAML, every number with its unit, checked before an arm may move.
 
-A file says ``velocity: 150 deg/s``, not ``2.6``: a limit in the wrong unit is the classic way to break an arm. Each
-quantity is checked for its dimension, the kind of joint decides which ones are right.
+A file says ``velocity: 150 deg/s``, not ``2.6``. Each quantity is checked for the dimension of its kind of joint.
 """
 
 from __future__ import annotations
@@ -9,15 +8,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite, pi
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
-from real_robot.safety.filter import RobotLimits, Workspace
 from real_robot.safety.kinematics import JointFrame
 from real_robot.safety.stopping import Axis, AxisLimits
+from real_robot.safety.workspace import Workspace
 
 # unit -> (dimension, factor to SI)
 _UNITS = {
@@ -27,8 +28,18 @@ _UNITS = {
 _DERIVATIVES = {"": 0, "/s": 1, "/s^2": 2, "/s^3": 3}
 _QUANTITY = re.compile(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(N m|[A-Za-z]+)(/s(?:\^[23])?)?\s*")
 _JOINT_KINDS = {"revolute": ("rad", "angle", "torque"), "prismatic": ("m", "length", "force")}
-# A filter that cannot stop within this time is misconfigured: the arm would be unstoppable in any useful sense.
-MAX_STOP_S = 2.0
+MAX_STOP_S = 2.0  # limits with a longer stop from full speed are refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotLimits:
+    """What the filter enforces. ``command_hz``: rate of the ticks; ages are seconds."""
+
+    command_hz: float
+    axes: tuple[AxisLimits, ...]
+    workspace: Workspace | None
+    max_command_age_s: float
+    max_measurement_age_s: float
 
 
 def load_limits(path: Path) -> RobotLimits:
@@ -49,9 +60,9 @@ def load_limits(path: Path) -> RobotLimits:
 
 
 def parse_limits(section: Any) -> RobotLimits:
-    """As ``load_limits``, from what the YAML reader made of the section; messages start at ``.key``."""
+    """As ``load_limits``, from the parsed section; messages start at ``.key``."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
-    table = _table(section, "", required=keys, optional={"workspace"})
+    table = check_table(section, "", required=keys, optional={"workspace"})
     rate = _positive(table["command_rate"], ".command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
         raise ValueError(".joints: expected a table from joint name to its limits")
@@ -93,7 +104,7 @@ def quantity(value: Any, where: str, dimension: str, derivative: int = 0) -> flo
 def _joint(name: str, entry: Any) -> AxisLimits:
     where = f".joints.{name}"
     keys = {"kind", "position", "velocity", "acceleration", "jerk", "step_from_measured"}
-    table = _table(entry, where, required=keys, optional={"contact_residual"})
+    table = check_table(entry, where, required=keys, optional={"contact_residual"})
     check_choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
     unit, motion, effort = _JOINT_KINDS[table["kind"]]
     low, high = _sequence(table["position"], f"{where}.position", 2)
@@ -123,29 +134,36 @@ def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
             f"{where}: stopping from full speed takes about {rough_s:.2f} s, at most {MAX_STOP_S} s are allowed; "
             "lower the velocity, or raise the acceleration or the jerk"
         )
-    _, way, *_ = model.stop(axis.velocity, 0.0)
-    if way > axis.position[1] - axis.position[0]:
+    _, distance, *_ = model.stop(axis.velocity, 0.0)
+    if distance > axis.position[1] - axis.position[0]:
         raise ValueError(
-            f"{where}: stopping from full speed takes {way:.3f} {axis.unit}, more than the whole range; "
+            f"{where}: stopping from full speed takes {distance:.3f} {axis.unit}, more than the whole range; "
             "lower the velocity"
         )
 
 
 def _workspace(entry: Any) -> Workspace:
-    table = _table(entry, ".workspace", required={"low", "high", "chain"}, optional={"tool"})
+    table = check_table(
+        entry,
+        ".workspace",
+        required={"low", "high", "chain"},
+        optional={"end_effector"},
+        renamed={"tool": "end_effector"},
+    )
     low, high = (_vector(table[key], f".workspace.{key}", "length") for key in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise ValueError(f".workspace: low {low} is not below high {high} in every direction")
     if not isinstance(table["chain"], list) or not table["chain"]:
-        raise ValueError(".workspace.chain: expected a list of joint frames from the base to the tool")
+        raise ValueError(".workspace.chain: expected a list of joint frames from the base to the end effector")
     frames = []
     for i, link in enumerate(table["chain"]):
         where = f".workspace.chain[{i}]"
-        link = _table(link, where, required={"joint", "xyz"}, optional={"rpy"})
+        link = check_table(link, where, required={"joint", "xyz"}, optional={"rpy"})
         rpy = _vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
         frames.append(JointFrame(joint=str(link["joint"]), xyz=_vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
-    tool = _vector(table["tool"], ".workspace.tool", "length") if "tool" in table else (0.0, 0.0, 0.0)
-    return Workspace(low=low, high=high, frames=tuple(frames), tool=tool)
+    offset = table.get("end_effector", ["0 m"] * 3)
+    end_effector = _vector(offset, ".workspace.end_effector", "length")
+    return Workspace(low=low, high=high, frames=tuple(frames), end_effector=end_effector)
 
 
 def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> float:
@@ -166,10 +184,20 @@ def _sequence(value: Any, where: str, length: int) -> list[Any]:
     return value
 
 
-def _table(value: Any, where: str, *, required: set[str], optional: set[str]) -> Mapping[str, Any]:
+def check_table(
+    value: Any,
+    where: str,
+    *,
+    required: set[str],
+    optional: set[str],
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Mapping[str, Any]:
+    """``value``, if it is a table with these keys. ValueError otherwise; ``renamed``: old key -> new key."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: expected a table with the keys {sorted(required)}")
     for key in value:
+        if key in renamed:
+            raise ValueError(f"{where}.{key}: {key!r} was renamed to {renamed[key]!r}")
         check_choice(key, required | optional, f"{where}.{key}")
     missing = required - set(value)
     if missing:
@@ -178,6 +206,7 @@ def _table(value: Any, where: str, *, required: set[str], optional: set[str]) ->
 
 
 def check_choice(value: Any, allowed: Iterable[str], where: str) -> None:
+    """ValueError that names the place ``where``, the allowed values and the nearest of them."""
     names = sorted(allowed)
     if value not in names:
         near = difflib.get_close_matches(str(value), names, 1)

@@ -1,6 +1,6 @@
 """Braking of one axis in discrete time, limited in velocity, acceleration and jerk.
 
-Everything is stated in finite differences of the commanded positions, the only thing a controller sees:
+All quantities are finite differences of the commanded positions, which are the controller's only input:
 
     v[k] = (q[k] - q[k-1]) / dt      a[k] = (v[k] - v[k-1]) / dt      jerk[k] = (a[k] - a[k-1]) / dt
 
@@ -10,8 +10,8 @@ ramp steps that is s / dt = (n + 1) p - r n (n + 1) / 2, solved for p in closed 
 speed whose own p is p - r: the law follows its own curve, ends at v = a = 0, and depends on (v, a) alone.
 
 **Viability.** A state is viable if the stop law, started there, stays inside the limits. Its successor under the
-stop law is the tail of the same stop and therefore viable too. A filter that only ever moves to viable states, and
-applies the stop law when it finds no other, can never be forced over a limit.
+stop law is the rest of the same stop and therefore viable too. A filter that moves only to viable states, and applies
+the stop law when it finds no other, never exceeds a limit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor, sqrt
 
-# Planning leaves this much of each limit unused, so that rounding in the finite differences never crosses it.
+# Planning leaves a small part of each limit unused, so that rounding in the finite differences never exceeds it.
 _PLANNING = 1.0 - 1e-6
 # Below this a step [rad or m] is the rounding of a position, not a motion.
-STILL = 4e-15
+MIN_STEP = 4e-15
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisLimits:
     """Limits of one joint. Units are rad or m, and per second; ``unit`` says which.
 
-    ``step_from_measured``: farthest a command may lie from where the joint is measured to be.
+    ``step_from_measured``: largest distance of a command from the measured position.
     ``contact_residual``: largest external torque or force [N m or N]; None if the robot reports none.
     """
 
@@ -43,12 +43,11 @@ class AxisLimits:
     contact_residual: float | None = None
 
 
-# Plain tuples, as hundreds are made in every tick near a wall.
-# How a stop goes on: position and way after each tick until it is on its own curve, the sign of the speed there, then
-# speed / dt and ticks with the full acceleration, and speed / dt, ticks and first deceleration of the rest.
+# Plain tuples, as hundreds are made in every tick near a face of the workspace.
+# The course of a stop: position and path length after each tick until it is on the stop law's curve, the speed there,
+# then speed / dt and ticks with the full acceleration, and speed / dt, ticks and first deceleration of the rest.
 Curve = tuple[list[tuple[float, float]], float, float, int, float, int, float]
-# A stop, relative to where it begins: lowest and highest position, where it ends, the way to there, its highest speed,
-# its ticks, and how it goes on.
+# A stop, relative to its start: lowest and highest position, end position, path length, highest speed, ticks, course.
 Stop = tuple[float, float, float, float, float, int, Curve]
 
 
@@ -87,7 +86,7 @@ class Axis:
         self._full_rate = (whole + 1) * (self._accel - 0.5 * self._ramp * whole)
 
     def accelerate(self, speed_gap: float, accel: float) -> float:
-        """Next acceleration that closes ``speed_gap`` soonest without overshooting it, from acceleration ``accel``."""
+        """Next acceleration that closes ``speed_gap`` fastest without overshoot, from acceleration ``accel``."""
         ramp = self._ramp
         rate = (speed_gap if speed_gap >= 0.0 else -speed_gap) / self.dt
         if rate >= self._full_rate:
@@ -108,24 +107,24 @@ class Axis:
         return self.accelerate(-speed, accel)
 
     def braked(self, position: float, speed: float, accel: float) -> tuple[float, float, float]:
-        """Position, speed and acceleration after one tick of the stop law; exactly still at its end."""
+        """Position, speed and acceleration after one tick of the stop law; exactly at rest at its end."""
         if not speed and not accel:
             return position, 0.0, 0.0
         dt = self.dt
         step = (speed + self.accelerate(-speed, accel) * dt) * dt
-        after = position + step if not -STILL <= step <= STILL else position
+        after = position + step if not -MIN_STEP <= step <= MIN_STEP else position
         speed_after = (after - position) / dt
         return after, speed_after, (speed_after - speed) / dt
 
     def stop(self, speed: float, accel: float) -> Stop:
-        """The stop from (speed, accel): step by step until it is on its own curve, the rest in closed form.
+        """The stop from (speed, accel): step by step until it is on the stop law's curve, the rest in closed form.
 
         On the curve it brakes m times with the full acceleration A, while s / dt is at least what A can ramp out, and
         then n times with p, p - r, ... Summing the speeds gives, with R = s / dt where a part begins, for the first
         m R - A m (m + 1) / 2 and for the second n R - p n (n + 1) / 2 + r (n - 1) n (n + 1) / 6, each times dt^2.
         """
         dt, ramp, most, full = self.dt, self._ramp, self._accel, self._full_rate
-        position = lowest = highest = way = 0.0
+        position = lowest = highest = distance = 0.0
         ramped = []
         size = fastest = speed if speed >= 0.0 else -speed
         while True:
@@ -143,8 +142,8 @@ class Axis:
             speed += accel * dt
             size = speed if speed >= 0.0 else -speed
             position += speed * dt
-            way += size * dt
-            ramped.append((position, way))
+            distance += size * dt
+            ramped.append((position, distance))
             if position > highest:
                 highest = position
             elif position < lowest:
@@ -168,55 +167,55 @@ class Axis:
         elif end < lowest:
             lowest = end
         ticks = len(ramped) + m + n
-        return lowest, highest, end, way + curve, fastest, ticks + 1, (ramped, speed, rate, m, last_rate, n, peak)
+        return lowest, highest, end, distance + curve, fastest, ticks + 1, (ramped, speed, rate, m, last_rate, n, peak)
 
     def along(self, curve: Curve, ticks: int) -> tuple[float, float]:
-        """Where a stop is after ``ticks`` >= 1, and the way to there."""
+        """Position of a stop after ``ticks`` >= 1, relative to its start, and the path length up to there."""
         ramped, direction, rate, full_ticks, last_rate, last_ticks, peak = curve
-        position = way = 0.0
+        position = distance = 0.0
         if ramped:
             if ticks <= len(ramped):
                 return ramped[ticks - 1]
-            position, way = ramped[-1]
+            position, distance = ramped[-1]
             ticks -= len(ramped)
         m = ticks if ticks < full_ticks else full_ticks
-        gone = m * (rate - 0.5 * self._accel * (m + 1))
+        offset = m * (rate - 0.5 * self._accel * (m + 1))
         if ticks > m:
             n = ticks - m if ticks - m < last_ticks else last_ticks
-            gone += n * (last_rate - (n + 1) * (0.5 * peak - self._ramp * (n - 1) / 6.0))
-        gone *= self.dt * self.dt
-        return (position + gone if direction > 0.0 else position - gone), way + gone
+            offset += n * (last_rate - (n + 1) * (0.5 * peak - self._ramp * (n - 1) / 6.0))
+        offset *= self.dt * self.dt
+        return (position + offset if direction > 0.0 else position - offset), distance + offset
 
-    def stopping_way(self, position: float, speed: float, accel: float, slack: float) -> float | None:
-        """The way of the whole stop or somewhat more; None if it breaks a limit of velocity or position by more than
+    def stopping_distance(self, position: float, speed: float, accel: float, slack: float) -> float | None:
+        """An upper bound of the stop's path length; None if it breaks a limit of velocity or position by more than
         ``slack``.
 
         No stop from (s, a) is faster than v = s + a^2 / (2 J), and none is longer than v^2 / (2 A) at full deceleration
         plus v for as long as the acceleration is ramped from a to A and out again, plus a tick for each. Only where
-        that is not within the limits the stop itself is asked.
+        that is not within the limits the stop itself is computed.
         """
-        push = accel if accel >= 0.0 else -accel
-        peak = (speed if speed >= 0.0 else -speed) + push * push * self._per_jerk_2
-        way = peak * (peak * self._per_accel_2 + self._ramps_s + push * self._per_jerk)
-        if peak <= self.max_speed and position + way <= self.high and position - way >= self.low:
-            return way
-        lowest, highest, _, way, fastest, _, _ = self.stop(speed, accel)
+        accel_size = accel if accel >= 0.0 else -accel
+        peak = (speed if speed >= 0.0 else -speed) + accel_size * accel_size * self._per_jerk_2
+        distance = peak * (peak * self._per_accel_2 + self._ramps_s + accel_size * self._per_jerk)
+        if peak <= self.max_speed and position + distance <= self.high and position - distance >= self.low:
+            return distance
+        lowest, highest, _, distance, fastest, _, _ = self.stop(speed, accel)
         inside = position + highest <= self.high + slack and position + lowest >= self.low - slack
-        return way if inside and fastest <= self.max_speed + slack else None
+        return distance if inside and fastest <= self.max_speed + slack else None
 
     def toward(self, target: float, target_speed: float, position: float, speed: float, accel: float) -> float:
-        """Next acceleration that approaches a moving ``target`` and lands on it without passing it.
+        """Next acceleration that approaches a moving ``target`` and reaches it without overshoot.
 
-        The closing speed is the least of three: what half the acceleration can still stop, s = sqrt(A d); what a
-        fraction of the jerk can, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out too; and a third of
-        the way per period. The margins are for the lag of the acceleration behind the speed wanted here.
+        The closing speed is the least of three: the speed that half the acceleration can still stop, s = sqrt(A d);
+        the speed that a fraction of the jerk can stop, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out
+        too; and a third of the distance per period. The margins allow for the lag of the acceleration.
         """
         gap = target - position
-        reach = gap if gap > 0.0 else -gap
-        closing = reach / (3.0 * self.dt)
-        if closing * closing > self._accel * reach:
-            closing = sqrt(self._accel * reach)
-        cube = self._jerk_10 * reach * reach
+        separation = gap if gap > 0.0 else -gap
+        closing = separation / (3.0 * self.dt)
+        if closing * closing > self._accel * separation:
+            closing = sqrt(self._accel * separation)
+        cube = self._jerk_10 * separation * separation
         if cube < closing * closing * closing:
             closing = cube ** (1.0 / 3.0)
         wanted = target_speed + (closing if gap > 0.0 else -closing)

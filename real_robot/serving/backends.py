@@ -1,10 +1,8 @@
-"""A policy behind the policy server: from a question off the wire to a chunk of actions."""
+"""A policy behind the policy server: from a request to a chunk of actions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,18 +10,21 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from policies.denoising.denoise import Predict
-from policies.denoising.guidance import guidance_weights, guided
-from policies.denoising.objectives import FlowMatchingConfig
-from policies.denoising.policy import DenoisingPolicy, RobotSpec
+from policies.denoising.guidance import guidance_weights
+from policies.policy import GuidedPolicy, Policy, PolicySpec
 from real_robot.control.chunk_scheduler import ChunkingMethod
 from real_robot.images import fit_image
-from real_robot.serving.protocol import PROTOCOL, Act, Hello
+from real_robot.serving.protocol import PROTOCOL, ActRequest, Hello
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 
 
 class ChunkBackend(ABC):
-    """What answers questions. Deterministic in ``seed``; ``methods`` are the ways of chunking it offers."""
+    """Answers requests, one at a time. Deterministic in ``seed``; ``methods`` are the chunking methods it offers.
+
+    The policy's memory is kept by the caller, one per episode: ``initial_state`` when an episode begins, then the
+    second result of each ``act``.
+    """
 
     methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble")
 
@@ -33,26 +34,35 @@ class ChunkBackend(ABC):
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     @abstractmethod
-    def chunk(
-        self, obs: Observation, noise: Float[Tensor, "1 H A"], planned: Float[Tensor, "1 H A"], question: Act
-    ) -> NDArray[np.float32]:
-        """[H, A] from ``noise``. ``planned``: the question's leftover actions, with zeros where there are none."""
+    def initial_state(self) -> TensorDataclass:
+        """The policy's memory at the start of an episode, for one robot."""
 
-    def act(self, question: Act) -> NDArray[np.float32]:
-        """[H, A] in [-1, 1]. ValueError names what does not fit this policy."""
-        self._check(question)
+    @abstractmethod
+    def compute_chunk(
+        self,
+        obs: Observation,
+        state: TensorDataclass,
+        noise: Float[Tensor, "1 H A"],
+        planned: Float[Tensor, "1 H A"],
+        request: ActRequest,
+    ) -> tuple[Float[np.ndarray, "H A"], TensorDataclass]:
+        """The chunk, and the memory after it. ``planned``: the request's leftover actions, padded with zeros."""
+
+    def act(self, request: ActRequest, state: TensorDataclass) -> tuple[NDArray[np.float32], TensorDataclass]:
+        """Actions [H, A] in [-1, 1], and the memory after them. ValueError names what does not fit this policy."""
+        self._check(request)
         horizon, action_dim = self.hello.action_horizon, self.hello.action_dim
         noise = torch.randn((1, horizon, action_dim), generator=self._generator, device=self.device)
         planned = torch.zeros(1, horizon, action_dim)
-        planned[0, : len(question.leftover)] = torch.from_numpy(question.leftover.copy())
-        return self.chunk(self._observation(question), noise, planned.to(self.device), question)
+        planned[0, : len(request.leftover)] = torch.from_numpy(request.leftover.copy())
+        return self.compute_chunk(self._observation(request), state, noise, planned.to(self.device), request)
 
     def warm_up(self) -> None:
-        """Compile and allocate now, not while an arm waits: one chunk without and one with the longest prefix."""
+        """Compile and allocate before a robot waits: one chunk without a prefix and one with the longest."""
         hello = self.hello
         height, width = hello.image_size
-        for delay in {0, hello.max_prefix}:
-            question = Act(
+        for delay in sorted({0, hello.max_prefix}):
+            request = ActRequest(
                 id=0,
                 images={camera: np.zeros((height, width, 3), dtype=np.uint8) for camera in hello.cameras},
                 state=np.zeros(hello.state_dim, dtype=np.float32),
@@ -62,100 +72,107 @@ class ChunkBackend(ABC):
                 delay=delay,
                 execute_steps=hello.action_horizon,
             )
-            self.act(question)
+            self.act(request, self.initial_state())
 
-    def _check(self, question: Act) -> None:
+    def _check(self, request: ActRequest) -> None:
         hello = self.hello
-        if sorted(question.images) != sorted(hello.cameras):
-            raise ValueError(f"cameras {sorted(question.images)} were sent, this policy sees {sorted(hello.cameras)}")
-        if len(question.state) != hello.state_dim:
-            raise ValueError(f"a state of {len(question.state)} was sent, this policy has {hello.state_dim}")
-        leftover = question.leftover
+        if sorted(request.images) != sorted(hello.cameras):
+            raise ValueError(f"cameras {sorted(request.images)} were sent, this policy uses {sorted(hello.cameras)}")
+        if len(request.state) != hello.state_dim:
+            raise ValueError(f"a state of {len(request.state)} was sent, this policy has {hello.state_dim}")
+        leftover = request.leftover
         if leftover.shape[1] != hello.action_dim or len(leftover) > hello.action_horizon:
             raise ValueError(
                 f"leftover actions of shape {list(leftover.shape)} were sent, this policy has at most "
                 f"[{hello.action_horizon}, {hello.action_dim}]"
             )
-        if question.method not in self.methods:
-            raise ValueError(f"this policy does not offer {question.method!r}; use one of {', '.join(self.methods)}")
-        if question.method == "prefix" and question.delay > hello.max_prefix:
+        if request.method not in self.methods:
+            raise ValueError(f"this policy does not offer {request.method!r}; use one of {', '.join(self.methods)}")
+        if request.method == "prefix" and request.delay > hello.max_prefix:
             raise ValueError(
-                f"a prefix of {question.delay} actions was sent, this policy was trained with at most "
+                f"a prefix of {request.delay} actions was sent, this policy was trained with at most "
                 f"{hello.max_prefix}; lower chunking.max_delay or use chunking.method: ensemble"
             )
 
-    def _observation(self, question: Act) -> Observation:
+    def _observation(self, request: ActRequest) -> Observation:
         hello = self.hello
         images = torch.zeros(1, len(hello.cameras), *hello.image_size, 3, dtype=torch.uint8)
-        for place, camera in zip(images[0], hello.cameras, strict=True):
-            place.copy_(fit_image(question.images[camera], hello.image_size))
+        for target, camera in zip(images[0], hello.cameras, strict=True):
+            target.copy_(fit_image(request.images[camera], hello.image_size))
         return Observation(
             images=images,
-            state=torch.from_numpy(question.state.copy())[None],
-            instruction=encode_instructions([question.instruction]),
-        ).to(self.device)  # fmt: skip
+            state=torch.from_numpy(request.state.copy())[None],
+            instruction=encode_instructions([request.instruction]),
+        ).to(self.device)
 
 
 class PolicyBackend(ChunkBackend):
-    """The policy as torch runs it; ``compiled``: through torch.compile, which needs a C++ compiler or a CUDA GPU.
+    """The policy in PyTorch. ``compiled``: through torch.compile, which needs a C++ compiler or a CUDA GPU.
 
-    ``fingerprint`` names the weights, for logs and for refusing an unexpected policy.
+    ``fingerprint``: sha256 of the weights, for logs and for refusing an unexpected policy.
     """
 
-    def __init__(self, policy: DenoisingPolicy, *, fingerprint: str, seed: int = 0, compiled: bool = False) -> None:
-        hello = describe(
-            policy.robot,
-            fingerprint=fingerprint,
-            action_horizon=policy.action_horizon,
-            max_prefix=policy.config.max_prefix,
-        )
-        super().__init__(hello, seed=seed, device=next(policy.parameters()).device)
+    def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0, compiled: bool = False) -> None:
+        super().__init__(describe(policy.spec, fingerprint=fingerprint), seed=seed, device=policy.device)
         self._policy = policy.eval()
-        if isinstance(policy.config.objective, FlowMatchingConfig):  # guidance steers velocities
+        self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
+        if self._guided is not None:
             self.methods = (*self.methods, "guided", "jacobian_free")
         if compiled:
-            for module in (*policy.vla.cameras, policy.vla.expert):
-                module.compile()
+            policy.compile()
         self.warm_up()
 
-    @torch.no_grad()
-    def chunk(self, obs: Observation, noise: Tensor, planned: Tensor, question: Act) -> NDArray[np.float32]:
-        policy = self._policy
-        context = policy.encode(obs)
-        if question.method == "prefix" and question.delay:
-            known = torch.arange(policy.action_horizon, device=self.device) < question.delay
-            actions = policy.flow(context, noise, planned, known)
-        else:
-            actions = policy.flow(context, noise, steer=self._steering(planned, question))
-        return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32)
+    def initial_state(self) -> TensorDataclass:
+        return self._policy.initial_state(1)
 
-    def _steering(self, planned: Tensor, question: Act) -> Callable[[Predict], Predict] | None:
-        if question.method not in ("guided", "jacobian_free") or not len(question.leftover):
-            return None
+    @torch.no_grad()
+    def compute_chunk(
+        self,
+        obs: Observation,
+        state: TensorDataclass,
+        noise: Float[Tensor, "1 H A"],
+        planned: Float[Tensor, "1 H A"],
+        request: ActRequest,
+    ) -> tuple[Float[np.ndarray, "H A"], TensorDataclass]:
+        context, state = self._policy.encode(obs, state)
+        if request.method == "prefix" and request.delay:
+            known = torch.arange(self.hello.action_horizon, device=self.device) < request.delay
+            actions = self._policy.act_from_noise(context, noise, planned, known)
+        elif request.method in ("guided", "jacobian_free") and len(request.leftover):
+            actions = self._act_guided(context, noise, planned, request)
+        else:
+            actions = self._policy.act_from_noise(context, noise)
+        return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32), state
+
+    def _act_guided(
+        self, context: TensorDataclass, noise: Tensor, planned: Tensor, request: ActRequest
+    ) -> Float[Tensor, "1 H A"]:
+        assert self._guided is not None  # act refuses the method otherwise
         weights = guidance_weights(
             self.hello.action_horizon,
-            delay=question.delay,
-            execute_steps=question.execute_steps,
-            leftover=len(question.leftover),
+            delay=request.delay,
+            execute_steps=request.execute_steps,
+            leftover=len(request.leftover),
         )
-        return partial(
-            guided,
-            previous=self._policy.normalizer.normalize_action(planned).unsqueeze(1),
+        return self._guided.act_guided(
+            context,
+            noise,
+            previous=planned,
             weights=weights.to(self.device),
-            jacobian="true" if question.method == "guided" else "identity",
+            jacobian="true" if request.method == "guided" else "identity",
         )
 
 
-def describe(robot: RobotSpec, *, fingerprint: str, action_horizon: int, max_prefix: int) -> Hello:
-    """What a server says of its policy."""
+def describe(spec: PolicySpec, *, fingerprint: str) -> Hello:
+    """The hello of a policy with this spec."""
     return Hello(
         protocol=PROTOCOL,
         fingerprint=fingerprint,
-        action_horizon=action_horizon,
-        action_dim=robot.action_dim,
-        state_dim=robot.state_dim,
-        cameras=list(robot.cameras),
-        image_size=list(robot.image_size),
-        control_hz=robot.control_hz,
-        max_prefix=max_prefix,
+        action_horizon=spec.action_horizon,
+        action_dim=spec.robot.action_dim,
+        state_dim=spec.robot.state_dim,
+        cameras=list(spec.robot.cameras),
+        image_size=list(spec.robot.image_size),
+        control_hz=spec.robot.control_hz,
+        max_prefix=spec.max_prefix,
     )

@@ -1,19 +1,19 @@
-"""What robot and policy server say to each other: msgpack maps in binary WebSocket frames, every field checked.
+"""Messages between robot and policy server: msgpack maps in binary WebSocket frames, every field checked.
 
-Arrays travel as openpi's clients encode them, {b"__ndarray__": True, b"data", b"dtype", b"shape"}, limited here to
-three plain dtypes. Nothing is ever unpickled, and no frame can name a type to construct.
+Arrays are encoded as by openpi's clients, {b"__ndarray__": True, b"data", b"dtype", b"shape"}, limited to three plain
+dtypes. Nothing is unpickled, and no frame can name a type to construct.
 
-    server -> client   hello    once, on connection: what the policy is and what it needs
+    server -> client   hello    on connection: description of the policy and its inputs; the first episode begins
     client -> server   act      an observation, and the actions that are still planned
     server -> client   chunk    the actions for one ``act``, by its id
-    server -> client   refused  why there are none for this id; the connection goes on
-    client -> server   ended    how the episode went; answered by the hello of the policy for the next one
+    server -> client   refused  why there are none for this id; the connection stays open
+    client -> server   ended    result of the episode; answered by the hello of the policy for the next episode
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, get_args
@@ -30,12 +30,15 @@ _DTYPES = ("<f4", "<f8", "|u1")
 
 
 class WireError(ValueError):
-    """A frame that does not say what the protocol allows."""
+    """A frame that the protocol does not allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """What a policy is. ``fingerprint`` names its weights; ``max_prefix`` is the longest prefix it was trained with."""
+    """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width].
+
+    ``max_prefix``: longest prefix of committed actions that it accepts.
+    """
 
     protocol: int
     fingerprint: str
@@ -49,8 +52,13 @@ class Hello:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Act:
-    """One look at the world. ``images``: camera -> uint8 [height, width, 3] RGB; ``leftover`` [L, A], delay <= L."""
+class ActRequest:
+    """One observation, to be answered by a ``Chunk``.
+
+    ``images``: camera -> uint8 [height, width, 3], RGB. ``state`` [state_dim]. ``leftover`` [L, A]: actions still
+    planned. ``delay`` <= L: how many of them will be executed before the answer arrives. ``execute_steps``: actions
+    between two requests.
+    """
 
     id: int
     images: dict[str, NDArray[np.uint8]]
@@ -64,7 +72,7 @@ class Act:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """``actions`` [H, A] in [-1, 1]; ``inference_s``: how long the policy took."""
+    """``actions`` [H, A] in [-1, 1]; ``inference_s``: computing time of the policy."""
 
     id: int
     actions: NDArray[np.float32]
@@ -78,20 +86,27 @@ class Refused:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """``outcome``: success, failure, or unknown where nobody said; ``intervened``: 1 if a person took over."""
+class EpisodeEnd:
+    """``outcome``: success, failure, or unknown if it was not reported; ``intervened``: 1 if a person took over."""
 
     outcome: str
     intervened: int
 
 
-Outcome = Literal["success", "failure", "unknown"]
-Message = Hello | Act | Chunk | Refused | Ended
-_KINDS: dict[str, type[Message]] = {"hello": Hello, "act": Act, "chunk": Chunk, "refused": Refused, "ended": Ended}
+EpisodeOutcome = Literal["success", "failure", "unknown"]
+Message = Hello | ActRequest | Chunk | Refused | EpisodeEnd
+_KINDS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "act": ActRequest,
+    "chunk": Chunk,
+    "refused": Refused,
+    "ended": EpisodeEnd,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def pack(message: Message) -> bytes:
+    """The frame of a message."""
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     return pack_map({"type": _NAMES[type(message)], **fields})
 
@@ -120,7 +135,7 @@ def unpack(data: bytes) -> Message:
 
 
 def message_of(fields: dict[str, Any]) -> Message:
-    """The message that a map spells. WireError on unknown, missing and ill-typed fields."""
+    """The message with these fields. WireError on unknown, missing and ill-typed fields."""
     kind = _KINDS.get(str(fields.get("type")))
     if kind is None:
         raise WireError(f"unknown message type {fields.get('type')!r}; known are {sorted(_KINDS)}")
@@ -132,10 +147,8 @@ def message_of(fields: dict[str, Any]) -> Message:
     for name, value in given.items():
         _check(f"{kind.__name__}.{name}", value, expected[name])
     message = kind(**given)
-    if isinstance(message, Act):
-        _check_act(message)
-    if isinstance(message, Ended) and message.outcome not in get_args(Outcome):
-        raise WireError(f"Ended.outcome: {message.outcome!r} is not one of {list(get_args(Outcome))}")
+    if kind in _CHECKS:
+        _CHECKS[kind](message)
     return message
 
 
@@ -156,18 +169,33 @@ def _check(where: str, value: Any, annotation: str) -> None:
         raise WireError(f"{where}: expected {annotation}, got {type(value).__name__}")
 
 
-def _check_act(act: Act) -> None:
-    for camera, image in act.images.items():
+def _check_act_request(request: ActRequest) -> None:
+    for camera, image in request.images.items():
         if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-            raise WireError(f"Act.images[{camera!r}]: expected shape [height, width, 3], got {list(image.shape)}")
-    if act.state.ndim != 1 or act.leftover.ndim != 2:
-        raise WireError(f"Act: state must be [S] and leftover [L, A], got {act.state.shape} and {act.leftover.shape}")
-    if not 0 <= act.delay <= len(act.leftover):
-        raise WireError(f"Act.delay: {act.delay} of {len(act.leftover)} leftover actions")
-    if act.method not in get_args(ChunkingMethod):
-        raise WireError(f"Act.method: {act.method!r} is not one of {list(get_args(ChunkingMethod))}")
-    if not (np.isfinite(act.state).all() and np.isfinite(act.leftover).all()):
-        raise WireError("Act: state and leftover must be finite")
+            raise WireError(
+                f"ActRequest.images[{camera!r}]: expected shape [height, width, 3], got {list(image.shape)}"
+            )
+    if request.state.ndim != 1 or request.leftover.ndim != 2:
+        raise WireError(
+            f"ActRequest: state must be [S] and leftover [L, A], got {request.state.shape} and {request.leftover.shape}"
+        )
+    if not 0 <= request.delay <= len(request.leftover):
+        raise WireError(f"ActRequest.delay: {request.delay} of {len(request.leftover)} leftover actions")
+    if request.method not in get_args(ChunkingMethod):
+        raise WireError(f"ActRequest.method: {request.method!r} is not one of {list(get_args(ChunkingMethod))}")
+    if not (np.isfinite(request.state).all() and np.isfinite(request.leftover).all()):
+        raise WireError("ActRequest: state and leftover must be finite")
+
+
+def _check_episode_end(end: EpisodeEnd) -> None:
+    if end.outcome not in get_args(EpisodeOutcome):
+        raise WireError(f"EpisodeEnd.outcome: {end.outcome!r} is not one of {list(get_args(EpisodeOutcome))}")
+
+
+_CHECKS: Mapping[type[Message], Callable[[Any], None]] = {
+    ActRequest: _check_act_request,
+    EpisodeEnd: _check_episode_end,
+}
 
 
 def _encode_array(value: Any) -> Any:

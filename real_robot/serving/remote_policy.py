@@ -1,44 +1,48 @@
-"""The policy on the server as a source of actions: chunks asked for ahead of need, never waited for."""
+"""The policy on the server as a source of actions: chunks are requested ahead of need and never waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkRequest, ChunkScheduler
 from real_robot.control.embodiment import Embodiment
-from real_robot.safety.filter import Measurement
+from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
-from real_robot.serving.protocol import Act, Hello
+from real_robot.serving.protocol import ActRequest, Hello
 
 
-class Oracle(Protocol):
+@runtime_checkable
+class ChunkClient(Protocol):
     """Where answers come from: ``PolicyClient``."""
 
-    def ask(self, act: Act) -> None: ...
+    def ask(self, request: ActRequest) -> None: ...
     def poll(self) -> Answer | None: ...
 
 
-class Eyes(Protocol):
+@runtime_checkable
+class CameraSource(Protocol):
     """The newest image of every camera and when it was taken [s, the loop's clock]; None while one is missing."""
 
-    def look(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
+    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
 
 
-class Journal(Protocol):
-    """What keeps a record: ``real_robot.recorder``. Must return at once."""
+@runtime_checkable
+class EpisodeLog(Protocol):
+    """What records episodes: ``real_robot.recorder``. Both methods return at once."""
 
-    def look(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
-    def step(self, action: NDArray[np.float32]) -> None: ...
+    def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
+    def action(self, action: NDArray[np.float32]) -> None: ...
 
 
 @dataclass
 class PolicyCounters:
-    """Since the start. ``late_chunks``: consumed more than planned; ``failed``: inferences without an answer."""
+    """Since the start. ``late_chunks``: consumed more than planned; ``failed``: requests without an answer."""
 
     chunks: int = 0
     late_chunks: int = 0
@@ -46,9 +50,9 @@ class PolicyCounters:
 
 
 class RemotePolicy:
-    """``action`` and ``forget`` serve the control loop; ``ask`` is for the moment after its command has left.
+    """``action`` and ``clear`` are called by the control loop, ``request_chunk`` after its command was sent.
 
-    ``max_image_age_s``: with older images nothing is asked for, so the arm runs out of plan and holds.
+    ``max_image_age_s``: with older images nothing is requested, so the plan runs out and the arm holds.
     """
 
     def __init__(
@@ -57,24 +61,24 @@ class RemotePolicy:
         chunking: ChunkingConfig,
         *,
         embodiment: Embodiment,
-        oracle: Oracle,
-        eyes: Eyes,
+        client: ChunkClient,
+        cameras: CameraSource,
         max_image_age_s: float,
-        journal: Journal | None = None,
+        log: EpisodeLog | None = None,
     ) -> None:
         check_policy(hello, embodiment, chunking)
         self.counters = PolicyCounters()
         self.instruction = ""
-        self.trouble = ""
+        self.problem = ""
         self.hello, self._chunking, self._max_image_age_s = hello, chunking, max_image_age_s
-        self._embodiment, self._oracle, self._eyes, self._journal = embodiment, oracle, eyes, journal
+        self._embodiment, self._client, self._cameras, self._log = embodiment, client, cameras, log
         self._scheduler = ChunkScheduler(chunking, horizon=hello.action_horizon, action_dim=hello.action_dim)
-        self._questions = self._steps = 0
+        self._num_requests = self._steps = 0
         self._due: tuple[ChunkRequest, int, Measurement] | None = None  # with the number of steps before it
-        self._asked: ChunkRequest | None = None
+        self._sent: ChunkRequest | None = None
 
-    def action(self, tick: int, measured: Measurement) -> NDArray[np.float32] | None:
-        """The action [A] for this control tick, None if nothing is planned for it. Notes whether to ask for more."""
+    def action(self, tick: int, measured: Measurement) -> Float[np.ndarray, " A"] | None:
+        """The action for this control tick, None if nothing is planned for it. Notes whether to request more."""
         self._collect(tick)
         request = self._scheduler.request(tick)
         if request is not None:
@@ -82,37 +86,39 @@ class RemotePolicy:
         action = self._scheduler.action(tick)
         if action is not None:
             self._steps += 1
-            if self._journal is not None:
-                self._journal.step(action)
+            if self._log is not None:
+                self._log.action(action)
         return action
 
-    def begin(self, instruction: str) -> None:
-        """A new episode."""
+    def begin_episode(self, instruction: str) -> None:
         self.instruction, self._steps = instruction, 0
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
-        """What was planned and what was asked is void: after a stop, a pause, a new episode."""
+    def clear(self) -> None:
+        """Drop the plan and the request under way: after a stop, a pause, a new episode."""
         self._scheduler.clear()
-        self._due = self._asked = None
+        self._due = self._sent = None
 
-    def ask(self, now_s: float) -> None:
-        """Look and ask, if the last ``action`` found that it is time. Images take milliseconds, so do this last."""
+    def request_chunk(self, now_s: float) -> None:
+        """Observe and send a request, if the last ``action`` found one due.
+
+        Converting images takes milliseconds, so this is called when the tick's command has been sent.
+        """
         if self._due is None:
             return
         (request, step, measured), self._due = self._due, None
-        images = self._look(now_s)
+        images = self._images(now_s)
         state = self._embodiment.state(measured.positions)
         if images is None or not np.isfinite(state).all():
             self._scheduler.abandon(request)
             return
-        self._questions += 1
-        self._asked = request
-        if self._journal is not None:
-            self._journal.look(step, images, state)
-        self._oracle.ask(
-            Act(
-                id=self._questions,
+        self._num_requests += 1
+        self._sent = request
+        if self._log is not None:
+            self._log.observation(step, images, state)
+        self._client.ask(
+            ActRequest(
+                id=self._num_requests,
                 images=images,
                 state=state,
                 instruction=self.instruction,
@@ -123,43 +129,43 @@ class RemotePolicy:
             )
         )
 
-    def look_last(self, measured: Measurement, now_s: float) -> None:
-        """Put into the journal what the episode's last action led to."""
-        images = self._look(now_s)
-        if images is not None and self._journal is not None:
-            self._journal.look(self._steps, images, self._embodiment.state(measured.positions))
+    def record_final_observation(self, measured: Measurement, now_s: float) -> None:
+        """Record the observation after the episode's last action."""
+        images = self._images(now_s)
+        if images is not None and self._log is not None:
+            self._log.observation(self._steps, images, self._embodiment.state(measured.positions))
 
-    def _look(self, now_s: float) -> dict[str, NDArray[np.uint8]] | None:
-        seen = self._eyes.look(self.hello.image_size)
-        if seen is not None and abs(now_s - seen[1]) <= self._max_image_age_s:
-            return dict(seen[0])
-        self.trouble = "no image from some camera" if seen is None else f"images are {now_s - seen[1]:.2f} s old"
+    def _images(self, now_s: float) -> dict[str, UInt8[np.ndarray, "height width 3"]] | None:
+        newest = self._cameras.images(self.hello.image_size)
+        if newest is not None and abs(now_s - newest[1]) <= self._max_image_age_s:
+            return dict(newest[0])
+        self.problem = "no image from some camera" if newest is None else f"images are {now_s - newest[1]:.2f} s old"
         return None
 
     def _collect(self, tick: int) -> None:
-        answer, request = self._oracle.poll(), self._asked
-        if answer is None or request is None or answer.id not in (self._questions, -1):
+        answer, request = self._client.poll(), self._sent
+        if answer is None or request is None or answer.id not in (self._num_requests, -1):
             return
-        self._asked = None
+        self._sent = None
         if answer.chunk is None:
             self.counters.failed += 1
-            self.trouble = answer.reason
+            self.problem = answer.reason
             self._scheduler.abandon(request)
             return
         try:
             delivery = self._scheduler.deliver(request, answer.chunk.actions, tick)
         except ValueError as error:
             self.counters.failed += 1
-            self.trouble = str(error)
+            self.problem = str(error)
             return
         if delivery is not None:
             self.counters.chunks += 1
             self.counters.late_chunks += delivery.late
-            self.trouble = ""
+            self.problem = ""
 
 
 def check_policy(hello: Hello, embodiment: Embodiment, chunking: ChunkingConfig) -> None:
-    """ValueError unless this policy is one for this arm."""
+    """ValueError unless this policy fits this arm."""
     for name in ("action_dim", "state_dim"):
         got, wanted = getattr(hello, name), getattr(embodiment, name)
         if got != wanted:

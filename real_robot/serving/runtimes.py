@@ -1,4 +1,4 @@
-"""What may compute a policy's chunks. On its own, so that the command line knows it without loading anything."""
+"""Names of the runtimes in ``real_robot/serving/registry.py``; importing this file loads nothing else."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Which version of a policy a server offers: the newest that proved itself, never changed in mid-episode.
+"""Which version of a policy a server offers: the newest that was not rolled back, never changed within an episode.
 
 bundle on disk changes -> loaded, verified, warmed up beside the running one -> offered from the next episode on
 -> its episodes counted -> kept, or rolled back for good when it does worse than the one before it
@@ -13,18 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from real_robot.serving.protocol import Ended
-from real_robot.serving.server import Backend
+from policies.bundle import read_bundle_info
+from real_robot.serving.backends import ChunkBackend
+from real_robot.serving.protocol import EpisodeEnd
 from sims.errors import UserError
 
 POLL_S = 1.0
-KEPT = 3
+NUM_KEPT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class RollbackRule:
     """A version with at least ``episodes`` known outcomes is rolled back when, against the one before it, its success
     rate is lower by more than ``success_drop`` or its intervention rate is higher by more than ``intervention_rise``.
+
+    Rates are over the last ``window`` episodes of each version.
     """
 
     episodes: int = 5
@@ -35,7 +38,9 @@ class Gate:
 
 @dataclass
 class Version:
-    backend: Backend
+    """A policy and the results of its last episodes."""
+
+    backend: ChunkBackend
     successes: deque[bool]
     interventions: deque[bool]
 
@@ -45,97 +50,97 @@ class Version:
 
 
 class Versions:
-    """Of one bundle, newest last; thread-safe. ``current`` serves the episodes that begin now."""
+    """The versions of one bundle, newest last; thread-safe. ``current`` serves the episodes that begin now."""
 
-    def __init__(self, first: Backend, *, gate: Gate | None = None) -> None:
-        self.gate = gate or Gate()
-        self.barred: set[str] = set()
+    def __init__(self, first: ChunkBackend, *, rule: RollbackRule | None = None) -> None:
+        self.rule = rule or RollbackRule()
+        self.rolled_back: set[str] = set()
         self._versions = [self._version(first)]
         self._lock = threading.Lock()
 
     @property
-    def current(self) -> Backend:
+    def current(self) -> ChunkBackend:
         with self._lock:
             return self._versions[-1].backend
 
     def knows(self, fingerprint: str) -> bool:
+        """Whether this version is kept in memory or was rolled back."""
         with self._lock:
-            return fingerprint in self.barred or fingerprint in [version.fingerprint for version in self._versions]
+            kept = [version.fingerprint for version in self._versions]
+            return fingerprint in self.rolled_back or fingerprint in kept
 
-    def offer(self, backend: Backend) -> None:
+    def offer(self, backend: ChunkBackend) -> None:
         """Serve ``backend`` from the next episode on. ValueError if it is for another robot, or was rolled back."""
         with self._lock:
             old, new = self._versions[-1].backend.hello, backend.hello
-            if new.fingerprint in self.barred:
+            if new.fingerprint in self.rolled_back:
                 raise ValueError(f"version {new.fingerprint[:12]} was rolled back before")
             if replace(new, fingerprint="", max_prefix=0) != replace(old, fingerprint="", max_prefix=0):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            self._versions = [*self._versions, self._version(backend)][-KEPT:]
+            self._versions = [*self._versions, self._version(backend)][-NUM_KEPT:]
 
-    def report(self, fingerprint: str, ended: Ended) -> str:
-        """Count an episode of the version ``fingerprint``; what was rolled back and why, or ""."""
+    def report(self, fingerprint: str, end: EpisodeEnd) -> str:
+        """Count an episode of the version ``fingerprint``; returns what was rolled back and why, or ""."""
         with self._lock:
             for version in self._versions:
-                if version.fingerprint == fingerprint and ended.outcome != "unknown":
-                    version.successes.append(ended.outcome == "success")
-                    version.interventions.append(bool(ended.intervened))
-            reason = self._verdict()
+                if version.fingerprint == fingerprint and end.outcome != "unknown":
+                    version.successes.append(end.outcome == "success")
+                    version.interventions.append(bool(end.intervened))
+            reason = self._rollback_reason()
             if reason:
                 failed = self._versions.pop()
-                self.barred.add(failed.fingerprint)
+                self.rolled_back.add(failed.fingerprint)
                 return f"rolled back {failed.fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
             return ""
 
-    def _verdict(self) -> str:
+    def _rollback_reason(self) -> str:
         if len(self._versions) < 2:
             return ""
-        gate, (before, now) = self.gate, self._versions[-2:]
-        if min(len(before.successes), len(now.successes)) < gate.episodes:
+        rule, (before, now) = self.rule, self._versions[-2:]
+        if min(len(before.successes), len(now.successes)) < rule.episodes:
             return ""
-        was, now_is = _share(before.successes), _share(now.successes)
-        if was - now_is > gate.success_drop:
-            return f"success fell from {was:.0%} to {now_is:.0%} in {len(now.successes)} episodes"
-        was, now_is = _share(before.interventions), _share(now.interventions)
-        if now_is - was > gate.intervention_rise:
-            return f"interventions rose from {was:.0%} to {now_is:.0%} in {len(now.interventions)} episodes"
+        old, new = _rate(before.successes), _rate(now.successes)
+        if old - new > rule.success_drop:
+            return f"success fell from {old:.0%} to {new:.0%} in {len(now.successes)} episodes"
+        old, new = _rate(before.interventions), _rate(now.interventions)
+        if new - old > rule.intervention_rise:
+            return f"interventions rose from {old:.0%} to {new:.0%} in {len(now.interventions)} episodes"
         return ""
 
-    def _version(self, backend: Backend) -> Version:
-        window = self.gate.window
+    def _version(self, backend: ChunkBackend) -> Version:
+        window = self.rule.window
         return Version(backend, deque(maxlen=window), deque(maxlen=window))
 
 
-def _share(outcomes: deque[bool]) -> float:
-    return sum(outcomes) / len(outcomes)
+def _rate(results: deque[bool]) -> float:
+    return sum(results) / len(results)
 
 
-class Follower:
-    """A thread that offers each new bundle at ``path``; what cannot be loaded or does not fit is reported and left."""
+class BundleWatcher:
+    """A thread that offers each new bundle at ``path``; one that cannot be loaded or does not fit is only reported."""
 
-    def __init__(self, versions: Versions, path: Path, load: Callable[[Path], Backend]) -> None:
+    def __init__(self, versions: Versions, path: Path, load: Callable[[Path], ChunkBackend]) -> None:
         self._versions, self._path, self._load = versions, path, load
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="follow-bundle", daemon=True)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch-bundle", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._ending.set()
+        self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
-        from policies.bundle import read_bundle_info
-
-        tried = said = ""
-        while not self._ending.wait(POLL_S):
+        tried = last_message = ""
+        while not self._closing.wait(POLL_S):
             try:
                 fingerprint = read_bundle_info(self._path).sha256
                 if fingerprint == tried or self._versions.knows(fingerprint):
                     continue
                 tried = fingerprint
                 self._versions.offer(self._load(self._path))
-                news = f"serving version {fingerprint[:12]} from the next episode on"
+                message = f"serving version {fingerprint[:12]} from the next episode on"
             except (UserError, ValueError, OSError) as error:
-                news = f"the new bundle is not served: {error}"
-            if news != said:
-                said = news
-                print(news, file=sys.stderr)
+                message = f"the new bundle is not served: {error}"
+            if message != last_message:
+                last_message = message
+                print(message, file=sys.stderr)

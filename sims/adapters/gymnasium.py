@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with a box of actions, registered or the user's own."""
+"""Any Gymnasium environment with a Box action space."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RENDER = "render"
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumConfig:
-    """``id``: as ``gymnasium.make`` takes it; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
+    """``id``: as for ``gymnasium.make``; ``my_package.envs:Mine-v0`` imports ``my_package.envs`` first.
 
-    ``state``: keys of a dictionary observation whose numbers, in this order, make the state; empty where the
-    observation is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render``
-    for what the environment's ``render()`` shows, which costs nothing until a policy looks. Keys of nested dictionaries
-    are joined by dots. ``success``: key of ``info``, or ``terminated`` where reaching the end is success. ``max_steps``
-    and ``control_hz`` default to what the environment has registered.
+    ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
+    is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render`` for the image
+    of the environment's ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
+    dots. ``success``: key of ``info``, or ``terminated`` where every termination is success. ``max_steps`` and
+    ``control_hz``: by default the registered values of the environment.
     """
 
     name: Literal["gymnasium"] = "gymnasium"
@@ -45,7 +45,7 @@ class GymnasiumConfig:
 
 
 class Gymnasium:
-    """Actions in [-1, 1] are stretched to the environment's own box."""
+    """Actions in [-1, 1] are scaled to the environment's own action box."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         self.config = config

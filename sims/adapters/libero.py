@@ -216,7 +216,7 @@ class Libero:
         return env
 
 
-def axis_angle(quaternion: Sequence[float]) -> np.ndarray:
+def axis_angle(quaternion: Sequence[float] | np.ndarray) -> np.ndarray:
     """Rotation vector, [3], of a unit quaternion (x, y, z, w)."""
     x, y, z, w = quaternion
     sine = float(np.sqrt(max(0.0, 1.0 - w * w)))

@@ -1,4 +1,4 @@
-"""The way out: a VectorEnv as a Gymnasium environment, for other libraries' learners and tools."""
+"""A VectorEnv as a Gymnasium environment, for other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sims.vector_env import MIN_INSTRUCTION_BYTES, EnvSpec, Observation, StartSt
 
 
 class ToGymnasiumVector(gymnasium.vector.VectorEnv):
-    """Gymnasium's default order: a finished row is reset by the next ``step``, whose action it ignores.
+    """With Gymnasium's default autoreset: the ``step`` after an episode's end resets it and ignores the action.
 
     Observations: {"images": uint8 [N, cameras, height, width, 3] (with cameras), "state": float32 [N, S],
     "instruction": zero-padded UTF-8, uint8 [N, ``instruction_bytes``]}. Cameras are rendered at every step, as
@@ -40,7 +40,7 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """``options``: {"start": a StartState per row} begins there."""
+        """``options``: {"start": one StartState per environment} starts there."""
         self.env.reset(start=_chosen(options) or self._take(seed))
         self._ended[:] = False
         return self._observe(), {}
@@ -50,9 +50,9 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         resetting = self._ended
         step = self.env.step(torch.as_tensor(actions, dtype=torch.float32, device=self.env.spec.device))
-        rows = np.flatnonzero(resetting).tolist()
-        if rows:
-            self.env.reset(rows, start=self._starts.take(len(rows)))
+        ids = np.flatnonzero(resetting).tolist()
+        if ids:
+            self.env.reset(ids, start=self._starts.take(len(ids)))
         terminated, truncated, success, valid = (
             flag.cpu().numpy() & ~resetting for flag in (step.terminated, step.truncated, step.success, step.valid)
         )
@@ -75,11 +75,11 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         if seed is None or isinstance(seed, int):
             return starts
         pairs = zip(seed, starts, strict=True)
-        return [start if one is None else StartState(task=start.task, seed=one) for one, start in pairs]
+        return [start if given is None else StartState(task=start.task, seed=given) for given, start in pairs]
 
 
 class ToGymnasium(gymnasium.Env):
-    """A VectorEnv of one row as a plain Gymnasium environment."""
+    """A VectorEnv with num_envs = 1 as a gymnasium.Env."""
 
     def __init__(self, env: VectorEnv, *, instruction_bytes: int = MIN_INSTRUCTION_BYTES) -> None:
         if env.spec.num_envs != 1:
@@ -110,7 +110,7 @@ class ToGymnasium(gymnasium.Env):
         return {name: values[0] for name, values in batch.items()}
 
 
-def observation_space(spec: EnvSpec, instruction_bytes: int) -> spaces.Dict:
+def observation_space(spec: EnvSpec, instruction_bytes: int) -> spaces.Space[Any]:
     shown: dict[str, spaces.Space[Any]] = {
         "state": spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32),
         "instruction": spaces.Box(0, 255, (instruction_bytes,), np.uint8),

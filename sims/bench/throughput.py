@@ -1,4 +1,4 @@
-"""``vla-rl bench sim --sim X``: this project's worker processes beside other libraries' vectorization, in one run.
+"""``vla-rl bench sim --sim X``: compare this project's worker processes with other libraries' vectorization.
 
 Both sides run the same simulator in the same interpreter with the same random actions. The peers' interfaces observe
 at every step. Ours is measured twice: the same way (step, then observe), and as a chunked policy uses it (a chunk of

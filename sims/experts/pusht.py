@@ -1,4 +1,4 @@
-"""A scripted expert for gym-pusht: it tries pushes in a copy of the physics and takes the one that helps most."""
+"""A scripted expert for gym-pusht: simulates many pushes in a copy of the physics and takes the best."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-CELL, CELLS, MARGIN = 12.0, 42, 6.0  # pixels; of the grid on which the agent walks around the block
+CELL, CELLS, MARGIN = 12.0, 42, 6.0  # pixels; the grid on which paths around the block are searched
 AGENT_RADIUS, GAP, BORDER = 15.0, 4.0, 24.0
-ANGLES = (-0.4, 0.0, 0.4)  # of a push to the edge's normal, radians
-LONGEST = 12  # control steps of a push
-STRIDE = 60.0  # pixels per control step on the way
+ANGLES = (-0.4, 0.0, 0.4)  # between a push and the edge's normal, radians
+MAX_PUSH_STEPS = 12  # control steps
+STRIDE = 60.0  # pixels per control step on the path to a push
 
 
 class PushTExpert:
-    """Greedy: all pushes that start at the block's edge and go straight, each with its best length.
+    """Greedy search over straight pushes that start at the block's edge, each with its best length.
 
     ``env``: the environment itself, without wrappers; its state is only read.
     """
@@ -33,14 +33,14 @@ class PushTExpert:
     def reset(self) -> None:
         """Discard the plan, because an episode begins."""
         self._path: list[np.ndarray] = []
-        self._asked_at: tuple[float, ...] = ()
+        self._planned_at: tuple[float, ...] = ()
 
     def act(self) -> np.ndarray:
-        """Where the agent is to go, [2] in pixels; the same until the environment steps."""
+        """The agent's next target position, [2] in pixels; constant until the environment steps."""
         env = self._env
         now = (*env.agent.position, *env.agent.velocity, *env.block.position, env.block.angle)
-        if now != self._asked_at:
-            self._asked_at = now
+        if now != self._planned_at:
+            self._planned_at = now
             self._path = self._path[1:] or self._plan()
         return self._path[0]
 
@@ -48,22 +48,22 @@ class PushTExpert:
         agent = np.array(self._env.agent.position)
         pose = np.array(self._env.block.position), float(self._env.block.angle)
         self._place(agent, pose)
-        way_to = self._ways(agent)
+        path_to = self._paths(agent)
         error = self._error()
         best: tuple[float, list[np.ndarray]] = (np.inf, [agent])
         for start, direction in self._pushes():
-            way = way_to(start)
-            if way is None:
+            path = path_to(start)
+            if path is None:
                 continue
             self._place(start, pose)
             targets: list[np.ndarray] = []
             speed = float(np.clip(error / 3.0, 2.0, 14.0))
-            for _ in range(LONGEST):
+            for _ in range(MAX_PUSH_STEPS):
                 targets.append(start + direction * speed * (len(targets) + 1))
                 self._model_step(targets[-1])
-                score = self._error() + 0.02 * error * (len(way) + len(targets)) / LONGEST
+                score = self._error() + 0.02 * error * (len(path) + len(targets)) / MAX_PUSH_STEPS
                 if score < best[0]:
-                    best = score, [*way, start, *targets]
+                    best = score, [*path, start, *targets]
         return best[1]
 
     def _error(self) -> float:
@@ -73,7 +73,7 @@ class PushTExpert:
         return float(np.linalg.norm(corners - self._goals, axis=1).mean())
 
     def _pushes(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Where the agent would touch the block, and unit directions into it."""
+        """Start positions of the agent at the block's edge, and unit directions of the push."""
         block = self._model.block
         for shape in block.shapes:
             corners = [np.array(block.local_to_world(v)) for v in shape.get_vertices()]
@@ -90,17 +90,17 @@ class PushTExpert:
                         yield start, -np.array([c * normal[0] - s * normal[1], s * normal[0] + c * normal[1]])
 
     def _clearance(self, point: np.ndarray) -> float:
-        """From the block's edge; 0 for a point too close to a wall."""
+        """Distance to the block's edge, pixels; 0 for a point too close to a wall."""
         if not ((point > BORDER) & (point < 511 - BORDER)).all():
             return 0.0
         return float(min(shape.point_query(tuple(point)).distance for shape in self._model.block.shapes))
 
-    def _ways(self, agent: np.ndarray) -> Any:
-        """A function from a point to the way there, around the block; None where there is none."""
+    def _paths(self, agent: np.ndarray) -> Any:
+        """A function from a point to the path there around the block, or to None (Dijkstra's algorithm)."""
         centers = {(i, j): np.array([i + 0.5, j + 0.5]) * CELL for i in range(CELLS) for j in range(CELLS)}
         free = {cell for cell, at in centers.items() if self._clearance(at) > AGENT_RADIUS + MARGIN}
         first = min(free, key=lambda cell: float(np.linalg.norm(centers[cell] - agent)))
-        came: dict[tuple[int, int], tuple[int, int] | None] = {first: None}
+        previous: dict[tuple[int, int], tuple[int, int] | None] = {first: None}
         costs, queue = {first: 0.0}, [(0.0, first)]
         around = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
         while queue:
@@ -109,26 +109,26 @@ class PushTExpert:
                 other = (cell[0] + i, cell[1] + j)
                 if other in free and cost + np.hypot(i, j) < costs.get(other, np.inf):
                     costs[other] = cost + float(np.hypot(i, j))
-                    came[other] = cell
+                    previous[other] = cell
                     heapq.heappush(queue, (costs[other], other))
 
-        def way(point: np.ndarray) -> list[np.ndarray] | None:
-            near = [cell for cell in came if np.abs(centers[cell] - point).max() < 2 * CELL]
+        def path(point: np.ndarray) -> list[np.ndarray] | None:
+            near = [cell for cell in previous if np.abs(centers[cell] - point).max() < 2 * CELL]
             if not near:
                 return None
             cell: tuple[int, int] | None = min(near, key=lambda near: float(np.linalg.norm(centers[near] - point)))
             cells = []
             while cell is not None:
                 cells.append(centers[cell])
-                cell = came[cell]
+                cell = previous[cell]
             return [*cells[::-1][:: round(STRIDE / 2 / CELL)], cells[0], point]
 
-        return way
+        return path
 
     def _place(self, agent: np.ndarray, pose: tuple[np.ndarray, float]) -> None:
         model = self._model
         model.agent.position, model.agent.velocity = tuple(agent), (0.0, 0.0)
-        model.block.angle = pose[1]  # turns it around its center of mass, so its place comes afterwards
+        model.block.angle = pose[1]  # rotates around the center of mass, so the position must be set afterwards
         model.block.position = tuple(pose[0])
         model.block.velocity, model.block.angular_velocity = (0.0, 0.0), 0.0
         for shape in model.block.shapes:

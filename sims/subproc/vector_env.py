@@ -17,7 +17,7 @@ from sims.subproc.single_env import SimulatorClass, SingleSpec
 from sims.subproc.worker_group import PoolConfig, WorkerFailure, WorkerGroup
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 
-TERMINATED, TRUNCATED, SUCCESS = 0, 1, 2
+TERMINATED, TRUNCATED = 0, 1  # rows of ``SharedMemory.flags``
 FLAGS = ("terminated", "truncated", "success", "intervened", "valid")  # of Step and ChunkStep
 OBSERVE_EVERY_STEP_AFTER = 2  # this many consecutive steps that were each followed by an observation
 

@@ -89,7 +89,7 @@ class WorkerProcess:
             self.control.shutdown(socket.SHUT_WR)
 
     def kill(self, *, dump: bool = False) -> str:
-        """Kill the process, so that it can no longer write to the shared memory, and return the end of its stderr.
+        """Kill the process, so that it can no longer write to the shared memory; returns the end of its stderr.
 
         ``dump``: ask for a stack trace on its standard error before.
         """

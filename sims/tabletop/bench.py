@@ -1,7 +1,7 @@
-"""How fast the suite is, each figure beside the ceiling measured in the same run on the same threads.
+"""Speed of the tabletop suite, compared with an upper bound measured in the same run on the same threads.
 
-The ceiling of control steps is raw ``mj_step`` from the very states the episodes went through, divided by the
-substeps; the two are timed in alternating rounds, so a busy machine slows both alike.
+The upper bound of control steps is raw ``mj_step`` from the states of the same episodes, divided by the substeps; both
+are timed in alternating rounds, so that other load on the machine affects them equally.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sims.vector_env import StartState
 
 ROUND_STEPS = 8  # control steps timed in one round; no expert finishes a task this soon after the warm-up
 WARM_UP = 4
-RAW_STRIDE = 4  # raw stepping goes on for this many control steps at a time, so that Python costs it nothing
+RAW_STRIDE = 4  # control steps per call of raw stepping, so that the cost of Python calls is negligible
 
 
 class BenchRow(TypedDict):
-    """One figure; ``ratio`` is value over the row named ``against``."""
+    """One result; ``ratio`` is its value divided by that of the result named ``against``."""
 
     name: str
     value: float
@@ -42,7 +42,7 @@ class BenchRow(TypedDict):
 def bench_tabletop(
     *, num_envs: Sequence[int] = (16, 64, 256), task: str = "pick", rounds: int = 8, threads: int = 0
 ) -> list[BenchRow]:
-    """Control steps/s (state only) against raw physics, resets/s, and looks/s with both cameras at 64x64."""
+    """Control steps/s (state only) against raw physics, resets/s, and observations/s with both cameras at 64x64."""
     if task not in TASKS:
         raise ValueError(f"bench_tabletop: task {task!r} is not one of {', '.join(TASKS)}")
     threads = threads or len(os.sched_getaffinity(0))
@@ -52,7 +52,7 @@ def bench_tabletop(
         rows += _bench_steps(env, rounds, threads)
         env.close()
     env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=64, cameras=CAMERAS, threads=threads))
-    rows.append(_bench_looks(env, rounds))
+    rows.append(_bench_observations(env, rounds))
     env.close()
     return rows
 
@@ -62,7 +62,7 @@ def _starts(n: int, round_index: int) -> list[StartState]:
 
 
 def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
-    """Replay recorded expert actions against raw stepping from the states that were passed."""
+    """Replay recorded expert actions against raw stepping from the recorded states."""
     n = env.spec.num_envs
     ours, raw, ratios, resets = [], [], [], []
     with ThreadPoolExecutor(threads) as pool:
@@ -79,15 +79,15 @@ def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
             ours.append(n * ROUND_STEPS / (time.perf_counter() - begin))
             raw.append(_raw_rate(pool, threads, states, inputs) / SUBSTEPS)
             ratios.append(ours[-1] / raw[-1])
-    ceiling = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads"
+    bound = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads"
     return [
-        _row(ceiling, statistics.median(raw), "control steps/s"),
+        _row(bound, statistics.median(raw), "control steps/s"),
         {
             "name": f"control steps, N={n}",
             "value": statistics.median(ours),
             "unit": "control steps/s",
             "ratio": statistics.median(ratios),
-            "against": ceiling,
+            "against": bound,
         },
         _row(f"resets, N={n}", statistics.median(resets), "resets/s"),
     ]
@@ -111,24 +111,24 @@ def _record(env: TabletopEnv, start: list[StartState]) -> tuple[list[Tensor], np
 
 
 def _raw_rate(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs: np.ndarray) -> float:
-    """mj_step per second, all threads together: from the states of each row in turn, so that warm starts fit."""
+    """mj_step per second of all threads; each environment's states in order, so that warm starts are useful."""
     model = mujoco.MjModel.from_xml_string(build_mjcf())
     datas = [mujoco.MjData(model) for _ in range(threads)]
 
-    def walk(thread: int) -> None:
+    def step_states(thread: int) -> None:
         data = datas[thread]
-        for row in range(thread, len(states), threads):
+        for env_id in range(thread, len(states), threads):
             for k in range(0, ROUND_STEPS, RAW_STRIDE):
-                mujoco.mj_setState(model, data, states[row, k], PHYSICS)
-                mujoco.mj_setState(model, data, inputs[row, k], INPUTS)
+                mujoco.mj_setState(model, data, states[env_id, k], PHYSICS)
+                mujoco.mj_setState(model, data, inputs[env_id, k], INPUTS)
                 mujoco.mj_step(model, data, RAW_STRIDE * SUBSTEPS)
 
     begin = time.perf_counter()
-    list(pool.map(walk, range(threads)))
+    list(pool.map(step_states, range(threads)))
     return states.shape[0] * states.shape[1] * SUBSTEPS / (time.perf_counter() - begin)
 
 
-def _bench_looks(env: TabletopEnv, rounds: int) -> BenchRow:
+def _bench_observations(env: TabletopEnv, rounds: int) -> BenchRow:
     env.reset(start=_starts(env.spec.num_envs, 0))
     env.observe()
     rates = []
@@ -137,4 +137,4 @@ def _bench_looks(env: TabletopEnv, rounds: int) -> BenchRow:
         env.observe()
         rates.append(env.spec.num_envs / (time.perf_counter() - begin))
     size = "x".join(str(side) for side in env.spec.image_size)
-    return _row(f"looks, 2 cameras {size}, N={env.spec.num_envs}", statistics.median(rates), "looks/s")
+    return _row(f"observations, 2 cameras {size}, N={env.spec.num_envs}", statistics.median(rates), "observations/s")

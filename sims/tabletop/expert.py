@@ -237,7 +237,7 @@ class ScriptedExpert:
         return (action + size * self._drift).clamp(-1, 1)
 
     def _draw_noise(self) -> None:
-        """Advance the correlated noise; at the start of an episode the goal error is drawn anew."""
+        """Advance the correlated noise; at the start of an episode a new goal error is sampled."""
         shape = (len(self._drift), 10)
         draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
         fresh = (self._env.elapsed == 0)[:, None]

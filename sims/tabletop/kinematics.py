@@ -31,7 +31,6 @@ JOINT_HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973)  # [rad]
 JOINT_SPEED = (2.1750, 2.1750, 2.1750, 2.1750, 2.6100, 2.6100, 2.6100)  # [rad/s]
 JOINT_TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # [N m]
 DAMPING = 0.03  # of the inverse kinematics; bounds joint motion near singular poses
-HOME = (0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4)  # the published "ready" pose [rad]
 
 
 class Panda:

@@ -128,13 +128,13 @@ class Renderer:
         data.mocap_pos[: len(MOCAP)] = fixtures
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
-        for camera, picture in zip(self._cameras, out, strict=True):
+        for camera, image in zip(self._cameras, out, strict=True):
             mujoco.mjv_updateScene(
                 model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
             )
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
-            picture[:] = self._buffer[::-1]
+            image[:] = self._buffer[::-1]
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""

@@ -36,7 +36,7 @@ DRAWER_Y = 0.085  # of the first drawer in the cabinet's frame; the second is at
 HANDLE = (0.13, 0.055)  # x, z of a closed handle in the cabinet's frame
 PARKED_X = 4.0  # behind the agent camera and beyond the far clipping plane
 
-# Position, (right, up) axes, vertical field of view [degrees]; it looks along right x up, backwards.
+# Position, (right, up) axes, vertical field of view [degrees]; the viewing direction is -(right x up).
 AGENT_CAMERA = ((1.16, 0.0, 0.72), ((0.0, 1.0, 0.0), (-0.69, 0.0, 0.724)), 33)
 
 # Stiffness and damping of the position actuators; their ratio is the lag that the env's feed-forward compensates.

@@ -1,4 +1,4 @@
-"""The control loop without a wire: real filter, scheduler and embodiments, an oracle that answers after some ticks."""
+"""The control loop without a wire: real filter, scheduler and embodiments, an client that answers after some ticks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import yaml
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import JointPositions, JointSteps
 from real_robot.control.loop import ControlLoop
-from real_robot.control.panda_tool import PandaTool
+from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.robot_file import load_robot
-from real_robot.safety.filter import Measurement, RobotLimits, SafeCommand
+from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AxisLimits
 from real_robot.serving.client import Answer
-from real_robot.serving.protocol import PROTOCOL, Act, Chunk, Hello
+from real_robot.serving.protocol import PROTOCOL, ActRequest, Chunk, Hello
 from real_robot.serving.remote_policy import RemotePolicy, check_policy
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
@@ -31,7 +32,7 @@ AXES = tuple(
 )
 LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_age_s=0.1, max_measurement_age_s=0.1)
 HELLO = Hello(
-    protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["eye"],
+    protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["agent"],
     image_size=[4, 4], control_hz=20.0, max_prefix=3,
 )  # fmt: skip
 
@@ -39,14 +40,14 @@ HELLO = Hello(
 PANDA = load_robot(ROBOTS / "fake_arm.yaml").limits.axes
 
 
-class Cycle:
-    """A policy that swings both joints, answering ``delay`` command ticks after it is asked."""
+class OscillatingPolicy:
+    """Moves both joints to and fro, answering ``delay`` command ticks after a request."""
 
     def __init__(self, delay: int) -> None:
         self.delay, self.asked, self.now, self.dead = delay, [], 0, False
-        self._due: tuple[int, Act] | None = None
+        self._due: tuple[int, ActRequest] | None = None
 
-    def ask(self, act: Act) -> None:
+    def ask(self, act: ActRequest) -> None:
         self.asked.append(act)
         self._due = (self.now + self.delay, act)
 
@@ -62,102 +63,102 @@ class Cycle:
         return Answer(id=act.id, chunk=Chunk(id=act.id, actions=actions, inference_s=0.0), reason="", round_trip_s=0.0)
 
 
-class Eye:
+class FakeCamera:
     def __init__(self) -> None:
         self.taken_s: float | None = 0.0
 
-    def look(self, size):
+    def images(self, size):
         assert list(size) == HELLO.image_size
-        return None if self.taken_s is None else ({"eye": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
+        return None if self.taken_s is None else ({"agent": np.zeros((4, 4, 3), np.uint8)}, self.taken_s)
 
 
-class Rig:
+class SimulatedArm:
     def __init__(self, delay: int = 3, method: str = "prefix") -> None:
-        self.oracle, self.eye, self.tick = Cycle(delay), Eye(), 0
+        self.client, self.camera, self.tick = OscillatingPolicy(delay), FakeCamera(), 0
         chunking = ChunkingConfig(method=method, execute_steps=4, max_delay=3, warmup=0)  # type: ignore[arg-type]
         embodiment = JointSteps(AXES, 20.0)
         self.policy = RemotePolicy(
-            HELLO, chunking, embodiment=embodiment, oracle=self.oracle, eyes=self.eye, max_image_age_s=0.2
+            HELLO, chunking, embodiment=embodiment, client=self.client, cameras=self.camera, max_image_age_s=0.2
         )
         self.loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=self.policy)
         self.loop.start([0.0, 0.0], 0.0)
         self.positions = [0.0, 0.0]
 
-    def run(self, ticks: int, *, see: bool = True, feel: bool = True) -> list[SafeCommand]:
+    def run(self, ticks: int, *, images: bool = True, joints: bool = True) -> list[SafeCommand]:
         outs = []
         for _ in range(ticks):
             self.tick += 1
-            self.oracle.now = self.tick
+            self.client.now = self.tick
             now = self.tick / 100.0
-            if see:
-                self.eye.taken_s = now - 0.01
-            measured = Measurement(self.positions, now if feel else now - 10.0)
+            if images:
+                self.camera.taken_s = now - 0.01
+            measured = Measurement(self.positions, now if joints else now - 10.0)
             outs.append(self.loop.tick(measured, now))
-            self.policy.ask(now)
+            self.policy.request_chunk(now)
             self.positions = list(outs[-1].positions)
         return outs
 
 
-def test_with_delays_inside_the_plan_every_control_tick_has_an_action() -> None:
-    rig = Rig(delay=11)
-    outs = rig.run(400)
-    counters = rig.loop.counters
+def test_every_control_tick_has_an_action_if_delays_are_as_planned() -> None:
+    arm = SimulatedArm(delay=11)
+    outs = arm.run(400)
+    counters = arm.loop.counters
     assert counters.control_ticks == 80
     assert counters.holds <= 4  # until the first chunk came
     assert counters.actions == counters.control_ticks - counters.holds
-    assert counters.missed_ticks == rig.policy.counters.failed == 0
-    assert len(rig.oracle.asked) == pytest.approx(20, abs=1)
+    assert counters.missed_ticks == arm.policy.counters.failed == 0
+    assert len(arm.client.asked) == pytest.approx(20, abs=1)
     assert max(abs(p) for out in outs for p in out.positions) > 0.05
-    assert {act.delay for act in rig.oracle.asked[3:]} == {3}
-    assert all(len(act.leftover) >= act.delay for act in rig.oracle.asked)
+    assert {act.delay for act in arm.client.asked[3:]} == {3}
+    assert all(len(act.leftover) >= act.delay for act in arm.client.asked)
 
 
-@pytest.mark.parametrize("what", ["see", "feel"])
-def test_what_is_not_seen_or_felt_is_not_acted_on(what: str) -> None:
-    rig = Rig()
-    rig.run(100)
-    assert not rig.loop.filter.at_rest
-    rig.run(120, **{what: False})
-    assert rig.loop.filter.at_rest
-    held = list(rig.positions)
-    rig.run(50, **{what: False})
-    assert rig.positions == held
-    rig.run(60)
-    assert rig.positions != held
+@pytest.mark.parametrize("what", ["images", "joints"])
+def test_without_images_or_joint_states_the_arm_holds(what: str) -> None:
+    arm = SimulatedArm()
+    arm.run(100)
+    assert not arm.loop.filter.at_rest
+    arm.run(120, **{what: False})
+    assert arm.loop.filter.at_rest
+    held = list(arm.positions)
+    arm.run(50, **{what: False})
+    assert arm.positions == held
+    arm.run(60)
+    assert arm.positions != held
 
 
-def test_a_dead_server_is_asked_again_and_again_while_the_arm_holds() -> None:
-    rig = Rig()
-    rig.run(100)
-    rig.oracle.dead = True
-    rig.run(150)
-    assert rig.loop.filter.at_rest
-    assert rig.policy.counters.failed > 5
-    assert rig.policy.trouble == "the connection is closed"
-    rig.oracle.dead = False
-    rig.run(60)
-    assert not rig.loop.filter.at_rest
-    assert rig.policy.trouble == ""
+def test_requests_to_a_lost_server_are_repeated_while_the_arm_holds() -> None:
+    arm = SimulatedArm()
+    arm.run(100)
+    arm.client.dead = True
+    arm.run(150)
+    assert arm.loop.filter.at_rest
+    assert arm.policy.counters.failed > 5
+    assert arm.policy.problem == "the connection is closed"
+    arm.client.dead = False
+    arm.run(60)
+    assert not arm.loop.filter.at_rest
+    assert arm.policy.problem == ""
 
 
-def test_stop_and_pause_forget_the_plan() -> None:
-    rig = Rig()
-    rig.run(100)
-    rig.loop.pause()
-    rig.run(60)
-    assert rig.loop.filter.at_rest
-    asked = len(rig.oracle.asked)
-    rig.run(60)
-    assert len(rig.oracle.asked) == asked
-    rig.loop.resume()
-    rig.run(60)
-    assert not rig.loop.filter.at_rest
-    rig.loop.stop("test")
-    rig.run(100)
-    assert rig.loop.filter.at_rest
-    rig.loop.filter.release()
-    rig.run(60)
-    assert not rig.loop.filter.at_rest
+def test_stop_and_pause_drop_the_plan() -> None:
+    arm = SimulatedArm()
+    arm.run(100)
+    arm.loop.pause()
+    arm.run(60)
+    assert arm.loop.filter.at_rest
+    asked = len(arm.client.asked)
+    arm.run(60)
+    assert len(arm.client.asked) == asked
+    arm.loop.resume()
+    arm.run(60)
+    assert not arm.loop.filter.at_rest
+    arm.loop.stop("test")
+    arm.run(100)
+    assert arm.loop.filter.at_rest
+    arm.loop.filter.release()
+    arm.run(60)
+    assert not arm.loop.filter.at_rest
 
 
 @pytest.mark.parametrize(
@@ -175,9 +176,9 @@ def test_a_policy_that_does_not_fit_is_refused(change: dict, message: str) -> No
         check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(AXES, 20.0), chunking)
 
 
-def test_a_rate_off_the_grid_of_commands_is_refused() -> None:
+def test_a_control_rate_that_does_not_divide_the_command_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="command_rate 100 Hz must be a multiple of the policy's 30 Hz"):
-        ControlLoop(LIMITS, control_hz=30.0, embodiment=JointSteps(AXES, 30.0), source=Rig().policy)
+        ControlLoop(LIMITS, control_hz=30.0, embodiment=JointSteps(AXES, 30.0), source=SimulatedArm().policy)
 
 
 def test_joint_embodiments_by_hand() -> None:
@@ -190,14 +191,14 @@ def test_joint_embodiments_by_hand() -> None:
     assert steps.targets(np.array([1.0, 0.0]), [0.1, 0.2]) == pytest.approx([0.2, 0.175])
     for _ in range(50):
         targets = steps.targets(np.array([1.0, 0.0]), [0.1, 0.2])
-    assert targets[0] == pytest.approx(0.1 + 0.45)  # on a leash: the arm does not follow
+    assert targets[0] == pytest.approx(0.1 + 0.45)  # 90 % of step_from_measured: the arm does not follow
 
 
-def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
+def test_the_panda_embodiment_agrees_with_the_simulator() -> None:
     """State equal to the suite's, and joint targets equal to where its servos are sent, for random actions."""
     env = TabletopEnv(TabletopConfig(num_envs=1, cameras=(), threads=1))
     env.reset(start=[StartState(task=0, seed=3)])
-    tool, generator = PandaTool(PANDA), torch.Generator().manual_seed(0)
+    tool, generator = PandaEndEffector(PANDA), torch.Generator().manual_seed(0)
     joints = joints_of(env)
     tool.begin(joints)
     for _ in range(12):
@@ -213,9 +214,9 @@ def test_the_panda_on_the_robot_is_the_panda_of_the_simulator() -> None:
 
 def test_the_panda_refuses_joints_in_another_order() -> None:
     with pytest.raises(ValueError, match="in the order joint 1 to 7"):
-        PandaTool((PANDA[7], *PANDA[:7]))
+        PandaEndEffector((PANDA[7], *PANDA[:7]))
     with pytest.raises(ValueError, match="in the order joint 1 to 7"):
-        PandaTool((PANDA[1], PANDA[0], *PANDA[2:]))
+        PandaEndEffector((PANDA[1], PANDA[0], *PANDA[2:]))
 
 
 def joints_of(env: TabletopEnv) -> list[float]:
@@ -225,7 +226,7 @@ def joints_of(env: TabletopEnv) -> list[float]:
 
 
 @pytest.mark.parametrize("path", sorted(ROBOTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_robot_file_is_whole(path: Path) -> None:
+def test_every_robot_file_is_complete(path: Path) -> None:
     robot = load_robot(path)
     assert robot.ros.command_type == "joint_trajectory"
     assert robot.control.chunking.max_delay <= robot.control.chunking.execute_steps
@@ -243,9 +244,7 @@ def test_every_robot_file_is_whole(path: Path) -> None:
         ("ros", "command_type", "twist_stamped", "ros.command_type: twist_stamped needs limits.workspace.chain"),
     ],
 )
-def test_what_is_wrong_in_a_robot_file_is_named(
-    tmp_path: Path, section: str, key: str, value: object, message: str
-) -> None:
+def test_errors_in_a_robot_file_are_named(tmp_path: Path, section: str, key: str, value: object, message: str) -> None:
     document = yaml.safe_load((ROBOTS / "generic.yaml").read_text())
     document[section][key] = value
     path = tmp_path / "robot.yaml"

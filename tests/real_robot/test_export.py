@@ -1,4 +1,4 @@
-"""The exported graph answers as the bundle does, and a graph that does not belong to the bundle is refused."""
+"""The exported graph gives the bundle's actions, and a graph that does not belong to the bundle is refused."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import pytest
 import torch
 
 from policies.bundle import BundleError, load_bundle, save_bundle
-from policies.compact_vla import VLAConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from real_robot.serving.backends import PolicyBackend
-from real_robot.serving.export import GRAPH, SPEC, TOLERANCE, export_onnx
-from real_robot.serving.onnx_backend import OnnxBackend
-from real_robot.serving.protocol import Act
+from real_robot.serving.backends import ChunkBackend, PolicyBackend
+from real_robot.serving.onnx.backend import OnnxBackend
+from real_robot.serving.onnx.export import TOLERANCE, export_onnx
+from real_robot.serving.onnx.graph import GRAPH, SPEC
+from real_robot.serving.protocol import ActRequest
+from tests.real_robot.small_policies import other_robot, small_policy
 
-ROBOT = RobotSpec(action_dim=4, state_dim=5, cameras=("agent", "wrist"), image_size=(32, 32), control_hz=20.0)
+ROBOT = other_robot(cameras=("agent", "wrist"))
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16, action_patch=2)
-    policy = DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3), ROBOT)
+    policy = small_policy(robot=ROBOT, action_patch=2, max_prefix=3)
     for parameter in policy.parameters():  # layers that start at zero would hide a wrong graph
         parameter.data += 0.1 * torch.randn_like(parameter)
     policy.normalizer.fit(torch.randn(50, 5) * 3 + 1, torch.rand(50, 4) * 0.5)
@@ -41,9 +39,13 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundle, tmp_path / "bundle"))
 
 
-def question(seed: int, method: str, delay: int, instruction: str) -> Act:
+def actions_of(backend: ChunkBackend, asked: ActRequest) -> np.ndarray:
+    return backend.act(asked, backend.initial_state())[0]
+
+
+def question(seed: int, method: str, delay: int, instruction: str) -> ActRequest:
     rng = np.random.default_rng(seed)
-    return Act(
+    return ActRequest(
         id=seed,
         images={camera: rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for camera in ROBOT.cameras},
         state=rng.normal(size=5).astype(np.float32),
@@ -65,23 +67,23 @@ def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
          ("replace", 3, "open the drawer"), ("ensemble", 1, "reach")]
     ):  # fmt: skip
         asked = question(seed, method, delay, words)
-        ours, theirs = eager.act(asked), onnx.act(asked)
+        ours, theirs = actions_of(eager, asked), actions_of(onnx, asked)
         np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE)
         if method == "prefix":
             np.testing.assert_array_equal(theirs[:delay], asked.leftover[:delay])
         moved = max(moved, float(np.ptp(ours, axis=0).max()))
-    assert moved > 0.05  # the chunks are not constants that any graph could give
+    assert moved > 0.05  # the chunks are not constant
 
 
-def test_what_a_graph_does_not_offer_is_refused(bundle: Path) -> None:
+def test_unsupported_methods_and_wrong_states_are_refused(bundle: Path) -> None:
     onnx = OnnxBackend(bundle)
     with pytest.raises(ValueError, match=r"does not offer 'guided'; use one of prefix, replace, ensemble"):
-        onnx.act(question(0, "guided", 2, "reach"))
+        actions_of(onnx, question(0, "guided", 2, "reach"))
     with pytest.raises(ValueError, match=r"a state of 3 was sent, this policy has 5"):
-        onnx.act(replace(question(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
+        actions_of(onnx, replace(question(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
 
 
-def test_a_bundle_that_was_not_exported_says_how(copy: Path) -> None:
+def test_a_bundle_without_a_graph_gives_the_export_command(copy: Path) -> None:
     (copy / SPEC).unlink()
     with pytest.raises(BundleError, match=rf"has no {SPEC}. Run: vla-rl export .* --to onnx"):
         OnnxBackend(copy)
@@ -113,7 +115,7 @@ def test_a_spec_of_another_format_is_refused(copy: Path) -> None:
         OnnxBackend(copy)
 
 
-def test_what_is_no_bundle_is_not_exported(tmp_path: Path) -> None:
+def test_a_folder_without_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         export_onnx(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The policy server over real sockets, with a real (untrained) policy behind it."""
+"""The policy server over real sockets, with an untrained policy."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from policies.compact_vla import VLAConfig
 from policies.denoising.kernels import DDIMConfig, DDPMConfig
 from policies.denoising.objectives import DiffusionConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
 from real_robot.images import fit_image
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer, PolicyClient
-from real_robot.serving.protocol import Act, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
+from real_robot.serving.protocol import ActRequest, Chunk, Hello, Refused, WireError, pack, pack_map, unpack, unpack_map
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import Versions
+from tests.real_robot.small_policies import small_policy
 
 TOKEN = "0123456789abcdef"
-ACT = Act(
+ACT = ActRequest(
     id=7,
     images={"agent": np.full((48, 64, 3), 9, np.uint8)},
     state=np.zeros(5, np.float32),
@@ -43,16 +41,9 @@ ACT = Act(
 )
 
 
-def untrained(**config: object) -> DenoisingPolicy:
-    torch.manual_seed(0)
-    robot = RobotSpec(action_dim=4, state_dim=5, cameras=("agent",), image_size=(32, 32), control_hz=20.0)
-    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16)
-    return DenoisingPolicy(DenoisingPolicyConfig(vla=vla, max_prefix=3, **config), robot)  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def backend() -> PolicyBackend:
-    return PolicyBackend(untrained(), fingerprint="untrained")
+    return PolicyBackend(small_policy(max_prefix=3), fingerprint="untrained")
 
 
 @pytest.fixture
@@ -96,6 +87,10 @@ def flood(connection: ClientConnection) -> None:
         connection.recv()
 
 
+def actions_of(backend: PolicyBackend, request: ActRequest) -> np.ndarray:
+    return backend.act(request, backend.initial_state())[0]
+
+
 def answer_of(client: PolicyClient, seconds: float = 10.0) -> Answer:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -105,7 +100,7 @@ def answer_of(client: PolicyClient, seconds: float = 10.0) -> Answer:
     raise AssertionError("no answer")
 
 
-def test_a_chunk_keeps_its_prefix_and_is_the_policys_own(server: PolicyServer, backend: PolicyBackend) -> None:
+def test_a_chunk_keeps_its_prefix(server: PolicyServer, backend: PolicyBackend) -> None:
     with dial(server) as connection:
         hello = unpack(connection.recv())
         assert hello == backend.hello
@@ -120,7 +115,7 @@ def test_a_chunk_keeps_its_prefix_and_is_the_policys_own(server: PolicyServer, b
     assert get(server, "/healthz") == "ok\n"
 
 
-def test_openpis_clients_are_served(server: PolicyServer) -> None:
+def test_clients_of_openpi_are_served(server: PolicyServer) -> None:
     with connect(
         f"ws://127.0.0.1:{server.port}", additional_headers={"Authorization": f"Api-Key {TOKEN}"}
     ) as connection:
@@ -145,13 +140,13 @@ def test_openpis_clients_are_served(server: PolicyServer) -> None:
         (replace(ACT, leftover=np.zeros((3, 9), np.float32)), "leftover actions of shape [3, 9] were sent"),
         (replace(ACT, leftover=np.zeros((9, 4), np.float32)), "leftover actions of shape [9, 4] were sent"),
         (replace(ACT, leftover=np.zeros((5, 4), np.float32), delay=4), "trained with at most 3"),
-        (replace(ACT, delay=4), "Act.delay: 4 of 3 leftover"),
+        (replace(ACT, delay=4), "ActRequest.delay: 4 of 3 leftover"),
         (replace(ACT, state=np.full(5, np.nan, np.float32)), "must be finite"),
         (replace(ACT, method="magic"), "'magic' is not one of"),
         (replace(ACT, images={"agent": np.zeros((4, 4, 4), np.uint8)}), "expected shape [height, width, 3]"),
     ],
 )
-def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(server, act: Act, message: str) -> None:
+def test_a_wrong_request_is_refused_and_the_connection_stays_open(server, act: ActRequest, message: str) -> None:
     with dial(server) as connection:
         connection.recv()
         connection.send(pack(act))
@@ -164,12 +159,12 @@ def test_a_question_that_does_not_fit_is_refused_and_the_connection_lives(server
 
 
 def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
-    """Same noise, same look: the tied actions come closer to the plan, with the true Jacobian and without it."""
+    """Same noise, same observation: guided actions are closer to the plan, with the true Jacobian and without it."""
     chunks = {}
     for method in ("replace", "guided", "jacobian_free"):
-        fresh = PolicyBackend(untrained(), fingerprint="untrained", seed=5)
+        fresh = PolicyBackend(small_policy(max_prefix=3), fingerprint="untrained", seed=5)
         leftover = np.full((6, 4), 0.9, np.float32)
-        chunks[method] = fresh.act(replace(ACT, method=method, leftover=leftover, delay=2, execute_steps=2))
+        chunks[method] = actions_of(fresh, replace(ACT, method=method, leftover=leftover, delay=2, execute_steps=2))
     distance = {method: np.abs(chunk[:2] - 0.9).mean() for method, chunk in chunks.items()}
     assert distance["guided"] < 0.9 * distance["replace"]
     assert distance["jacobian_free"] < 0.9 * distance["replace"]
@@ -178,13 +173,13 @@ def test_guidance_pulls_a_new_chunk_towards_the_plan() -> None:
 
 def test_a_diffusion_policy_offers_no_guidance() -> None:
     fresh = PolicyBackend(
-        untrained(objective=DiffusionConfig(), act=DDIMConfig(), explore=DDPMConfig()), fingerprint=""
+        small_policy(max_prefix=3, objective=DiffusionConfig(), act=DDIMConfig(), explore=DDPMConfig()), fingerprint=""
     )
     with pytest.raises(ValueError, match="does not offer 'guided'; use one of prefix, replace, ensemble"):
-        fresh.act(replace(ACT, method="guided"))
+        actions_of(fresh, replace(ACT, method="guided"))
 
 
-def test_who_may_connect(server: PolicyServer) -> None:
+def test_clients_need_the_token_and_a_free_place(server: PolicyServer) -> None:
     for headers, status in (
         ({"Authorization": "Bearer 0123456789abcdeg"}, 401),
         ({"Authorization": ""}, 401),
@@ -198,7 +193,7 @@ def test_who_may_connect(server: PolicyServer) -> None:
     assert refusal.value.response.status_code == 503
 
 
-def test_floods_and_text_end_the_connection(server: PolicyServer) -> None:
+def test_too_many_requests_and_text_frames_end_the_connection(server: PolicyServer) -> None:
     with dial(server) as connection:
         connection.send("hello")
         connection.recv()
@@ -208,7 +203,7 @@ def test_floods_and_text_end_the_connection(server: PolicyServer) -> None:
         flood(connection)
 
 
-def test_only_the_newest_waiting_question_is_answered(server: PolicyServer) -> None:
+def test_only_the_newest_waiting_request_is_answered(server: PolicyServer) -> None:
     with dial(server) as connection:
         connection.recv()
         for i in range(20):
@@ -217,10 +212,10 @@ def test_only_the_newest_waiting_question_is_answered(server: PolicyServer) -> N
     chunks = [reply.id for reply in replies if isinstance(reply, Chunk)]
     assert chunks[-1] == 19
     assert len(chunks) < 20
-    assert {reply.reason for reply in replies if isinstance(reply, Refused)} == {"superseded by a newer question"}
+    assert {reply.reason for reply in replies if isinstance(reply, Refused)} == {"superseded by a newer request"}
 
 
-def test_the_client_asks_without_waiting_and_survives_a_server_that_is_not_there(server: PolicyServer) -> None:
+def test_the_client_does_not_block_and_works_without_a_server(server: PolicyServer) -> None:
     client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN)
     try:
         deadline = time.monotonic() + 5
@@ -242,13 +237,13 @@ def test_the_client_asks_without_waiting_and_survives_a_server_that_is_not_there
     try:
         absent.ask(ACT)
         assert answer_of(absent).chunk is None
-        assert "refused" in absent.trouble
+        assert "refused" in absent.problem
         assert absent.hello is None
     finally:
         absent.close()
 
 
-def test_a_server_is_not_opened_to_the_world_by_accident() -> None:
+def test_other_addresses_than_loopback_need_tls() -> None:
     with pytest.raises(ValueError, match=r"refusing to listen on 0\.0\.0\.0 without TLS"):
         ServerConfig(host="0.0.0.0", token=TOKEN)
     with pytest.raises(ValueError, match="at least 16 characters"):
@@ -262,7 +257,7 @@ def test_images_are_cropped_in_the_middle_and_scaled() -> None:
     assert (fit_image(image, [48, 64]).numpy() == image).all()
 
 
-def test_every_message_survives_the_wire() -> None:
+def test_messages_are_unchanged_by_packing_and_unpacking() -> None:
     hello = Hello(
         protocol=1, fingerprint="x", action_horizon=8, action_dim=4, state_dim=5, cameras=["a"], image_size=[3, 4],
         control_hz=20.0, max_prefix=2,
@@ -270,7 +265,7 @@ def test_every_message_survives_the_wire() -> None:
     assert unpack(pack(hello)) == hello
     assert unpack(pack(Refused(id=3, reason="no"))) == Refused(id=3, reason="no")
     act = unpack(pack(ACT))
-    assert isinstance(act, Act)
+    assert isinstance(act, ActRequest)
     np.testing.assert_array_equal(act.images["agent"], ACT.images["agent"])
     assert (act.state.dtype, act.leftover.shape) == (np.float32, (3, 4))
 
@@ -300,6 +295,6 @@ def test_malformed_frames_are_errors_with_a_reason(frame: bytes, message: str) -
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_anything_but_parse_or_raise_a_wire_error(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_a_wire_error(data: bytes) -> None:
     with contextlib.suppress(WireError):
-        assert isinstance(unpack(data), Hello | Act | Chunk | Refused)
+        assert isinstance(unpack(data), Hello | ActRequest | Chunk | Refused)

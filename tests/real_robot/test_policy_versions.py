@@ -10,27 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from policies.bundle import read_bundle_info, save_bundle
-from policies.compact_vla import VLAConfig
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from real_robot.commands import load_backend
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import Act, Ended
+from real_robot.serving.protocol import ActRequest, EpisodeEnd
+from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
-from real_robot.serving.versions import Follower, Gate, Versions
+from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions
+from tests.real_robot.small_policies import other_robot, small_policy
 
 TOKEN = "0123456789abcdef"
-WON, LOST = Ended(outcome="success", intervened=0), Ended(outcome="failure", intervened=0)
+WON, LOST = EpisodeEnd(outcome="success", intervened=0), EpisodeEnd(outcome="failure", intervened=0)
 
 
 def write(path: Path, seed: int, action_dim: int = 4) -> str:
     """An untrained bundle; its fingerprint."""
-    torch.manual_seed(seed)
-    robot = RobotSpec(action_dim=action_dim, state_dim=5, cameras=("agent",), image_size=(32, 32), control_hz=20.0)
-    vla = VLAConfig(width=32, depth=1, image_widths=(8,), text_width=16)
-    return save_bundle(DenoisingPolicy(DenoisingPolicyConfig(vla=vla), robot), path).sha256
+    return save_bundle(small_policy(seed=seed, robot=other_robot(action_dim=action_dim)), path).sha256
 
 
 @pytest.fixture
@@ -44,8 +39,8 @@ def version(versions: Versions) -> str:
     return versions.current.hello.fingerprint
 
 
-def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> None:
-    versions = Versions(load_backend(bundle), gate=Gate(episodes=4, success_drop=0.3))
+def test_a_worse_version_is_rolled_back_and_not_offered_again(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=4, success_drop=0.3))
     first = version(versions)
     for ended in (WON, WON, LOST, WON):
         assert versions.report(first, ended) == ""
@@ -53,7 +48,7 @@ def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> No
     versions.offer(load_backend(bundle))
     assert version(versions) == second
     assert [versions.report(second, LOST) for _ in range(3)] == ["", "", ""]
-    assert versions.report(second, Ended(outcome="unknown", intervened=0)) == ""
+    assert versions.report(second, EpisodeEnd(outcome="unknown", intervened=0)) == ""
     assert versions.report(first, WON) == ""  # a slow robot's last episode counts for the version it ran
     news = versions.report(second, LOST)
     assert news.endswith("success fell from 80% to 0% in 4 episodes")
@@ -62,21 +57,21 @@ def test_a_version_that_does_worse_is_rolled_back_and_barred(bundle: Path) -> No
         versions.offer(load_backend(bundle))
 
 
-def test_interventions_roll_back_too_and_equals_stay(bundle: Path) -> None:
-    versions = Versions(load_backend(bundle), gate=Gate(episodes=2))
+def test_more_interventions_roll_back_and_an_equal_version_stays(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
     first = version(versions)
     second = write(bundle, 2)
     for fingerprint in (first, first):
         versions.report(fingerprint, WON)
     versions.offer(load_backend(bundle))
     assert [versions.report(second, WON) for _ in range(10)] == [""] * 10
-    helped = Ended(outcome="success", intervened=1)
+    helped = EpisodeEnd(outcome="success", intervened=1)
     said = [versions.report(second, helped) for _ in range(5)]
     assert any("interventions rose from 0%" in news for news in said)
     assert version(versions) == first
 
 
-def test_only_the_last_three_are_kept_and_another_robots_is_refused(bundle: Path) -> None:
+def test_three_versions_are_kept_and_one_for_another_robot_is_refused(bundle: Path) -> None:
     versions = Versions(load_backend(bundle))
     seen = [version(versions)]
     for seed in (2, 3, 4):
@@ -94,7 +89,7 @@ def test_only_the_last_three_are_kept_and_another_robots_is_refused(bundle: Path
 def serving(bundle: Path) -> Iterator[tuple[Path, PolicyClient]]:
     """A server that follows the bundle, and a client of it."""
     versions = Versions(load_backend(bundle))
-    follower = Follower(versions, bundle, load_backend)
+    follower = BundleWatcher(versions, bundle, load_backend)
     ready, stop, ports = threading.Event(), threading.Event(), []
 
     async def main() -> None:
@@ -127,7 +122,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_never(
+def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not(
     serving: tuple[Path, PolicyClient], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, client = serving
@@ -144,7 +139,7 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_never(
     assert settled(client) == first
     client.end_episode("success")
     assert settled(client) == second
-    act = Act(
+    act = ActRequest(
         id=1, images={"agent": np.zeros((32, 32, 3), np.uint8)}, state=np.zeros(5, np.float32), instruction="x",
         method="replace", leftover=np.zeros((0, 4), np.float32), delay=0, execute_steps=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The robot's recorder: real processes, a real store, ends of every kind."""
+"""The robot's recorder: real processes, a real store, every way to end."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.recorder import Recorder
 
-HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "world": {"robot": "fake"}}
+HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "fingerprint": {"robot": "fake"}}
 
 
 def drive(recorder: Recorder, steps: int = 6) -> None:
     recorder.begin(instruction="pick up the red block", **HEAD)
     for i in range(steps):
         if i % 4 == 0:
-            recorder.look(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
-        recorder.step(np.full(2, 0.1 * i, np.float32))
+            recorder.observation(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
+        recorder.action(np.full(2, 0.1 * i, np.float32))
 
 
-def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
+def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     drive(recorder)
-    recorder.look(4, {"agent": np.full((4, 6, 3), 99, np.uint8)}, np.full(3, 99, np.float32))  # looked again
+    recorder.observation(4, {"agent": np.full((4, 6, 3), 99, np.uint8)}, np.full(3, 99, np.float32))  # observed again
     recorder.end(success=True)
     drive(recorder, steps=2)
     recorder.end(success=False)
     recorder.close()
     recorder.join()
-    assert (recorder.recorded, recorder.trouble) == (2, "")
+    assert (recorder.recorded, recorder.problem) == (2, "")
     store = EpisodeStore(tmp_path)
     first, second = (store.read(entry.id) for entry in store.select())
     assert first.observation_steps.tolist() == [0, 4]
@@ -48,36 +48,36 @@ def test_an_episode_is_what_was_seen_and_done(tmp_path: Path) -> None:
     assert (first.policy_version, first.seed, first.instruction) == ("abc", 5, "pick up the red block")
 
 
-def test_nothing_is_recorded_outside_an_episode_or_without_a_look(tmp_path: Path) -> None:
+def test_nothing_is_recorded_outside_an_episode_or_without_an_observation(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.step(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32))
     recorder.begin(instruction="x", **HEAD)
-    recorder.step(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32))
     recorder.end(success=True)
     recorder.close()
     recorder.join()
     assert recorder.recorded == 0
-    assert "not worth keeping" in recorder.trouble
+    assert "is not recorded" in recorder.problem
     assert EpisodeStore(tmp_path).select() == []
 
 
-def test_a_killed_recorder_costs_one_episode_not_the_arm(tmp_path: Path) -> None:
+def test_a_killed_recorder_loses_one_episode_and_is_restarted(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     drive(recorder)
     wait_for(lambda: recorder._process is not None)
     assert recorder._process is not None
     recorder._process.kill()
     recorder.end(success=True)
-    wait_for(lambda: recorder.trouble.startswith("the recorder's process is gone"))
+    wait_for(lambda: recorder.problem.startswith("the recorder's process ended"))
     drive(recorder)
     recorder.end(success=True)
     recorder.close()
     recorder.join()
-    assert (recorder.recorded, recorder.trouble) == (1, "")
+    assert (recorder.recorded, recorder.problem) == (1, "")
     assert len(EpisodeStore(tmp_path).select()) == 1
 
 
-def test_nonsense_in_the_pipe_ends_the_recorder_instead_of_leaving_it_deaf(tmp_path: Path) -> None:
+def test_an_invalid_entry_in_the_pipe_ends_the_recorder_process(tmp_path: Path) -> None:
     EpisodeStore(tmp_path, create=True).close()
     command = [sys.executable, "-m", "real_robot.recorder", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -87,8 +87,8 @@ def test_nonsense_in_the_pipe_ends_the_recorder_instead_of_leaving_it_deaf(tmp_p
         process.wait(timeout=60)  # while its pipe stays open
 
 
-def test_what_a_killed_node_had_recorded_is_committed_as_cut_short(tmp_path: Path) -> None:
-    """Also behind the end of an episode whose commit nobody waited for."""
+def test_the_episode_of_a_killed_node_is_committed_as_truncated(tmp_path: Path) -> None:
+    """Also after the end of an episode whose commit was not awaited."""
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
@@ -124,7 +124,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_store_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_unusable_store_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((OSError, EpisodeError), match="file"):
         Recorder(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The tool's velocity from the joints', against finite differences of its position and orientation."""
+"""The end effector's velocity from the joints', against finite differences of its position and orientation."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 import yaml
 
 from real_robot.robot_file import load_robot
-from real_robot.safety.kinematics import ToolPoint
+from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import load_limits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 STEP_S = 1e-6
 
 
-def tool_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> ToolPoint:
+def tool_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> EndEffectorPoint:
     limits = load_limits(ROBOTS / f"{name}.yaml")
     assert limits.workspace is not None
-    tool = tuple(a + b for a, b in zip(limits.workspace.tool, offset, strict=True))
-    box = dataclasses.replace(limits.workspace, tool=tool)
-    return ToolPoint(box.frames, box.tool, limits.axes)
+    tool = tuple(a + b for a, b in zip(limits.workspace.end_effector, offset, strict=True))
+    box = dataclasses.replace(limits.workspace, end_effector=tool)
+    return EndEffectorPoint(box.frames, box.end_effector, limits.axes)
 
 
 @pytest.mark.parametrize("name", ["franka_panda", "ur5e"])
-def test_a_twist_is_what_the_tool_does(name: str) -> None:
+def test_the_twist_agrees_with_finite_differences(name: str) -> None:
     rng = np.random.default_rng(0)
     points = [tool_of(name), *(tool_of(name, tuple(0.1 * row)) for row in np.eye(3))]
     joints_count = len(load_limits(ROBOTS / f"{name}.yaml").axes)
@@ -41,7 +41,7 @@ def test_a_twist_is_what_the_tool_does(name: str) -> None:
             np.testing.assert_allclose(moved[0] + np.cross(angular, lever), velocity, atol=1e-5)
 
 
-def test_joints_that_a_twist_does_not_move_need_a_topic(tmp_path: Path) -> None:
+def test_joints_outside_of_the_twist_need_a_topic(tmp_path: Path) -> None:
     document = yaml.safe_load((ROBOTS / "fake_arm.yaml").read_text())
     document["ros"]["command_type"] = "twist_stamped"
     path = tmp_path / "robot.yaml"

@@ -1,4 +1,4 @@
-"""The safety filter's rules one by one, with numbers worked out by hand."""
+"""The safety filter's rules one by one, with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.safety.kinematics import ToolPoint
-from real_robot.safety.limits import load_limits, parse_limits, quantity
+from real_robot.safety.commands import Command, Measurement, SafeCommand
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.kinematics import EndEffectorPoint
+from real_robot.safety.limits import RobotLimits, load_limits, parse_limits, quantity
 from real_robot.safety.stopping import Axis, AxisLimits
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
@@ -61,7 +62,7 @@ def test_the_stop_law_by_hand() -> None:
         (0.6, -2.0, 0.0, 0.03 + 0.01, 0.6),  # speeds 0.3, 0.1, 0
         (0.9, -3.0, 0.0, 0.06 + 0.03 + 0.01, 0.9),  # 0.6, 0.3, 0.1, 0: one period at full acceleration before
         (0.0, 3.0, 0.0, 0.02 + 0.03 + 0.03 + 0.02 + 0.005, 0.3),  # 0.2, 0.3, 0.3, 0.2, 0.05, 0
-        (0.1, -3.0, -0.01 - 0.02 - 0.02 - 0.01, 0.0, 0.2),  # thrown back: -0.1, -0.2, -0.2, -0.1, 0
+        (0.1, -3.0, -0.01 - 0.02 - 0.02 - 0.01, 0.0, 0.2),  # reversed: -0.1, -0.2, -0.2, -0.1, 0
     ],
 )
 def test_the_whole_stop_by_hand(speed: float, accel: float, lowest: float, highest: float, fastest: float) -> None:
@@ -96,7 +97,7 @@ def test_clamps_name_the_limit_that_was_broken(target: float, reason: str, value
     assert 0.0 < out.positions[0] <= 0.01  # one period of the largest jerk: 1 m/s^2, 0.1 m/s, 0.01 m
 
 
-def test_beyond_the_range_it_goes_to_the_edge_and_stops_there() -> None:
+def test_a_target_beyond_the_range_is_approached_up_to_the_limit() -> None:
     drive = Drive()
     outs = [drive(min(1.4, drive.position + 0.4)) for _ in range(60)]
     assert max(out.positions[0] for out in outs) <= 1.0 + 1e-9
@@ -104,7 +105,7 @@ def test_beyond_the_range_it_goes_to_the_edge_and_stops_there() -> None:
     assert "position" in reasons(outs[-1])
 
 
-def test_a_target_that_changes_its_speed_is_caught_up_with_while_it_moves() -> None:
+def test_a_moving_target_is_followed_after_its_speed_changes() -> None:
     """0.9 rad/s, then 0.3 rad/s: at 7.5 rad/s^2 the joint needs 0.08 s to slow down and goes too far meanwhile."""
     shoulder = replace(AXIS, position=(-2.0, 2.0), velocity=2.175, acceleration=7.5, jerk=3750.0)
     drive, target, behind = Drive(replace(LIMITS, command_hz=100.0, axes=(shoulder,))), 0.0, []
@@ -117,7 +118,7 @@ def test_a_target_that_changes_its_speed_is_caught_up_with_while_it_moves() -> N
 
 
 @pytest.mark.parametrize("distance", [0.004, 0.03, 0.2, 0.45])
-def test_a_jump_is_caught_up_with_and_never_overshot(distance: float) -> None:
+def test_a_jump_is_followed_without_overshoot(distance: float) -> None:
     drive = Drive(replace(LIMITS, command_hz=50.0))
     path = [drive(distance).positions[0] for _ in range(250)]
     assert max(path) <= distance + 1e-9
@@ -148,7 +149,7 @@ def test_rejections(target: float | None, measured: dict[str, object], reason: s
     assert out.positions == (0.0,)
 
 
-def test_a_rejected_command_brakes_along_the_promised_stop_path() -> None:
+def test_a_rejected_command_brakes_along_the_stop_path() -> None:
     drive = Drive()
     for k in range(1, 12):
         drive(0.004 * k * k)
@@ -159,7 +160,7 @@ def test_a_rejected_command_brakes_along_the_promised_stop_path() -> None:
     assert drive.safety.at_rest
 
 
-def test_a_joint_count_that_does_not_match_is_rejected_whole() -> None:
+def test_a_wrong_number_of_joints_is_rejected() -> None:
     safety = SafetyFilter(LIMITS)
     safety.start([0.0], 0.0)
     assert reasons(safety.filter(Command([0.0, 0.0], 0.1), Measurement([0.0], 0.1), 0.1)) == ["joint_count"]
@@ -185,7 +186,7 @@ def test_contact_latches_the_stop_until_it_is_released() -> None:
     assert reasons(drive(drive.position)) == ["contact"]  # a limit without a measurement is not a pass
 
 
-def test_ticks_keep_to_the_grid() -> None:
+def test_ticks_stay_on_the_grid() -> None:
     safety = SafetyFilter(LIMITS)
     safety.start([0.0], 0.0)
     first = safety.filter(Command([0.01], 0.11), Measurement([0.0], 0.1), 0.11)
@@ -209,7 +210,7 @@ def test_late_ticks_advance_along_the_stop_path() -> None:
 
 
 @pytest.mark.parametrize("now", [-3.0, math.nan, -math.inf, math.inf])
-def test_a_clock_that_runs_backwards_or_is_no_number_latches_the_stop(now: float) -> None:
+def test_a_clock_that_runs_backwards_or_is_not_finite_latches_the_stop(now: float) -> None:
     drive = Drive()
     for k in range(1, 12):
         drive(0.004 * k * k)
@@ -235,14 +236,14 @@ def test_start_refuses_an_arm_outside_its_limits_or_in_motion() -> None:
         drive.safety.start([0.0], 1.0)
 
 
-def test_tool_position_of_two_known_arms() -> None:
+def test_end_effector_position_of_two_known_arms() -> None:
     """Franka's ready pose with the standard hand, and a UR5e stretched out at zero: the makers' own numbers."""
     panda, ur = load_limits(ROBOTS / "franka_panda.yaml"), load_limits(ROBOTS / "ur5e.yaml")
     assert panda.workspace is not None
     assert ur.workspace is not None
-    tool = ToolPoint(panda.workspace.frames, panda.workspace.tool, panda.axes)
+    tool = EndEffectorPoint(panda.workspace.frames, panda.workspace.end_effector, panda.axes)
     assert tool(READY) == pytest.approx((0.3069, 0.0, 0.4869), abs=1e-4)
-    tool = ToolPoint(ur.workspace.frames, ur.workspace.tool, ur.axes)
+    tool = EndEffectorPoint(ur.workspace.frames, ur.workspace.end_effector, ur.axes)
     assert tool([0.0] * 6) == pytest.approx((-0.8172, -0.2329, 0.0628), abs=1e-9)
 
 
@@ -253,7 +254,7 @@ def test_a_command_that_would_leave_the_workspace_is_rejected() -> None:
     outs = []
     for tick in range(1, 150):
         now = tick / limits.command_hz
-        target = [READY[0] + 0.012 * tick, *READY[1:]]  # turns the base: y grows until the wall at 0.6 m
+        target = [READY[0] + 0.012 * tick, *READY[1:]]  # turns the base: y grows until the face at 0.6 m
         target[1] += 0.007 * tick
         outs.append(safety.filter(Command(target, now), Measurement(target, now, [0.0] * 7), now))
     seen = [reason for out in outs for reason in reasons(out)]
@@ -297,7 +298,7 @@ def generic() -> dict:
         (("joints",), [], r"\.joints: expected a table from joint name"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_robot_file_is_said_with_its_place(place: tuple, value: object, message: str) -> None:
+def test_errors_in_limits_are_named_with_their_place(place: tuple, value: object, message: str) -> None:
     section = generic()
     table = section
     for key in place[:-1]:

@@ -1,4 +1,4 @@
-"""Whatever comes in, tick by tick: what goes out keeps every limit and can always be stopped."""
+"""Properties of the safety filter: for any input, the output keeps every limit and can always be stopped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from real_robot.safety.filter import Command, Measurement, RobotLimits, SafeCommand, SafetyFilter
-from real_robot.safety.kinematics import ToolPoint, longest_way
-from real_robot.safety.limits import load_limits
+from real_robot.safety.commands import Command, Measurement, SafeCommand
+from real_robot.safety.filter import SafetyFilter
+from real_robot.safety.kinematics import EndEffectorPoint, max_travel
+from real_robot.safety.limits import RobotLimits, load_limits
 from real_robot.safety.stopping import Axis, AxisLimits
 
+# With run-time type checking, beartype draws at random which items of a tuple it checks.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 PANDA = load_limits(ROBOTS / "franka_panda.yaml")
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
@@ -31,7 +34,7 @@ stream_settings = settings(
 
 @st.composite
 def arms(draw: st.DrawFn) -> RobotLimits:
-    """One to three joints, from sluggish to violent, at 20 to 1000 Hz."""
+    """One to three joints, with slow to fast limits, at 20 to 1000 Hz."""
     rate = draw(st.sampled_from([20.0, 50.0, 100.0, 250.0, 1000.0]))
     axes = []
     for i in range(draw(st.integers(1, 3))):
@@ -53,13 +56,13 @@ def arms(draw: st.DrawFn) -> RobotLimits:
 
 @dataclass(frozen=True)
 class Attack:
-    """How a stream behaves; everything in it derives from ``seed``."""
+    """A stream of commands with faults; everything random in it derives from ``seed``."""
 
     seed: int
     ticks: int
     jump: float  # chance per tick that a target jumps anywhere, beyond the limits too
     edge: float  # chance that it jumps exactly onto a position limit
-    poison: float  # chance of a number that is none
+    poison: float  # chance of a number that is not finite
     silence: float  # chance that no command comes
     lag: float  # how far the measurement trails the command, as a fraction
     late: float  # chance that the call comes some periods late
@@ -133,7 +136,7 @@ def assert_within_limits(limits: RobotLimits, path: list[list[float]]) -> None:
 
 @stream_settings
 @given(limits=arms(), attack=attacks, where=st.floats(0.0, 1.0))
-def test_no_stream_gets_a_limit_broken(limits: RobotLimits, attack: Attack, where: float) -> None:
+def test_no_stream_of_commands_exceeds_a_limit(limits: RobotLimits, attack: Attack, where: float) -> None:
     start = [min(high, low + where * (high - low)) for low, high in (axis.position for axis in limits.axes)]
     path, answers = run(limits, attack, start)
     assert_within_limits(limits, path)
@@ -143,7 +146,7 @@ def test_no_stream_gets_a_limit_broken(limits: RobotLimits, attack: Attack, wher
 
 @stream_settings
 @given(limits=arms(), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0), share=st.floats(0.0, 1.0))
-def test_the_closed_form_of_a_stop_is_the_stop_itself(
+def test_the_closed_form_of_a_stop_agrees_with_stepping(
     limits: RobotLimits, speed: float, accel: float, share: float
 ) -> None:
     for axis in limits.axes:
@@ -170,16 +173,16 @@ def test_the_closed_form_of_a_stop_is_the_stop_itself(
 
 @stream_settings
 @given(limits=arms(), where=st.floats(0.0, 1.0), speed=st.floats(-1.0, 1.0), accel=st.floats(-1.0, 1.0))
-def test_a_stop_counts_as_within_the_limits_only_if_it_is(
+def test_the_bound_of_a_stop_agrees_with_the_stop(
     limits: RobotLimits, where: float, speed: float, accel: float
 ) -> None:
-    """The short answer and the long one agree, and the short one never underrates the way."""
+    """The bound and the stop agree on the limits, and the bound is never below the path length."""
     for axis in limits.axes:
         model, (low, high) = Axis(axis, 1.0 / limits.command_hz), axis.position
         position, v, a = low + where * (high - low), speed * axis.velocity, accel * axis.acceleration
         lowest, highest, _, way, fastest, *_ = model.stop(v, a)
         within = position + highest <= high and position + lowest >= low and fastest <= axis.velocity
-        answer = model.stopping_way(position, v, a, 0.0)
+        answer = model.stopping_distance(position, v, a, 0.0)
         assert (answer is not None) == within
         assert answer is None or answer >= way - 1e-12
 
@@ -187,16 +190,16 @@ def test_a_stop_counts_as_within_the_limits_only_if_it_is(
 @settings(stream_settings, max_examples=max(200, STREAMS // 10))
 @given(
     seed=st.integers(0, 2**32 - 1),
-    room=st.floats(0.02, 0.3),
+    margin=st.floats(0.02, 0.3),
     swing=st.sampled_from([0.1, 0.5, 1.5]),
     period=st.integers(3, 60),
 )
-def test_the_tool_stays_in_the_box(seed: int, room: float, swing: float, period: int) -> None:
-    """Swings that would throw the tool through the walls of a box of any size around it."""
+def test_the_end_effector_stays_in_the_box(seed: int, margin: float, swing: float, period: int) -> None:
+    """Motions that would leave a box of any size around the end effector."""
     assert PANDA.workspace is not None
-    tool = ToolPoint(PANDA.workspace.frames, PANDA.workspace.tool, PANDA.axes)
+    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
     center = tool(READY)
-    box = replace(PANDA.workspace, low=tuple(x - room for x in center), high=tuple(x + room for x in center))
+    box = replace(PANDA.workspace, low=tuple(x - margin for x in center), high=tuple(x + margin for x in center))
     axes = tuple(replace(axis, contact_residual=None, step_from_measured=10.0) for axis in PANDA.axes)
     limits = replace(PANDA, workspace=box, axes=axes)
     rng = random.Random(seed)
@@ -210,19 +213,19 @@ def test_the_tool_stays_in_the_box(seed: int, room: float, swing: float, period:
     path += [positions for positions, _ in safety.stop_path()]
     assert_within_limits(limits, path)
     for joints in path:
-        assert max(abs(x - c) for x, c in zip(tool(joints), center, strict=True)) <= room + 1e-9
+        assert max(abs(x - c) for x, c in zip(tool(joints), center, strict=True)) <= margin + 1e-9
 
 
 @stream_settings
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.01, 0.1, 0.5]))
-def test_the_tool_never_moves_farther_than_the_sweeps_allow(seed: int, size: float) -> None:
+def test_the_end_effector_never_exceeds_the_bound_of_its_travel(seed: int, size: float) -> None:
     assert PANDA.workspace is not None
-    tool = ToolPoint(PANDA.workspace.frames, PANDA.workspace.tool, PANDA.axes)
+    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
     rng = random.Random(seed)
     start = [rng.uniform(*axis.position) for axis in PANDA.axes]
     steps = [rng.uniform(-size, size) for _ in start]
-    place, levers = tool.place(start)
-    way = longest_way(levers, [abs(step) for step in steps])
+    place, levers = tool.position_and_levers(start)
+    way = max_travel(levers, [abs(step) for step in steps])
     went, before = 0.0, place
     for part in range(1, 21):
         at = tool([q + step * part / 20 for q, step in zip(start, steps, strict=True)])
@@ -232,7 +235,7 @@ def test_the_tool_never_moves_farther_than_the_sweeps_allow(seed: int, size: flo
 
 @settings(stream_settings, max_examples=max(100, STREAMS // 5))
 @given(limits=arms(), attack=attacks)
-def test_filtering_what_was_filtered_changes_nothing(limits: RobotLimits, attack: Attack) -> None:
+def test_filtering_filtered_commands_changes_nothing(limits: RobotLimits, attack: Attack) -> None:
     start = [0.0] * len(limits.axes)
     path, _ = run(limits, attack, start)
     again = SafetyFilter(limits)
@@ -246,7 +249,7 @@ def test_filtering_what_was_filtered_changes_nothing(limits: RobotLimits, attack
 
 @settings(stream_settings, max_examples=max(100, STREAMS // 5))
 @given(limits=arms(), attack=attacks, stop_at=st.integers(0, 30))
-def test_after_a_latched_stop_it_brakes_and_never_moves_again(
+def test_after_a_latched_stop_the_arm_brakes_and_stays_at_rest(
     limits: RobotLimits, attack: Attack, stop_at: int
 ) -> None:
     start = [0.0] * len(limits.axes)
@@ -268,7 +271,7 @@ def test_after_a_latched_stop_it_brakes_and_never_moves_again(
 
 @settings(stream_settings, max_examples=max(100, STREAMS // 5))
 @given(limits=arms(), attack=attacks, lost=st.sampled_from(["command", "commands_frozen", "measurements_frozen"]))
-def test_lost_input_is_a_hold_within_one_watchdog_period(limits: RobotLimits, attack: Attack, lost: str) -> None:
+def test_lost_input_leads_to_a_hold_within_one_watchdog_period(limits: RobotLimits, attack: Attack, lost: str) -> None:
     start = [0.0] * len(limits.axes)
     safety = SafetyFilter(limits)
     safety.start(start, 0.0)

@@ -1,6 +1,6 @@
-"""A robot cell made of processes: policy server, fake arm, node, operator, witness, on their own DDS domain.
+"""A robot cell of processes: policy server, fake arm, node, operator, witness, on their own DDS domain.
 
-Whoever makes one runs in a Python that has ``rclpy``: a ROS 2 machine's, or .venv-ros (tests/ros/install.sh).
+It is used in a Python that has ``rclpy``: a ROS 2 machine's, or .venv-ros (tests/ros/install.sh).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Cell:
         """A bundle, as ``vla-rl serve`` does."""
         ready = self.folder / "server"
         return self._served(
-            "server", ["real_robot.commands", str(bundle), str(self.folder / "token"), str(ready)], ready
+            "server", ["real_robot.serving.commands", str(bundle), str(self.folder / "token"), str(ready)], ready
         )
 
     def _served(self, name: str, module: list[str], ready: Path) -> int:
@@ -72,7 +72,7 @@ class Cell:
     def start_arm(self, *, height: int = 64, width: int = 64, camera_hz: int = 10) -> None:
         parameters = {"image_height": height, "image_width": width, "camera_hz": camera_hz}
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
-        self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm", "--ros-args", *flags])
+        self.spawn("arm", [sys.executable, "-m", "real_robot.ros.fake_arm.node", "--ros-args", *flags])
 
     def start_node(self, port: int) -> None:
         parameters = {
@@ -110,7 +110,7 @@ class Cell:
         return bool(state == "active")
 
     def status(self, *, fresh: bool = True) -> dict[str, str]:
-        """The node's own account; ``fresh`` waits for the next one."""
+        """The node's diagnostics; ``fresh`` waits for the next message."""
         seen = self.ask("status").get("seen")
         if fresh:
             self.wait(lambda: self.ask("status").get("seen") != seen, 5, "diagnostics")
@@ -140,7 +140,7 @@ class Cell:
         return code
 
     def close(self) -> None:
-        """End everything. Segments of shared memory that killed participants left behind would deafen the next cell."""
+        """End everything, and remove shared memory of killed participants, which would disturb the next cell."""
         for name in reversed(list(self.processes)):
             if self.processes[name].poll() is None and name != "operator":
                 self.processes[name].send_signal(signal.SIGTERM)

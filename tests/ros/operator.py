@@ -1,4 +1,4 @@
-"""Someone at the robot, for the wire tests: one JSON request per line in, one JSON answer per line out.
+"""The operator of the robot in the ROS tests: one JSON request per line in, one JSON answer per line out.
 
 ["transition", id]   ["state"]   ["trigger", service]   ["end", success]
     ["set", node, parameter, value]   ["get", node, parameter]   ["status"]   ["speed"]   ["joints"]

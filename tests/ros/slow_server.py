@@ -1,7 +1,6 @@
-"""A policy server that takes its time when it is told to; without a bundle its policy has the tabletop's shape and no
-skill.
+"""A policy server with an adjustable minimal latency; without a bundle its policy is untrained.
 
-READY_FILE.slower, if it is there, holds how many seconds each answer takes at least.
+READY_FILE.slower, if it exists, holds the smallest number of seconds for each answer.
 """
 
 from __future__ import annotations
@@ -16,26 +15,28 @@ import torch
 from numpy.typing import NDArray
 
 from policies.bundle import load_bundle
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
-from real_robot.commands import PRIORITY
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from real_robot.priority import take_priority
 from real_robot.serving.backends import PolicyBackend
-from real_robot.serving.protocol import Act
+from real_robot.serving.commands import PRIORITY
+from real_robot.serving.protocol import ActRequest
 from real_robot.serving.server import ServerConfig, run_server
 from real_robot.serving.versions import Versions
+from sims.tensor_dataclass import TensorDataclass
 
 
 class SlowBackend(PolicyBackend):
-    """Takes longer than it needs, if ``slower`` says so."""
+    """With the latency of the file ``slower``, if it exists."""
 
     slower = Path()
 
-    def act(self, question: Act) -> NDArray[np.float32]:
-        began = time.monotonic()
-        actions = super().act(question)
+    def act(self, request: ActRequest, state: TensorDataclass) -> tuple[NDArray[np.float32], TensorDataclass]:
+        started = time.monotonic()
+        answer = super().act(request, state)
         if self.slower.is_file():
-            time.sleep(max(0.0, began + float(self.slower.read_text()) - time.monotonic()))
-        return actions
+            time.sleep(max(0.0, started + float(self.slower.read_text()) - time.monotonic()))
+        return answer
 
 
 def untrained(action_dim: int) -> DenoisingPolicy:

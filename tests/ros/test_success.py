@@ -1,4 +1,4 @@
-"""A trained bundle over the wire: bundle, policy server, node, DDS, fake arm, cameras, success."""
+"""Success of a trained bundle over ROS: policy server, node, DDS, fake arm, cameras."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def succeeds_as_in_simulation(bundle: Path, tasks: Sequence[str]) -> None:
     assert abs(share["success_over_wire"] - share["success_in_sim"]) <= 0.1
 
 
-def test_a_policy_that_was_just_trained(tmp_path: Path) -> None:
+def test_a_newly_trained_policy(tmp_path: Path) -> None:
     """Of one task, in a minute, so that this runs everywhere."""
     fewer = ["--start.episodes", "200", "--start.bc.steps", "400", "--start.bc.warmup", "40"]
     command = ["train", str(ROOT / "configs/reach.yaml"), "--run-dir", str(tmp_path / "run"), *fewer]

@@ -1,4 +1,4 @@
-"""The node on a real wire against the fake arm, watched by another vendor's DDS. Every fault has a stated outcome."""
+"""The node with the fake arm over real ROS topics, observed with another vendor's DDS; every fault and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
-from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig, RobotSpec
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
 from real_robot.robot_file import load_robot
 from tests.ros.cell import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, ROOT, Cell
 
@@ -65,7 +66,7 @@ def moving(cell: Cell) -> Cell:
     return cell
 
 
-def test_what_is_on_the_wire_is_ros_as_others_know_it(moving: Cell) -> None:
+def test_topics_have_the_types_and_hashes_of_ros(moving: Cell) -> None:
     seen = moving.witness("watch", "3")
     by_topic = {(end["topic"], end["kind"]): end for end in seen["endpoints"]}
     expected = {
@@ -90,7 +91,7 @@ def test_what_is_on_the_wire_is_ros_as_others_know_it(moving: Cell) -> None:
         assert f"typehash={end['expected_hash']};" in end["user_data"], end
 
 
-def test_commands_are_whole_punctual_and_end_in_a_stop(moving: Cell) -> None:
+def test_commands_are_complete_on_time_and_end_in_a_stop(moving: Cell) -> None:
     commands = moving.witness("watch", "4")["commands"]
     names = [axis.name for axis in ROBOT.limits.axes]
     dt = 1.0 / ROBOT.limits.command_hz
@@ -110,7 +111,7 @@ def test_commands_are_whole_punctual_and_end_in_a_stop(moving: Cell) -> None:
 @pytest.mark.parametrize(
     "fault", ["silent", "nan", "old_clock", "future_clock", "frozen", "delay", "renamed", "beyond_limit"]
 )
-def test_joint_states_that_cannot_be_trusted_are_a_hold(moving: Cell, fault: str) -> None:
+def test_invalid_joint_states_lead_to_a_hold(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "joint_fault", fault)
     try:
         time.sleep(0.8)
@@ -121,7 +122,7 @@ def test_joint_states_that_cannot_be_trusted_are_a_hold(moving: Cell, fault: str
 
 
 @pytest.mark.parametrize("fault", ["shuffled", "drop", "duplicate", "reorder", "flood"])
-def test_joint_states_that_are_only_untidy_are_no_trouble(moving: Cell, fault: str) -> None:
+def test_reordered_or_repeated_joint_states_do_not_disturb(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "joint_fault", fault)
     try:
         before = int(moving.status()["actions"])
@@ -133,7 +134,7 @@ def test_joint_states_that_are_only_untidy_are_no_trouble(moving: Cell, fault: s
 
 
 @pytest.mark.parametrize("fault", ["silent", "frozen"])
-def test_a_lost_camera_is_a_hold_once_the_plan_is_used_up(moving: Cell, fault: str) -> None:
+def test_a_lost_camera_leads_to_a_hold_when_the_plan_is_used_up(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "camera_fault", fault)
     try:
         moving.wait(lambda: moving.status()["at_rest"] == "True" and is_still(moving), 8, "rest")
@@ -143,7 +144,7 @@ def test_a_lost_camera_is_a_hold_once_the_plan_is_used_up(moving: Cell, fault: s
     moving.wait(lambda: is_moving(moving), 30, "motion again")
 
 
-def test_the_stop_latches_and_only_a_release_undoes_it(moving: Cell) -> None:
+def test_the_stop_is_latched_until_it_is_released(moving: Cell) -> None:
     assert moving.ask("trigger", "/vla_rl_policy/stop")[0]
     moving.wait(lambda: is_still(moving), 3, "rest")
     assert moving.ask("stopped") is True
@@ -163,7 +164,7 @@ def test_pause_and_resume(moving: Cell) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell, how: signal.Signals) -> None:
+def test_a_lost_policy_server_leads_to_a_hold_until_it_is_back(moving: Cell, how: signal.Signals) -> None:
     server = moving.processes["server"]
     server.send_signal(how)
     moving.wait(lambda: moving.status()["at_rest"] == "True" and is_still(moving), 8, "rest")
@@ -178,7 +179,7 @@ def test_a_dead_or_frozen_policy_server_is_a_hold_until_it_is_back(moving: Cell,
 
 
 def reconfigure(cell: Cell, port: int) -> None:
-    """The node is told of another server and configured anew."""
+    """Configure the node again, with another server."""
     url = f"ws://127.0.0.1:{port}"
     if cell.ask("state") == "active":
         assert not cell.ask("set", "vla_rl_policy", "policy_url", url)[0]  # only while unconfigured
@@ -189,7 +190,7 @@ def reconfigure(cell: Cell, port: int) -> None:
     cell.wait(lambda: cell.ask("state") == "inactive" or cell.ask("transition", CONFIGURE), 20, "configuration")
 
 
-def test_a_slow_policy_server_only_makes_it_hold_more(moving: Cell) -> None:
+def test_a_slow_policy_server_leads_to_more_holds(moving: Cell) -> None:
     slower = moving.folder / "server.slower"
     slower.write_text("0.5")
     time.sleep(0.7)
@@ -215,7 +216,7 @@ def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
     reconfigure(moving, port_of(own_url))
 
 
-def test_a_transition_that_is_not_allowed_leaves_the_node_alive(moving: Cell) -> None:
+def test_a_transition_that_is_not_allowed_does_not_end_the_node(moving: Cell) -> None:
     assert not moving.ask("transition", CLEANUP)  # only from inactive
     assert moving.processes["node"].poll() is None
     moving.wait(lambda: is_moving(moving), 30, "motion")
@@ -237,7 +238,7 @@ def test_sigterm_in_motion_brakes_holds_and_exits_0(moving: Cell) -> None:
     moving.activate()
 
 
-def test_a_killed_node_leaves_a_stop_and_its_record_behind_and_a_new_one_takes_over(moving: Cell) -> None:
+def test_after_a_killed_node_the_arm_stops_and_the_episode_is_recorded(moving: Cell) -> None:
     url = moving.ask("get", "vla_rl_policy", "policy_url")
     store = EpisodeStore(moving.store)
     before = len(store.select())
@@ -253,7 +254,7 @@ def test_a_killed_node_leaves_a_stop_and_its_record_behind_and_a_new_one_takes_o
     moving.wait(lambda: is_moving(moving), 30, "motion again")
 
 
-def test_an_arm_that_vanishes_and_comes_back_elsewhere_is_only_driven_on_request(moving: Cell) -> None:
+def test_an_arm_that_returns_at_another_position_moves_only_on_request(moving: Cell) -> None:
     moving.kill("arm", signal.SIGKILL)
     moving.wait(lambda: moving.status()["at_rest"] == "True", 8, "rest")
     assert "joint states" in moving.status()["message"] or int(moving.status()["rejected"]) > 0
@@ -264,7 +265,7 @@ def test_an_arm_that_vanishes_and_comes_back_elsewhere_is_only_driven_on_request
     moving.wait(lambda: is_moving(moving), 30, "motion again")
 
 
-def test_a_stop_outlives_deactivation(moving: Cell) -> None:
+def test_a_stop_remains_after_deactivation(moving: Cell) -> None:
     moving.ask("trigger", "/vla_rl_policy/stop")
     moving.ask("transition", DEACTIVATE)
     assert not moving.ask("transition", ACTIVATE)
@@ -273,7 +274,7 @@ def test_a_stop_outlives_deactivation(moving: Cell) -> None:
     assert moving.ask("transition", ACTIVATE)
 
 
-def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
+def test_consecutive_episodes_are_recorded(moving: Cell) -> None:
     before = len(EpisodeStore(moving.store).select())
     assert not moving.ask("trigger", "/vla_rl_policy/begin_episode")[0]  # one is under way
     for success in (True, False):
@@ -294,7 +295,7 @@ def test_episodes_follow_each_other_and_all_are_recorded(moving: Cell) -> None:
         assert episode.policy_version == "untrained"
 
 
-def test_a_new_bundle_drives_from_the_next_episode_on(moving: Cell) -> None:
+def test_a_new_bundle_is_used_from_the_next_episode_on(moving: Cell) -> None:
     """As ``vla-rl serve`` serves it, while training replaces it on disk."""
     bundle = moving.folder / "bundle"
     robot = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0)
@@ -314,6 +315,6 @@ def test_a_new_bundle_drives_from_the_next_episode_on(moving: Cell) -> None:
     moving.wait(lambda: is_moving(moving), 30, "motion")
 
 
-def test_the_fake_arm_obeys_another_vendors_commands(moving: Cell) -> None:
+def test_the_fake_arm_follows_commands_of_another_dds(moving: Cell) -> None:
     moving.ask("transition", DEACTIVATE)
     assert moving.witness("inject", "joint1", "0.2")["moved"] == pytest.approx(0.2, abs=0.01)

@@ -1,4 +1,4 @@
-"""An independent witness on the wire: another vendor's DDS (CycloneDDS), no rclpy, no code of ours.
+"""An independent check of the ROS topics: another vendor's DDS (CycloneDDS), no rclpy, no code of this project.
 
 Usage: python witness.py watch SECONDS | inject JOINT DELTA_RAD
 Prints one JSON object. ``watch`` records every command and what each endpoint announces about itself; ``inject`` sends

@@ -1,4 +1,4 @@
-"""A simulator whose every number can be foretold, and which can be made to fail: for tests of what runs simulators."""
+"""A simulator with predictable values and configurable faults, to test worker processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
 from sims.subproc.worker_config import WorkerConfig
 
-FAULT_SEED = 1000  # seeds from here on name a step at which the fault happens: FAULT_SEED + step
+FAULT_SEED = 1000  # the fault happens at the step seed - FAULT_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountingConfig:
     """``goal``: success when the position reaches it. ``fault``: what happens at the step that the seed names.
 
-    ``preload``: modules; the fingerprint says which are there. ``chatter``: bytes to standard error per step.
+    ``preload``: modules to import; the fingerprint has those that are imported. ``stderr_bytes``: written per step.
     """
 
     name: Literal["counting"] = "counting"
@@ -34,7 +34,7 @@ class CountingConfig:
     step_s: float = 0.0
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "observe"] = "none"
     preload: tuple[str, ...] = ()
-    chatter: int = 0
+    stderr_bytes: int = 0
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -65,7 +65,7 @@ class Counting:
 
     def step(self, action: np.ndarray) -> StepResult:
         time.sleep(self.config.step_s)
-        os.write(2, b"." * self.config.chatter)
+        os.write(2, b"." * self.config.stderr_bytes)
         if self.seed == FAULT_SEED + self.elapsed and self.config.fault != "observe":
             self._fail()
         self.elapsed += 1

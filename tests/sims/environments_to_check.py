@@ -1,4 +1,4 @@
-"""Every world that this machine can run, small, for the tests that all of them must pass."""
+"""A small configuration of every environment that this machine can run, for the conformance tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = (32, 48)
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """``make`` takes the time limit. ``needs``: an installed environment. ``solved_within``: what its expert takes."""
+    """``make`` takes the time limit. ``needs``: an installed simulator. ``solved_within``: steps of its expert."""
 
     make: Callable[[int], VectorEnv]
     needs: str | None = None

@@ -1,8 +1,8 @@
-"""A double of Isaac Lab: its modules, ids and the order of what happens in its ``step``, with a point for physics.
+"""A substitute for Isaac Lab: its modules, ids and the order of events in ``step``, with a point mass as physics.
 
 Follows the public source of ManagerBasedRLEnv (2.x): step counts the episode, computes terminations and rewards, resets
-finished rows inside ``step`` and only then computes the observations it returns; every number is drawn from torch's
-global generator, which ``seed`` sets.
+finished environments inside ``step`` and only then computes the observations it returns; all random numbers come from
+torch's global generator, which ``seed`` sets.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ GOAL = 1.0
 
 class Scene:
     def __init__(self, env: DoubleEnv) -> None:
-        self.sensors = {"table_cam": types.SimpleNamespace(data=types.SimpleNamespace(output=Pictures(env)))}
+        self.sensors = {"table_cam": types.SimpleNamespace(data=types.SimpleNamespace(output=Images(env)))}
         self.written = 0
 
     def write_data_to_sim(self) -> None:
         self.written += 1
 
 
-class Pictures:
-    """A camera's output as RGBA, like Isaac's tiled cameras; brightness is the row's elapsed steps."""
+class Images:
+    """A camera's output as RGBA, like Isaac's tiled cameras; brightness is the environment's elapsed steps."""
 
     def __init__(self, env: DoubleEnv) -> None:
         self.env = env
@@ -115,7 +115,7 @@ class DoubleEnv(gymnasium.Env):
 
 
 def install() -> None:
-    """Put the double where ``import isaaclab`` and ``import isaaclab_tasks`` find it."""
+    """Make ``import isaaclab`` and ``import isaaclab_tasks`` import the substitute."""
     if "isaaclab" in sys.modules:
         return
     modules = {name: types.ModuleType(name) for name in ("isaaclab", "isaaclab.app", "isaaclab_tasks")}

@@ -1,7 +1,7 @@
-"""placeholders for LIBERO's objects and scenes: boxes with the joints and regions that its task files speak of.
+"""Placeholders for LIBERO's objects and scenes: boxes with the joints and regions that its task files use.
 
-They let LIBERO's own code, task files and initial states run where its download is not at hand. What happens among
-boxes says nothing about a policy, so the folder carries a mark that names every result made with it.
+With them LIBERO's own code, task files and initial states run without the download of its assets. Results with them are
+not LIBERO results, so a file in the folder marks them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def package() -> Path:
 
 
 def write_placeholder_assets(package: Path, folder: Path) -> Path:
-    """``package``: the installed libero/libero, whose sources and task files say what is needed."""
+    """``package``: the installed libero/libero, whose sources and task files define what is needed."""
     regions = _regions(package / "bddl_files")
     for name in _object_names(package / "envs" / "objects"):
         xml = _object(name, regions[name])

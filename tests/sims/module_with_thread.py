@@ -1,4 +1,4 @@
-"""What a fork would leave without its thread."""
+"""A module that starts a thread, which a fork would not copy."""
 
 import threading
 import time

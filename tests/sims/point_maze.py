@@ -1,4 +1,4 @@
-"""A user's own Gymnasium environment: nested observations, a lopsided action box, registered on import."""
+"""A user's own Gymnasium environment: nested observations, an asymmetric action box, registered on import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files in the layouts of other projects, recorded in a world; how the episodes went is of no interest."""
+"""Small recordings in the file formats of other projects, made in any environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sims.vector_env import StartState, VectorEnv, decode_instructions
 
 
 def record(env: VectorEnv, *, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """A slow random walk of row 0: images [T, cameras, h, w, 3], state [T, S], action [T, A], and the instruction."""
+    """A slow random walk of environment 0: images [T, cameras, h, w, 3], state [T, S], action [T, A], instruction."""
     rng = np.random.default_rng(seed)
     action = np.clip(np.cumsum(rng.normal(0, 0.2, (steps, env.spec.action_dim)), 0), -1, 1).astype(np.float32)
     rows = env.spec.num_envs
@@ -41,7 +41,7 @@ def write_robomimic(path: Path, env: VectorEnv, *, episodes: int, steps: int) ->
 
 
 def write_lerobot(root: Path, env: VectorEnv, *, episodes: int, steps: int) -> Path:
-    """Version 2.1, pictures inside the parquet files."""
+    """Version 2.1, images inside the parquet files."""
     import io
 
     import pyarrow as pa

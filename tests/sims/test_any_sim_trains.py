@@ -1,4 +1,4 @@
-"""One configuration, and only ``sim:`` changes: demonstrations, imitation, PPO and evaluation in every simulator."""
+"""Demonstrations, imitation, PPO and evaluation in every simulator, with one configuration except for ``sim:``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PUSHT = {
 
 
 def recorded_hdf5(folder: Path, env: VectorEnv) -> list[str]:
-    """Words of ``vla-rl data import`` that name a robomimic file."""
+    """Arguments of ``vla-rl data import`` for a robomimic file."""
     cameras = [f"{camera}={camera}_rgb" for camera in env.spec.cameras]
     source = write_robomimic(folder / "demo.hdf5", env, episodes=2, steps=12)
     return ["--source", str(source), "--state", "state", "--control-hz", "20", "--camera", *cameras]
@@ -47,9 +47,9 @@ def recorded_lerobot(folder: Path, env: VectorEnv) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``sim``: the section. ``demonstrations``: where the simulator has no expert, words that import some.
+    """``sim``: the section. ``demonstrations``: where the simulator has no expert, arguments that import some.
 
-    ``sparse``: without rewards on the way PPO has nothing to learn from failures, and the policy stays as it is.
+    ``sparse``: without success there is no reward, so PPO does not change the policy.
     """
 
     sim: Callable[[], dict[str, Any]]
@@ -136,7 +136,9 @@ def import_demonstrations(sim: SimulatorConfig, record: Callable[[Path, VectorEn
         (["--sim.name", "gymnasium"], "'sim.id' is required"),
     ],
 )
-def test_a_wrong_simulator_is_one_line(change: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_of_a_wrong_simulator_is_one_line(
+    change: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", str(BASE), "--run-dir", "/nowhere", *change])
     assert stopped.value.code == 2
@@ -145,7 +147,7 @@ def test_a_wrong_simulator_is_one_line(change: list[str], said: str, capsys: pyt
     assert "Traceback" not in message
 
 
-def test_what_is_not_installed_says_how_to_get_it(
+def test_error_of_a_missing_simulator_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))

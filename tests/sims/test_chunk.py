@@ -1,4 +1,4 @@
-"""step_chunk: discounting, masking and the rows that stand still."""
+"""step_chunk: discounting, masking and finished environments."""
 
 import torch
 
@@ -12,7 +12,7 @@ def starts(*cells: int) -> list[StartState]:
 
 
 def test_success_and_truncation_inside_a_chunk() -> None:
-    """TensorDataclass: succeeds after 3 of 8 actions; walks on; runs out of time after 4."""
+    """The environments: success after 3 of 8 actions; no end; time limit after 4."""
     env = ChainEnv(num_envs=3, length=20, max_steps=12)
     env.reset(start=starts(16, 0, 5))
     env.elapsed[2] = 8
@@ -25,7 +25,7 @@ def test_success_and_truncation_inside_a_chunk() -> None:
     assert env.observe().state.tolist() == [[19, 3], [8, 8], [9, 12]]  # the true successors, no reset
 
 
-def test_a_finished_row_stands_still_until_it_is_reset() -> None:
+def test_finished_environment_does_not_change_until_reset() -> None:
     env = ChainEnv(num_envs=2, length=20, max_steps=100)
     env.reset(start=starts(17, 0))
     step_chunk(env, torch.ones(2, 8, 1), gamma=1.0)
@@ -36,8 +36,8 @@ def test_a_finished_row_stands_still_until_it_is_reset() -> None:
     assert env.observe([0]).state.tolist() == [[3, 0]]
 
 
-def test_a_world_with_its_own_advance_is_asked() -> None:
-    class Leaper(ChainEnv):
+def test_uses_the_environments_own_advance() -> None:
+    class WithAdvance(ChainEnv):
         def advance(self, actions: torch.Tensor, gamma: float) -> ChunkStep:
             nothing = torch.zeros(1, dtype=torch.bool)
             return ChunkStep(
@@ -45,4 +45,4 @@ def test_a_world_with_its_own_advance_is_asked() -> None:
                 truncated=nothing, success=nothing, intervened=nothing,
             )  # fmt: skip
 
-    assert step_chunk(Leaper(num_envs=1), torch.ones(1, 5, 1), gamma=0.9).reward.item() == 7.0
+    assert step_chunk(WithAdvance(num_envs=1), torch.ones(1, 5, 1), gamma=0.9).reward.item() == 7.0

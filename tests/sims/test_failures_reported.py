@@ -1,4 +1,4 @@
-"""A worker that fails in a run is written down and shown in its report."""
+"""A failed worker is in the log and the report of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vla_rl.report import write_report
 from vla_rl.runs.failures import FailureLog, read_failures
 
 
-def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
+def test_failure_is_logged_once_and_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     env = SubprocVectorEnv(CountingConfig(num_envs=2, fault="raise", workers=WorkerConfig()), Counting)
     log = FailureLog(tmp_path, env)
@@ -42,12 +42,12 @@ def test_a_failure_is_written_once_and_shown(tmp_path: Path) -> None:
         assert words in page
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     record = {"stage": "x", "env_id": 0, "pid": 1, "request": "observe", "cause": "y", "stderr": ""}
     (tmp_path / "failures.jsonl").write_text(json.dumps(record) + '\n{"stage": "it')
     assert read_failures(tmp_path) == [record]
 
 
-def test_worlds_that_cannot_fail_have_no_log(tmp_path: Path) -> None:
+def test_environments_that_cannot_fail_have_no_log(tmp_path: Path) -> None:
     assert FailureLog(tmp_path, ChainEnv(num_envs=1)).write("imitation") == 0
     assert not (tmp_path / "failures.jsonl").exists()

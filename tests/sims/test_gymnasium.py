@@ -1,4 +1,4 @@
-"""Into Gymnasium and out of it."""
+"""Gymnasium environments as VectorEnv, and VectorEnv as Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_dictionary_becomes_state_and_images(maze: SubprocVectorEnv) -> None:
     assert after.images[0, 0, 0, 0].tolist() == [1, 0, 255]
 
 
-def test_same_numbers_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
+def test_same_values_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
     theirs = gymnasium.make(POINT)
     observed, _ = theirs.reset(seed=seed32(11))
     maze.reset(start=[StartState(task=0, seed=11)] * 2)
@@ -77,7 +77,7 @@ def test_same_numbers_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
         ({"id": "CartPole-v1"}, "actions must be a box"),
     ],
 )
-def test_wrong_configurations_say_what_is_right(changes: dict, says: str) -> None:
+def test_errors_of_wrong_configurations(changes: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Gymnasium(config(**changes))
 
@@ -94,14 +94,26 @@ def test_wrong_success_key_stops_the_run() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space")
 @pytest.mark.filterwarnings("ignore:.*not within the observation space")
-def test_gymnasiums_checker_accepts_what_comes_out() -> None:
+def test_gymnasiums_checker_accepts_the_wrapper() -> None:
     env = ToGymnasium(SubprocVectorEnv(CountingConfig(num_envs=1), Counting))
     check_env(env, skip_render_check=True)
     env.close()
 
 
-def test_vector_out_follows_gymnasiums_next_step_reset() -> None:
-    """Beside Gymnasium's own vector environment over the single one: same spaces, same episode boundaries."""
+def test_width_of_instructions_in_the_wrapper() -> None:
+    env = SubprocVectorEnv(CountingConfig(num_envs=1), Counting)
+    try:
+        observed, _ = ToGymnasium(env, instruction_bytes=128).reset(seed=0)
+        assert observed["instruction"].shape == (128,)
+        assert bytes(observed["instruction"]).rstrip(b"\0") in (b"go up", b"go down")
+        with pytest.raises(UserError, match="set instruction_bytes, which is 4"):
+            ToGymnasium(env, instruction_bytes=4).reset(seed=0)
+    finally:
+        env.close()
+
+
+def test_vector_wrapper_resets_at_the_next_step_like_gymnasium() -> None:
+    """Compared with Gymnasium's SyncVectorEnv of the single wrapper: same spaces, same episode boundaries."""
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
     from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -136,7 +148,7 @@ def test_vector_out_follows_gymnasiums_next_step_reset() -> None:
 
 @pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")
 def test_aloha_in_its_own_interpreter() -> None:
-    """Its pictures are part of its observation, so every step renders: a few steps are enough here."""
+    """Its images are part of the observation, so that every step renders; a few steps are enough."""
     aloha = GymnasiumConfig(
         id="gym_aloha:gym_aloha/AlohaTransferCube-v0",
         arguments={"obs_type": "pixels_agent_pos", "observation_width": 48, "observation_height": 32},
@@ -146,7 +158,7 @@ def test_aloha_in_its_own_interpreter() -> None:
     try:
         env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2)])
         before = env.observe()
-        assert not torch.equal(before.images[0], before.images[1])  # the cube lies elsewhere
+        assert not torch.equal(before.images[0], before.images[1])  # the cube is elsewhere
         assert env.advance(torch.zeros(2, 2, env.spec.action_dim), 1.0).num_executed.tolist() == [2, 2]
         assert (env.spec.action_dim, env.spec.state_dim, env.spec.max_steps) == (14, 14, 300)
         assert not torch.equal(env.observe().state, before.state)

@@ -1,4 +1,4 @@
-"""Environments of simulators: what is locked, and that an installation either works or leaves nothing."""
+"""Separate interpreters of simulators: lock files, and installations that work or leave nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_every_package_is_pinned_once(name: str) -> None:
     assert "numpy" in names
 
 
-def test_unknown_simulator_names_the_known() -> None:
+def test_error_of_an_unknown_simulator_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match="unknown simulator 'gazebo'; known are robosuite, metaworld"):
         installing.install("gazebo", report=print)
 
 
-def test_installation_that_breaks_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_installation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path / "sims"))
     monkeypatch.setattr(installing, "LOCKS", tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -39,7 +39,7 @@ def test_installation_that_breaks_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way with a package of our own in place of the simulator."""
+    """A complete installation, with a small package in place of the simulator."""
     wheel = tmp_path / "gym_pusht-7.0-py3-none-any.whl"
     info = "gym_pusht-7.0.dist-info"
 

@@ -1,4 +1,4 @@
-"""The Isaac Lab adapter beside a double that resets inside ``step`` as Isaac Lab does."""
+"""The Isaac Lab adapter with a substitute that resets inside ``step`` as Isaac Lab does."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_spec(env: IsaacLabEnv) -> None:
     assert isaaclab_double.AppLauncher.launched[0] == {"headless": True, "enable_cameras": True, "device": "cpu"}
 
 
-def test_the_true_successor_is_seen_not_the_next_episode(env: IsaacLabEnv) -> None:
-    """Row 0 succeeds, row 1 drops the cube, row 2 runs out of time; Isaac Lab has reset each of them by then."""
+def test_observation_at_the_end_is_the_true_successor(env: IsaacLabEnv) -> None:
+    """Environment 0 succeeds, 1 drops the cube, 2 reaches the time limit; Isaac Lab has reset all of them already."""
     action = torch.tensor([RIGHT, DOWN, STAY])
     ended_at = {}
     for i in range(1, 13):
@@ -89,7 +89,7 @@ def test_ids_with_and_without_version(env: IsaacLabEnv) -> None:
         ({"cameras": ("roof",)}, r"no 'roof'; it has \['table_cam'\]"),
     ],
 )
-def test_wrong_settings_say_what_there_is(changes: dict, says: str) -> None:
+def test_errors_of_wrong_settings_list_the_allowed_values(changes: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
         IsaacLabEnv(replace(CONFIG, **changes))
 

@@ -1,4 +1,4 @@
-"""LIBERO's own code, task files and initial states, among placeholders for its objects."""
+"""LIBERO's own code, task files and initial states, with placeholders for its assets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sims.libero_placeholder_assets import package, placeholder_assets
 installed = pytest.mark.skipif(interpreter("libero") is None, reason="vla-rl sims install libero")
 
 
-def test_scores_in_the_papers_layout() -> None:
+def test_score_table_has_the_published_layout() -> None:
     scores = {"libero_spatial": 0.847, "libero_object": 0.884, "libero_goal": 0.792, "libero_10": 0.537}
     header, _, values = score_table(scores).splitlines()
     assert header.split(" | ") == ["Spatial", "Object", "Goal", "Long", "Average"]
@@ -30,8 +30,8 @@ def test_scores_in_the_papers_layout() -> None:
 
 
 def test_rotation_vectors() -> None:
-    np.testing.assert_allclose(axis_angle([0, 0, 0, 1]), [0, 0, 0])
-    np.testing.assert_allclose(axis_angle([0, math.sin(0.3), 0, math.cos(0.3)]), [0, 0.6, 0])
+    np.testing.assert_allclose(axis_angle([0.0, 0.0, 0.0, 1.0]), [0, 0, 0])
+    np.testing.assert_allclose(axis_angle([0.0, math.sin(0.3), 0.0, math.cos(0.3)]), [0, 0.6, 0])
 
 
 def test_evaluation_order() -> None:
@@ -42,7 +42,7 @@ def test_evaluation_order() -> None:
 
 
 @installed
-def test_missing_assets_say_which_folder(tmp_path: Path) -> None:
+def test_error_of_missing_assets_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"(?s)looked for a folder 'scenes' in {tmp_path}.*libero.md"):
         SubprocVectorEnv(LiberoConfig(assets=str(tmp_path), num_envs=1), Libero)
 
@@ -60,7 +60,7 @@ def kitchen() -> Iterator[SubprocVectorEnv]:
 
 
 @installed
-def test_stand_ins_are_named_so(kitchen: SubprocVectorEnv) -> None:
+def test_placeholder_assets_are_in_the_name_and_fingerprint(kitchen: SubprocVectorEnv) -> None:
     assert kitchen.spec.name == "libero_10 with placeholder assets"
     assert kitchen.spec.fingerprint["assets"] == "placeholder, not LIBERO's"
     assert kitchen.spec.max_steps == MAX_STEPS["libero_10"] == 520
@@ -68,7 +68,7 @@ def test_stand_ins_are_named_so(kitchen: SubprocVectorEnv) -> None:
 
 
 @installed
-def test_every_kind_of_room_starts_and_is_seen(kitchen: SubprocVectorEnv) -> None:
+def test_every_scene_starts_and_renders(kitchen: SubprocVectorEnv) -> None:
     for task in range(5):
         kitchen.reset(start=[StartState(task=task, seed=0), StartState(task=task, seed=1)])
         obs = kitchen.observe()
@@ -80,8 +80,8 @@ def test_every_kind_of_room_starts_and_is_seen(kitchen: SubprocVectorEnv) -> Non
 
 
 @installed
-def test_fixed_starts_are_the_benchmarks_and_others_are_not(kitchen: SubprocVectorEnv) -> None:
-    """The robot's joints in the third state of the file are where the third start begins."""
+def test_fixed_starts_are_those_of_the_benchmark(kitchen: SubprocVectorEnv) -> None:
+    """The third start has the robot's joints of the third state in LIBERO's file."""
     seeds = [2, 3, 2, 10**15, 10**15 + 1]
     shown = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""`vla-rl eval --suites all` ends with the table that LIBERO's papers print."""
+"""``vla-rl eval --suites all`` prints the table of LIBERO's publications."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def result(suite: str, wins: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_four_suites_in_the_papers_layout() -> None:
+def test_four_suites_in_the_published_layout() -> None:
     joined = join_suites([result(suite, wins) for suite, wins in SCORES.items()])
     assert joined["success"] == 0.7
     assert joined["interval"] == list(wilson_interval(28, 40))
@@ -43,7 +43,7 @@ def test_four_suites_in_the_papers_layout() -> None:
     assert [cell.strip() for cell in values.split("|")] == ["80.0", "90.0", "70.0", "40.0", "70.0"]
 
 
-def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
+def test_results_with_placeholder_assets_have_no_average() -> None:
     table = score_table(
         LiberoConfig(), {f"{suite} with placeholder assets": wins / 10 for suite, wins in SCORES.items()}
     )
@@ -53,7 +53,7 @@ def test_stand_ins_are_named_and_never_averaged_with_scores() -> None:
     assert "Average" not in header
 
 
-def test_suites_belong_to_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_simulator_without_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text("sim: {name: tabletop}\n")
     (tmp_path / "bundle").mkdir()
     monkeypatch.setattr("vla_rl.runners.evaluate.load_bundle", lambda path: None)

@@ -1,4 +1,4 @@
-"""Tasks of ManiSkill, really stepped and looked at; the conformance suite holds one of them to every promise."""
+"""Several ManiSkill tasks, stepped and rendered; the conformance tests check one of them in full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not is_installed("maniskill"), reason="maniskill
 
 
 @pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "StackCube-v1", "PegInsertionSide-v1", "PushT-v1"])
-def test_a_task_moves_and_is_seen(task: str) -> None:
+def test_task_steps_and_renders(task: str) -> None:
     env = SubprocVectorEnv(ManiSkillConfig(task=task, num_envs=1, image_size=(64, 64)), ManiSkill)
     try:
         env.reset(start=[StartState(task=0, seed=3)])
@@ -37,6 +37,6 @@ def test_a_task_moves_and_is_seen(task: str) -> None:
         env.close()
 
 
-def test_a_task_that_is_not_registered_is_named() -> None:
+def test_error_of_an_unregistered_task() -> None:
     with pytest.raises(UserError, match="PickCub-v1"):
         SubprocVectorEnv(ManiSkillConfig(task="PickCub-v1", num_envs=1), ManiSkill)

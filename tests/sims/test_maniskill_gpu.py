@@ -1,4 +1,4 @@
-"""The batch adapter of ManiSkill, on a GPU where there is one and with one row on the CPU where ManiSkill runs."""
+"""The batch adapter of ManiSkill: on a GPU if there is one, otherwise with one environment on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = ManiSkillConfig(
 )  # fmt: skip
 
 
-def test_starts_ends_and_returns() -> None:
+def test_starts_ends_and_restoring() -> None:
     env = ManiSkillGPU(CONFIG)
     n = CONFIG.num_envs
     env.reset(start=[StartState(task=0, seed=5)] * n)
@@ -46,7 +46,7 @@ def test_starts_ends_and_returns() -> None:
     env.close()
 
 
-def test_unknown_task_lists_the_known() -> None:
+def test_error_of_an_unknown_task_lists_the_known_ones() -> None:
     from sims.errors import UserError
 
     with pytest.raises(UserError, match="no 'PickMoon-v1'"):

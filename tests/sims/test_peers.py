@@ -1,4 +1,4 @@
-"""The comparison with other libraries' vectorization: that both sides step the same thing, not how fast."""
+"""The comparison with other libraries' vectorization steps the same environments; speed is not tested."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ratio_is_the_median_of_rounds() -> None:
     assert its.memory_mib == 4.0
 
 
-def test_peer_that_does_not_run_says_why() -> None:
+def test_error_of_a_peer_that_does_not_run() -> None:
     with pytest.raises(UserError, match=r"libero failed around counting:[\s\S]*LIBERO is not in this interpreter"):
         compare(CountingConfig(), Counting, against=("libero",), seconds=0.1)
     with pytest.raises(UserError, match="no 'ray'; there are gymnasium"):

@@ -81,13 +81,13 @@ def test_error_of_a_broken_plugin_names_it(site: Path, entry: str, message: str)
         plugins("vla_rl.simulators")
 
 
-def test_a_module_that_raises(site: Path) -> None:
+def test_plugin_module_that_raises(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR", module="raise RuntimeError('no license')")
     with pytest.raises(PluginError, match=r"'corridor' of corridor-sim .*RuntimeError: no license"):
         plugins("vla_rl.simulators")
 
 
-def test_two_classes_of_one_name(site: Path) -> None:
+def test_two_configuration_classes_of_one_name(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR")
     registered = plugins("vla_rl.simulators")
     with pytest.raises(PluginError, match="CorridorConfig and CorridorConfig are both named 'corridor'"):

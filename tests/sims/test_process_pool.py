@@ -1,4 +1,4 @@
-"""Worker processes: the same numbers as in one process, and a run that survives them."""
+"""Worker processes: correct values, and recovery from failing workers."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def first_position(seed: int) -> float:
     return float(np.random.default_rng(seed).uniform(0, 0.5))
 
 
-class Impatience(Exception):
-    """Somebody pressed Ctrl-C, as a test that must go on sees it."""
+class Interrupted(Exception):
+    """Stands for KeyboardInterrupt, which would end the test run."""
 
 
-def test_an_interrupted_step_leaves_a_pool_that_goes_on() -> None:
+def test_pool_continues_after_an_interrupted_step() -> None:
     def interrupt(number: int, frame: object) -> None:
-        raise Impatience
+        raise Interrupted
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pool(num_envs=2, step_s=0.3) as env:
             env.reset(start=starts(1, 2))
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with pytest.raises(Impatience):
+            with pytest.raises(Interrupted):
                 env.step(UP.expand(2, 2))
-            env.reset(start=starts(3, 4))  # finds answers that nobody waits for any more
+            env.reset(start=starts(3, 4))  # ignores the answers to the interrupted step
             step = env.step(UP.expand(2, 2))
             assert step.reward.tolist() == pytest.approx([first_position(3) + 1, first_position(4) + 1])
             assert step.valid.all()
@@ -68,7 +68,7 @@ def test_an_interrupted_step_leaves_a_pool_that_goes_on() -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
-def test_episode_in_numbers() -> None:
+def test_numbers_of_an_episode() -> None:
     with pool(num_envs=2, max_steps=4, goal=3.0) as env:
         env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=2)])
         up, down = first_position(1), first_position(2)
@@ -82,17 +82,17 @@ def test_episode_in_numbers() -> None:
         assert step.terminated.tolist() == [True, False]
         assert step.truncated.tolist() == [False, True]
         obs = env.observe()
-        assert obs.images[:, 0, 0, 0, 0].tolist() == [3, 4]  # each its own last state
+        assert obs.images[:, 0, 0, 0, 0].tolist() == [3, 4]  # the last state of each
         assert bytes(obs.instruction[1]).rstrip(b"\0") == b"go down"
 
 
-def test_rows_stand_before_their_first_reset() -> None:
+def test_environments_are_finished_before_their_first_reset() -> None:
     with pool(num_envs=2) as env:
         env.reset([1], start=starts(3))
         assert env.step(UP.expand(2, 2)).truncated.tolist() == [True, False]
 
 
-def test_chunk_is_its_steps() -> None:
+def test_chunk_equals_its_steps() -> None:
     action = torch.tensor([0.7, 0.0]).expand(3, 9, 2)
     with pool(num_envs=3, max_steps=8, goal=4.0) as env:
         env.reset(start=[StartState(task=i % 2, seed=i) for i in range(3)])
@@ -103,7 +103,7 @@ def test_chunk_is_its_steps() -> None:
         torch.testing.assert_close(getattr(whole, name), getattr(stepped, name))
 
 
-def test_partial_reset_leaves_the_others() -> None:
+def test_partial_reset_does_not_change_the_others() -> None:
     with pool(num_envs=3) as env:
         env.reset(start=starts(1, 2, 3))
         env.advance(UP.expand(3, 2, 2), 1.0)
@@ -112,7 +112,7 @@ def test_partial_reset_leaves_the_others() -> None:
         assert env.observe([1]).state[0, 2] == 9
 
 
-def test_capture_and_return() -> None:
+def test_capture_and_restore() -> None:
     with pool(num_envs=2) as env:
         env.reset(start=starts(1, 2))
         env.advance(0.3 * UP.expand(2, 3, 2), 1.0)
@@ -126,7 +126,7 @@ def test_capture_and_return() -> None:
         assert again.reward[0] == after.reward[1]
 
 
-def test_expert_follows_each_row() -> None:
+def test_expert_acts_in_each_environment() -> None:
     with pool(num_envs=2) as env:
         env.reset(start=[StartState(task=0, seed=0), StartState(task=1, seed=0)])
         assert env.expert(noise=0.0, seed=0).act()[:, 0].tolist() == [1.0, -1.0]
@@ -135,7 +135,7 @@ def test_expert_follows_each_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause", "words"),
+    ("fault", "cause", "message"),
     [
         ("raise", "exit code 1", "the gripper fell off"),
         ("segfault", "SIGSEGV", "Fatal Python error: Segmentation fault"),
@@ -144,7 +144,7 @@ def test_expert_follows_each_row() -> None:
         ("stop", "stopped", ""),
     ],
 )
-def test_failed_worker_is_replaced(fault: str, cause: str, words: str) -> None:
+def test_failed_worker_is_replaced(fault: str, cause: str, message: str) -> None:
     with pool(num_envs=2, fault=fault, workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 1))
         chunk = env.advance(UP.expand(2, 3, 2), 1.0)
@@ -155,14 +155,14 @@ def test_failed_worker_is_replaced(fault: str, cause: str, words: str) -> None:
         (failure,) = env.failures
         assert (failure.env_id, failure.request) == (1, "advance")
         assert cause in failure.cause
-        assert words in failure.stderr
+        assert message in failure.stderr
         env.reset([1], start=starts(4))
         chunk = env.advance(UP.expand(2, 1, 2), 1.0)
         assert chunk.valid.all()
         assert env.observe().state[:, 1].tolist() == [4, 1]
 
 
-def test_failing_look_spoils_the_chunk() -> None:
+def test_failing_observation_makes_the_chunk_invalid() -> None:
     with pool(num_envs=2, fault="observe", workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 2))
         assert env.advance(UP.expand(2, 1, 2), 1.0).valid.all()
@@ -170,8 +170,8 @@ def test_failing_look_spoils_the_chunk() -> None:
         assert env.observe().images[1].max() == 0
 
 
-def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
-    """A look that fails shows when it happens: with the step while every step is looked at, else not at all."""
+def test_observing_every_step_takes_one_exchange_per_step() -> None:
+    """An observation that fails makes the step invalid if the workers observe with every step, otherwise not."""
     with pool(num_envs=1, fault="observe", goal=1e9, workers=QUICK) as env:
         env.reset(start=starts(FAULT_SEED + 3))
         for elapsed in (1, 2):
@@ -180,13 +180,13 @@ def test_a_caller_who_looks_at_every_step_pays_one_exchange() -> None:
         assert not env.step(UP[None]).valid.any()
         env.observe()
         env.reset(start=starts(FAULT_SEED + 4))
-        for _ in range(4):  # the first is still looked at, and nobody wants to see it
+        for _ in range(4):  # the workers observe with the first step, which is not needed
             assert env.step(UP[None]).valid.all()
         assert len(env.failures) == 1
 
 
-def test_looks_that_are_kept_are_not_written_over() -> None:
-    """The first few lie in the workers' own memory; keeping more of them only costs copies."""
+def test_observations_that_are_kept_are_not_overwritten() -> None:
+    """The first few observations are in shared memory; the others are copies."""
     with pool(num_envs=3, image_side=64) as env:
         env.reset(start=[StartState(task=0, seed=i) for i in range(3)])
         kept, lent = [], []
@@ -204,8 +204,8 @@ def test_looks_that_are_kept_are_not_written_over() -> None:
         assert not env._slots._lent
 
 
-def test_a_row_that_is_done_may_wait_long_for_another() -> None:
-    """Its answer lies ready while the other steps on, which is no reason to think that it hangs."""
+def test_finished_worker_may_wait_for_a_slow_one() -> None:
+    """Waiting for the slow worker is not mistaken for a hanging worker that has answered already."""
     with pool(num_envs=2, goal=3.0, max_steps=250, step_s=0.02, workers=QUICK) as env:
         env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=1)])
         chunk = env.advance(UP.expand(2, 250, 2), 1.0)
@@ -213,7 +213,7 @@ def test_a_row_that_is_done_may_wait_long_for_another() -> None:
     assert chunk.valid.all()
 
 
-def test_failure_again_and_again_stops_the_run() -> None:
+def test_repeated_failures_stop_the_run() -> None:
     with pool(num_envs=1, fault="raise", workers=QUICK) as env:
         env.reset(start=starts(FAULT_SEED))
         assert not env.step(UP[None]).valid.any()
@@ -222,12 +222,12 @@ def test_failure_again_and_again_stops_the_run() -> None:
             env.step(UP[None])
 
 
-def test_simulator_that_does_not_start() -> None:
+def test_error_of_a_simulator_that_does_not_start() -> None:
     with pytest.raises(UserError, match="no such robot: R2D2"), pool(fault="construct"):
         pass
 
 
-def test_chunk_masks_a_failed_row_step_by_step() -> None:
+def test_chunk_of_single_steps_masks_a_failed_environment() -> None:
     with pool(num_envs=2, fault="raise", workers=QUICK) as env:
         env.reset(start=starts(1, FAULT_SEED + 2))
         chunk = step_chunk(WithoutAdvance(env), UP.expand(2, 4, 2), 1.0)
@@ -236,8 +236,8 @@ def test_chunk_masks_a_failed_row_step_by_step() -> None:
         assert chunk.reward[1] == 0
 
 
-def test_faults_at_random_moments() -> None:
-    """Two workers are killed, one is stopped, one raises: every valid transition happened exactly once and is whole."""
+def test_faults_at_random_times() -> None:
+    """Two workers are killed, one is stopped, one raises: valid transitions are complete and happened exactly once."""
     rng = np.random.default_rng(0)
     num_envs, horizon = 8, 4
     config = CountingConfig(
@@ -253,9 +253,9 @@ def test_faults_at_random_moments() -> None:
 
     def disturb() -> None:
         pids = env.worker_pids
-        for row, what in ((1, signal.SIGKILL), (5, signal.SIGKILL), (6, signal.SIGSTOP)):
+        for env_id, what in ((1, signal.SIGKILL), (5, signal.SIGKILL), (6, signal.SIGSTOP)):
             time.sleep(float(rng.uniform(0.05, 0.25)))
-            os.kill(pids[row], what)
+            os.kill(pids[env_id], what)
 
     try:
         seeds = iter(range(100))
@@ -275,7 +275,7 @@ def test_faults_at_random_moments() -> None:
             path = obs.state[:, :1] + action[:, :, 0].cumsum(1)
             torch.testing.assert_close(chunk.reward[ok], path.sum(1)[ok], rtol=1e-4, atol=1e-4)
             flat = shown.images[ok].flatten(1)
-            assert (flat == shown.state[ok, 1:2].to(torch.uint8)).all()  # no picture mixes two moments
+            assert (flat == shown.state[ok, 1:2].to(torch.uint8)).all()  # no image has pixels of two times
             assert (chunk.num_executed[~ok] == 0).all()
             valid, invalid = valid + int(ok.sum()), invalid + int((~ok).sum())
             ended = chunk.done.nonzero().flatten().tolist()
@@ -294,19 +294,19 @@ def test_faults_at_random_moments() -> None:
         env.close()
 
 
-def test_workers_share_what_was_imported_before_them() -> None:
+def test_modules_are_imported_before_the_fork() -> None:
     with pool(preload=("tests.sims.quiet_module",)) as env:
         assert env.spec.fingerprint["preloaded"] == "tests.sims.quiet_module"
 
 
-def test_what_starts_threads_is_imported_in_each_worker() -> None:
+def test_modules_that_start_threads_are_imported_in_each_worker() -> None:
     with pool(preload=("tests.sims.module_with_thread",)) as env:
         assert env.spec.fingerprint["preloaded"] == ""
         env.reset(start=starts(1))
         assert env.step(UP[None]).valid.all()
 
 
-def test_workers_are_forked_again_when_the_process_they_come_from_is_killed() -> None:
+def test_workers_are_forked_again_after_the_fork_server_was_killed() -> None:
     with pool(num_envs=2, workers=QUICK) as env:
         env.reset(start=starts(1, 2))
         os.kill(env.fork_server_pid, signal.SIGKILL)
@@ -320,8 +320,8 @@ def test_workers_are_forked_again_when_the_process_they_come_from_is_killed() ->
         assert env.advance(UP.expand(2, 2, 2), 1.0).valid.all()
 
 
-def test_a_talkative_simulator_does_not_fill_the_memory() -> None:
-    with pool(chatter=1 << 20, workers=QUICK) as env:
+def test_standard_error_is_limited_in_size() -> None:
+    with pool(stderr_bytes=1 << 20, workers=QUICK) as env:
         for seed in range(3):
             env.reset(start=starts(seed))
             env.advance(UP.expand(1, 4, 2), 1.0)
@@ -330,7 +330,7 @@ def test_a_talkative_simulator_does_not_fill_the_memory() -> None:
         assert os.stat(f"/proc/{worker}/fd/2").st_size == 0
 
 
-def test_workers_leave_with_the_trainer() -> None:
+def test_close_ends_all_processes() -> None:
     env = SubprocVectorEnv(CountingConfig(num_envs=2), Counting)
     pids = [*env.worker_pids, env.fork_server_pid]
     env.close()
@@ -339,7 +339,7 @@ def test_workers_leave_with_the_trainer() -> None:
             os.kill(pid, 0)
 
 
-def test_unknown_interpreter_is_named() -> None:
+def test_error_of_a_missing_interpreter() -> None:
     config = CountingConfig(workers=replace(QUICK, python="/nowhere/python"))
     with pytest.raises(UserError, match="/nowhere/python"):
         SubprocVectorEnv(config, Counting)

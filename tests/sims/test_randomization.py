@@ -1,4 +1,4 @@
-"""Domain randomization: within its bounds, decided by the seed alone, never adding up."""
+"""Domain randomization: within its bounds, determined by the seed alone, never accumulating."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
         np.testing.assert_array_equal(value, again[name])
 
 
-def test_nothing_varies_unless_asked() -> None:
+def test_default_is_no_randomization() -> None:
     model = mujoco.MjModel.from_xml_string(MODEL)
     own = numbers(model)
     assert MujocoRandomization().is_none

@@ -1,4 +1,4 @@
-"""The registry leads every configuration to an environment, and the health check really steps it."""
+"""The registry of simulators, and the health check."""
 
 from __future__ import annotations
 

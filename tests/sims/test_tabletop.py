@@ -1,4 +1,4 @@
-"""The tabletop suite: episodes from seeds, physics, experts, pictures, snapshots."""
+"""The tabletop suite: layouts from seeds, physics, experts, images, snapshots."""
 
 import ctypes
 import subprocess
@@ -44,7 +44,7 @@ def random_actions():
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ALL)
-def test_an_episode_is_a_function_of_task_and_seed(name, split):
+def test_layout_is_a_function_of_task_and_seed(name, split):
     first, again = (sample_layout(name, 11, split=split, appearance=1.0) for _ in range(2))
     other = sample_layout(name, 12, split=split, appearance=1.0)
     assert first.instruction == again.instruction
@@ -55,7 +55,7 @@ def test_an_episode_is_a_function_of_task_and_seed(name, split):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_words_name_exactly_one_candidate(name):
+def test_instruction_names_exactly_one_candidate(name):
     task = TASKS[name]
     for seed in range(100):
         layout = sample_layout(name, seed, split="train", appearance=1.0)
@@ -86,7 +86,7 @@ def test_splits_do_not_overlap(name):
     assert max(e.appearance.surface.mean() for e in episodes("ood_appearance")) < darkest_train
 
 
-def test_positions_beyond_training_are_beyond_it():
+def test_ood_positions_are_outside_the_training_range():
     (x0, y0), (x1, y1) = SCATTER
     for seed in range(50):
         blocks = sample_layout("pick", seed, split="ood_position", appearance=1.0).qpos[9:30].reshape(3, 7)
@@ -121,7 +121,7 @@ def test_expert_succeeds(name):
     env.close()
 
 
-def test_expert_gets_sloppier_with_noise():
+def test_noise_makes_the_expert_worse():
     rates = []
     for noise in (0.0, 1.0, 1.3):
         env = make(48, tasks=("pick",))
@@ -132,8 +132,8 @@ def test_expert_gets_sloppier_with_noise():
     assert rates[1] > 0.2
 
 
-class Misled:
-    """An environment whose demonstrator is told another candidate than the words name."""
+class OtherCandidate:
+    """An environment whose expert is told another candidate than the instruction names."""
 
     def __init__(self, env):
         self._env = env
@@ -149,11 +149,11 @@ class Misled:
         return other
 
 
-def test_doing_what_other_words_ask_for_ends_the_episode_without_success():
+def test_achieving_another_candidate_ends_the_episode_without_success():
     n = 8 * len(ALL)
     env = make(n)
     env.reset(start=starts(n))
-    expert = type(env.expert(noise=0.0, seed=0))(Misled(env), noise=0.0, seed=0)
+    expert = type(env.expert(noise=0.0, seed=0))(OtherCandidate(env), noise=0.0, seed=0)
     step = drive(env, expert, env.spec.max_steps)
     assert not step.success.any()
     assert step.terminated.float().mean() > 0.9
@@ -163,7 +163,7 @@ def test_doing_what_other_words_ask_for_ends_the_episode_without_success():
 # Physics and bookkeeping
 
 
-def test_the_future_does_not_depend_on_threads_or_on_neighbours(random_actions):
+def test_result_does_not_depend_on_threads_or_other_environments(random_actions):
     n = 7
     actions = random_actions(n, 15)
 
@@ -182,7 +182,7 @@ def test_the_future_does_not_depend_on_threads_or_on_neighbours(random_actions):
     assert np.isfinite(together).all()
 
 
-def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
+def test_snapshot_continues_bit_for_bit_in_another_instance(random_actions):
     n = len(ALL)
     env = make(n, cameras=("agent", "wrist"), split="ood_appearance")
     env.reset(start=starts(n))
@@ -209,7 +209,7 @@ def test_a_snapshot_goes_on_bit_for_bit_in_another_environment(random_actions):
     other.close()
 
 
-def test_a_finished_row_stands_still_until_reset(random_actions):
+def test_finished_environment_does_not_change_until_reset(random_actions):
     env = make(2, tasks=("reach",), max_steps=30)
     env.reset(start=starts(2, ("reach",)))
     expert = env.expert(noise=0.0, seed=0)
@@ -236,7 +236,7 @@ def test_a_finished_row_stands_still_until_reset(random_actions):
     env.close()
 
 
-def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_commanded(random_actions):
+def test_joints_stay_within_limits_and_the_end_effector_near_its_target(random_actions):
     env = make(12)
     env.reset(start=starts(12))
     push = torch.ones(12, 7)
@@ -249,7 +249,7 @@ def test_joints_stay_within_limits_and_the_tool_near_its_target_whatever_is_comm
     env.close()
 
 
-def test_a_unit_action_moves_the_tool_five_centimetres():
+def test_unit_action_moves_the_end_effector_5_cm():
     env = make(1, tasks=("open_drawer",))
     env.reset(start=[StartState(task=0, seed=0)])
     begin = env.scene.end_effector.clone()
@@ -276,7 +276,7 @@ def test_shaped_reward_adds_progress():
 # Pictures and words
 
 
-def test_observation_shows_only_the_rows_asked_for():
+def test_observation_of_some_environments():
     env = make(6, cameras=("wrist", "agent"), image_size=(32, 48))
     env.reset(start=starts(6))
     everything, some = env.observe(), env.observe([4, 1])
@@ -291,7 +291,7 @@ def test_observation_shows_only_the_rows_asked_for():
     env.close()
 
 
-def test_the_named_color_is_in_the_picture():
+def test_named_color_is_in_the_image():
     """Every block of a pick episode covers several pixels of its own hue in the 64x64 agent view."""
     env = make(1, tasks=("pick",), cameras=("agent",), appearance=0.0)
     channels = {"red": (0, (1, 2)), "green": (1, (0, 2)), "blue": (2, (0, 1))}
@@ -349,13 +349,13 @@ env.close()
     assert np.abs(egl - osmesa).mean() < 1.0
 
 
-def test_missing_rendering_libraries_are_one_clear_error(monkeypatch):
+def test_error_of_missing_rendering_libraries(monkeypatch):
     monkeypatch.setattr("sims.tabletop.render._LIBRARIES", {"egl": "libno-such-egl.so", "osmesa": "libno-such.so"})
     with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 .*libosmesa6"):
         choose_gl("auto")
 
 
-def test_a_row_that_was_never_reset_stands_finished_and_does_not_disturb_the_others(random_actions):
+def test_environment_that_was_never_reset_is_finished(random_actions):
     alone, beside = make(1), make(3)
     alone.reset(start=starts(1))
     beside.reset([1], start=starts(1))
@@ -368,7 +368,7 @@ def test_a_row_that_was_never_reset_stands_finished_and_does_not_disturb_the_oth
     beside.close()
 
 
-def test_wrong_settings_name_the_field_and_what_is_allowed():
+def test_errors_of_wrong_settings_name_the_field_and_the_allowed_values():
     with pytest.raises(ValueError, match=r"tasks: got 'pik', allowed are reach, pick"):
         TabletopConfig(tasks=("pik",))
     with pytest.raises(ValueError, match=r"num_envs: got 0"):

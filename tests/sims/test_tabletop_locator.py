@@ -10,8 +10,8 @@ from sims.tabletop.locator import locate, named_color
 from sims.vector_env import decode_instructions
 
 
-def test_it_finds_the_named_block() -> None:
-    """Within 3 cm, of which camera jitter is up to 2.5, in nearly every picture with the block in sight."""
+def test_locates_the_named_block() -> None:
+    """Within 3 cm, of which camera randomization is up to 2.5, in nearly every image with the block visible."""
     env = TabletopEnv(TabletopConfig(tasks=("pick",), num_envs=12, threads=1))
     try:
         env.reset(start=[start_state("demos", seed=5, index=i, num_tasks=1) for i in range(12)])
@@ -26,6 +26,6 @@ def test_it_finds_the_named_block() -> None:
         env.close()
 
 
-def test_the_first_color_is_of_the_thing_that_moves() -> None:
+def test_first_color_is_that_of_the_moved_object() -> None:
     assert named_color("push the Green block to the red mat") == "green"
     assert named_color("do it") is None

@@ -1,4 +1,4 @@
-"""The Warp backend on Warp's CPU device, against C MuJoCo and against the promises of the VectorEnv."""
+"""The Warp backend on Warp's CPU device, compared with C MuJoCo and with the contract of VectorEnv."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reference() -> Iterator[TabletopEnv]:
 
 
 def _actions(steps: int, *, seed: int = 0) -> torch.Tensor:
-    """Smooth random motion [steps, 4, 7] that presses down on what lies below."""
+    """Smooth random motion [steps, 4, 7] that presses down on the objects below."""
     generator = torch.Generator().manual_seed(seed)
     steady = torch.rand(1, 4, 7, generator=generator) - 0.5
     actions = steady + 0.4 * torch.randn(steps, 4, 7, generator=generator)
@@ -61,7 +61,7 @@ def _actions(steps: int, *, seed: int = 0) -> torch.Tensor:
 
 
 def _play(env: TabletopEnv, actions: torch.Tensor) -> np.ndarray:
-    """The physics state of every row after each action, [steps, N, size]."""
+    """The physics state of every environment after each action, [steps, N, size]."""
     states = []
     for action in actions:
         env.step(action)
@@ -69,7 +69,7 @@ def _play(env: TabletopEnv, actions: torch.Tensor) -> np.ndarray:
     return np.stack(states)
 
 
-def _things(env: TabletopEnv) -> torch.Tensor:
+def _object_positions(env: TabletopEnv) -> torch.Tensor:
     """Positions of blocks, peg and drawers, [4, things, 3]."""
     scene = env.scene
     drawers = torch.nn.functional.pad(scene.drawers[..., None], (0, 2))
@@ -91,18 +91,18 @@ def test_free_motion_agrees_with_c_mujoco(env: TabletopEnv, reference: TabletopE
 def test_grasps_and_pulls_agree_with_c_mujoco(env: TabletopEnv, reference: TabletopEnv) -> None:
     reference.reset(start=STARTS)
     expert = reference.expert(noise=0.0, seed=0)
-    start = _things(reference)
+    start = _object_positions(reference)
     for _ in range(22):
         action = expert.act()
         ours, theirs = env.step(action), reference.step(action)
         assert torch.equal(ours.terminated, theirs.terminated)
-    assert ((_things(reference) - start).norm(dim=2).amax(1) > 0.01).all()
-    assert (_things(env) - _things(reference)).norm(dim=2).max() < 5e-3
+    assert ((_object_positions(reference) - start).norm(dim=2).amax(1) > 0.01).all()
+    assert (_object_positions(env) - _object_positions(reference)).norm(dim=2).max() < 5e-3
     assert (env.scene.end_effector - reference.scene.end_effector).norm(dim=1).max() < 2e-3
 
 
-def test_pictures_look_like_those_of_opengl(env: TabletopEnv, reference: TabletopEnv) -> None:
-    """Every row has its own colors, light and camera poses, so a look given to the wrong row would show."""
+def test_images_are_similar_to_opengl(env: TabletopEnv, reference: TabletopEnv) -> None:
+    """Environments differ in colors, light and camera poses, so that images in the wrong order are noticed."""
     reference.reset(start=STARTS)
     ours, theirs = env.observe(), reference.observe()
     assert ours.images.shape == theirs.images.shape == (4, 2, 32, 32, 3)
@@ -115,12 +115,12 @@ def test_pictures_look_like_those_of_opengl(env: TabletopEnv, reference: Tableto
     torch.testing.assert_close(ours.state, theirs.state, atol=1e-5, rtol=0.0)
 
 
-def test_pictures_of_some_rows_are_those_of_all(env: TabletopEnv) -> None:
+def test_images_of_some_environments_equal_those_of_all(env: TabletopEnv) -> None:
     everything = env.observe().images
     assert torch.equal(env.observe([2, 0]).images, everything[[2, 0]])
 
 
-def test_a_look_shows_the_state_after_the_step_and_stays(env: TabletopEnv) -> None:
+def test_observation_shows_the_state_after_the_step_and_is_a_copy(env: TabletopEnv) -> None:
     before = env.observe().images
     kept = before.clone()
     env.step(torch.tensor([[0.0, 1.0, 0.5, 0.0, 0.0, 0.0, -1.0]] * 4))
@@ -138,14 +138,14 @@ def test_same_starts_and_actions_give_the_same_bits(env: TabletopEnv) -> None:
     assert torch.equal(env.observe().images, image)
 
 
-def test_a_row_does_not_feel_its_neighbours(env: TabletopEnv) -> None:
+def test_environments_are_independent(env: TabletopEnv) -> None:
     actions = _actions(12)
     first = _play(env, actions)
     env.reset(start=STARTS[::-1])
     np.testing.assert_array_equal(_play(env, actions.flip(1))[:, ::-1], first)
 
 
-def test_captured_rows_go_on_exactly_in_other_rows(env: TabletopEnv) -> None:
+def test_captured_states_continue_exactly_in_other_environments(env: TabletopEnv) -> None:
     actions = _actions(16)
     _play(env, actions[:8])
     captured, image = env.capture(), env.observe().images
@@ -157,7 +157,7 @@ def test_captured_rows_go_on_exactly_in_other_rows(env: TabletopEnv) -> None:
     np.testing.assert_array_equal(_play(env, shuffled)[:, [3, 0, 1, 2]], rest)
 
 
-def test_reset_of_one_row_leaves_the_others(env: TabletopEnv) -> None:
+def test_reset_of_one_environment_does_not_change_the_others(env: TabletopEnv) -> None:
     _play(env, _actions(4))
     before, images = env.backend.export()[0], env.observe().images
     fresh = StartState(task=1, seed=77)
@@ -173,7 +173,7 @@ def test_reset_of_one_row_leaves_the_others(env: TabletopEnv) -> None:
     assert torch.equal(env.observe().images[0], images_after[2])
 
 
-def test_finished_rows_stand_still(env: TabletopEnv) -> None:
+def test_finished_environments_do_not_change(env: TabletopEnv) -> None:
     waiting = torch.tensor([[0.0, 0.0, 0.3, 0.0, 0.0, 0.0, -1.0]] * 4)
     for _ in range(6):
         env.step(waiting)
@@ -191,7 +191,7 @@ def test_finished_rows_stand_still(env: TabletopEnv) -> None:
     assert step.reward.tolist() == [0.0] * 4
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     monkeypatch.delitem(sys.modules, "sims.tabletop.warp_backend", raising=False)
     with pytest.raises(UserError, match=r"pip install 'vla-rl\[warp\]'"):

@@ -31,30 +31,32 @@ def clip(height: int = 64, width: int = 64) -> np.ndarray:
     return frames
 
 
-def test_frames_come_back(tmp_path: Path):
+def test_frames_can_be_read_back(tmp_path: Path):
     frames = clip()
-    about, back = read(write_video(tmp_path / "new" / "a.mp4", frames, fps=10, scale=4))
+    about, back = read(write_video(tmp_path / "new" / "a.mp4", frames, fps=10.0, scale=4))
     assert re.search(r"h264.*yuv420p.*10 fps", about), about
     assert back.shape == (12, 256, 256, 3)
     small = back[:, 2::4, 2::4].astype(int)
     assert np.abs(small - frames).mean() < 4
 
 
-def test_the_index_comes_first_so_a_browser_starts_at_once(tmp_path: Path):
-    data = write_video(tmp_path / "a.mp4", clip(), fps=10).read_bytes()
+def test_index_is_at_the_beginning_of_the_file(tmp_path: Path):
+    data = write_video(tmp_path / "a.mp4", clip(), fps=10.0).read_bytes()
     assert 0 < data.index(b"moov") < data.index(b"mdat")
 
 
 @pytest.mark.parametrize(("success", "color"), [(True, SUCCESS), (False, FAILURE)])
-def test_the_border_tells_the_outcome_and_hides_nothing(tmp_path: Path, success: bool, color: tuple[int, int, int]):
-    _, back = read(write_video(tmp_path / "a.mp4", clip(), fps=10, scale=4, success=success))
+def test_border_shows_success_outside_the_frame(tmp_path: Path, success: bool, color: tuple[int, int, int]):
+    _, back = read(write_video(tmp_path / "a.mp4", clip(), fps=10.0, scale=4, success=success))
     assert back.shape == (12, 268, 268, 3)
     assert np.abs(back[:, 1].astype(int) - color).mean() < 25
     assert np.abs(back[:, 6:-6, 6:-6][:, 2::4, 2::4].astype(int) - clip()).mean() < 5
 
 
 def test_odd_sizes_and_a_long_caption(tmp_path: Path):
-    _, back = read(write_video(tmp_path / "a.mp4", clip(63, 65), fps=10, caption="put the red cube on the plate " * 5))
+    _, back = read(
+        write_video(tmp_path / "a.mp4", clip(63, 65), fps=10.0, caption="put the red cube on the plate " * 5)
+    )
     assert back.shape == (12, 86, 66, 3)
     strip = back[0, 63:]
     assert strip.max() > 180
@@ -64,6 +66,6 @@ def test_odd_sizes_and_a_long_caption(tmp_path: Path):
 @pytest.mark.parametrize(
     "frames", [np.zeros((3, 8, 8, 3)), np.zeros((8, 8, 3), np.uint8), np.zeros((0, 8, 8, 3), np.uint8)]
 )
-def test_other_arrays_are_refused(tmp_path: Path, frames: np.ndarray):
+def test_error_of_wrong_arrays(tmp_path: Path, frames: np.ndarray):
     with pytest.raises(ValueError, match=r"uint8 \[T, h, w, 3\]"):
-        write_video(tmp_path / "a.mp4", frames, fps=10)
+        write_video(tmp_path / "a.mp4", frames, fps=10.0)

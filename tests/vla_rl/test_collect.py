@@ -20,7 +20,7 @@ class LameExpert(PointExpert):
     lame: tuple[int, ...] = ()
 
     def act(self) -> Tensor:
-        moves = torch.tensor([task not in self.lame for task in self.world.task.tolist()])
+        moves = torch.tensor([task not in self.lame for task in self.env.task.tolist()])
         return super().act() * moves[:, None]
 
 

@@ -76,13 +76,13 @@ def test_a_continued_rollout_does_not_observe_twice() -> None:
     runner = collector(env)
     runner.collect(2)
     runner.collect(2)
-    assert env.looks == [3] * 5
+    assert env.observed == [3] * 5
 
 
 def test_episodes_run_once_in_each_environment_and_observe_only_running_ones() -> None:
     env = ChainEnv(num_envs=3, length=LENGTH, max_steps=100)
     rollout = collector(env).episodes([StartState(task=1, seed=cell) for cell in (8, 3, 0)])
-    assert env.looks == [3, 2, 1]
+    assert env.observed == [3, 2, 1]
     assert rollout.valid.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
     assert rollout.num_executed.tolist() == [[1, 4, 4], [0, 2, 4], [0, 0, 1]]
     assert rollout.success.any(0).all()
@@ -109,7 +109,7 @@ class FailingChain(ChainEnv):
         self.failed = True
         valid = torch.ones_like(step.terminated)
         valid[1] = False
-        self.standing[1] = True
+        self.finished[1] = True
         return replace(step, valid=valid, truncated=step.truncated | ~valid, reward=step.reward * valid)
 
 

@@ -1,4 +1,4 @@
-"""``vla-rl serve``, ``deploy``, ``fake-arm`` and ``export``: what stands between a bundle and an arm."""
+"""``vla-rl serve``, ``deploy``, ``fake-arm`` and ``export``: from a bundle to an arm."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Serve:
     """the address to listen on; any other than loopback needs a certificate and its key"""
     port: int = 8720
     token_file: Annotated[Path | None, arg(metavar="FILE")] = None
-    """what clients must know (default: ~/.config/vla-rl/token, made on first use)"""
+    """the token that clients must present (default: ~/.config/vla-rl/token, created on first use)"""
     certificate: Annotated[Path | None, arg(metavar="FILE")] = None
     """PEM, for TLS"""
     key: Annotated[Path | None, arg(metavar="FILE")] = None
     """PEM, the certificate's"""
     runtime: Runtime = "eager"
-    """what computes; onnx needs `vla-rl export` first, `vla-rl bench latency` compares them"""
+    """what computes the actions; onnx needs `vla-rl export` first, `vla-rl bench latency` compares them"""
 
     def run(self) -> None:
-        from real_robot.commands import serve
+        from real_robot.serving.commands import serve
 
         serve(
             self.bundle,
@@ -54,16 +54,16 @@ class Deploy:
     robot: Annotated[Path, arg(metavar="FILE")]
     """the robot's YAML file, see configs/robots/"""
     instruction: str = ""
-    """what the policy is asked to do; may be changed later: ros2 param set /vla_rl_policy instruction TEXT"""
+    """what the policy is asked to do; change it later with: ros2 param set /vla_rl_policy instruction TEXT"""
     url: str | None = None
-    """a policy server that runs already, ws://HOST:PORT (default: start one here)"""
+    """a policy server that is running, ws://HOST:PORT (default: start one here)"""
     token_file: Annotated[Path | None, arg(metavar="FILE")] = None
     """that server's token (default: ~/.config/vla-rl/token)"""
     runtime: Runtime = "eager"
-    """what computes in a server started here"""
+    """what computes the actions in a server started here"""
 
     def run(self) -> None:
-        from real_robot.commands import deploy
+        from real_robot.ros.commands import deploy
 
         code = deploy(
             self.bundle,
@@ -81,24 +81,24 @@ class FakeArm:
     """The simulated Panda behind the ROS topics of a real one, until Ctrl-C. Needs ROS 2."""
 
     image_size: tuple[int, int] = (480, 640)
-    """height and width of its cameras' pictures"""
+    """height and width of its camera images"""
     camera_hz: int = 30
 
     def run(self) -> None:
-        from real_robot.commands import fake_arm
+        from real_robot.ros.commands import fake_arm
 
         raise SystemExit(fake_arm(image_size=self.image_size, camera_hz=self.camera_hz))
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write BUNDLE's deployed policy for another runtime, beside its weights, and check that it computes the same."""
+    """Write BUNDLE's policy for another runtime, beside its weights, and check that it computes the same actions."""
 
     bundle: Bundle
     """the folder that training wrote"""
     to: Literal["onnx"]
 
     def run(self) -> None:
-        from real_robot.serving.export import export_onnx
+        from real_robot.serving.onnx.export import export_onnx
 
         print(export_onnx(self.bundle))

@@ -1,11 +1,10 @@
-"""The fake arm's cameras: a process of their own, as rendering would keep the joints' process from its 2 ms ticks."""
+"""The fake arm's cameras, in a separate process: rendering would delay the 2 ms ticks of the joints' process."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import time
-from functools import lru_cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import SynchronizedArray
 
@@ -16,8 +15,9 @@ from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
 from real_robot.priority import give_up_priority
-from real_robot.ros.ros_io import SENSOR_QOS
-from sims.tabletop.layout import NQ, Layout, sample_layout
+from real_robot.ros.fake_arm.physics import episode_layout
+from real_robot.ros.messages import SENSOR_QOS
+from sims.tabletop.layout import NQ
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.tasks import TASKS
 
@@ -27,42 +27,36 @@ FAULTS = ("none", "silent", "frozen")
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-class Scenery:
-    """What the cameras see, shared by both processes: which episode, its generalized positions, and the fault."""
+class SharedState:
+    """State that the cameras render, shared by both processes: episode, generalized positions, and the fault."""
 
     def __init__(self) -> None:
         self._qpos: SynchronizedArray[float] = _SPAWN.Array("d", NQ)
-        self._which: SynchronizedArray[int] = _SPAWN.Array("q", 3)
+        self._episode: SynchronizedArray[int] = _SPAWN.Array("q", 3)
 
-    def show(self, task: str, seed: int, qpos: NDArray[np.float64], fault: str) -> None:
-        """Never waits: while the cameras are reading, this moment is left out."""
+    def write(self, task: str, seed: int, qpos: NDArray[np.float64], fault: str) -> None:
+        """Never blocks: skipped while the cameras are reading."""
         lock = self._qpos.get_lock()
         if lock.acquire(block=False):
-            self._which[:] = [_TASKS.index(task), seed, FAULTS.index(fault)]
+            self._episode[:] = [_TASKS.index(task), seed, FAULTS.index(fault)]
             self._qpos[:] = qpos.tolist()
             lock.release()
 
-    def seen(self) -> tuple[str, int, NDArray[np.float64], str]:
+    def read(self) -> tuple[str, int, NDArray[np.float64], str]:
         with self._qpos.get_lock():
-            task, seed, fault = self._which[:]
+            task, seed, fault = self._episode[:]
             return _TASKS[task], seed, np.array(self._qpos[:]), FAULTS[fault]
 
 
-@lru_cache(maxsize=1)
-def begin_episode(task: str, seed: int) -> Layout:
-    """As the suite's with its defaults."""
-    return sample_layout(task, seed, split="train", appearance=1.0)
-
-
-def start_cameras(scenery: Scenery, image_size: tuple[int, int], hz: int) -> BaseProcess:
-    """They end with this process, however it ends."""
-    process = _SPAWN.Process(target=_film, args=(scenery, image_size, hz, os.getpid()), daemon=True)
+def start_cameras(shared: SharedState, image_size: tuple[int, int], hz: int) -> BaseProcess:
+    """Start the camera process; it ends with this process, however that ends. ``image_size``: (height, width)."""
+    process = _SPAWN.Process(target=_publish_images, args=(shared, image_size, hz, os.getpid()), daemon=True)
     process.start()
     return process
 
 
-def _film(scenery: Scenery, image_size: tuple[int, int], hz: int, parent: int) -> None:
-    give_up_priority()  # the arm's, inherited: drawing would use up what Linux leaves to real-time processes
+def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, parent: int) -> None:
+    give_up_priority()  # inherited from the arm: rendering would use up the time that Linux gives real-time processes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("fake_cameras")
     publishers = [node.create_publisher(Image, f"/camera/{name}/image_raw", SENSOR_QOS) for name in NAMES]
@@ -71,11 +65,11 @@ def _film(scenery: Scenery, image_size: tuple[int, int], hz: int, parent: int) -
     images = np.zeros((len(NAMES), height, width, 3), dtype=np.uint8)
     stamp, due_s = node.get_clock().now().to_msg(), time.monotonic()
     while os.getppid() == parent:
-        task, seed, qpos, fault = scenery.seen()
+        task, seed, qpos, fault = shared.read()
         if fault != "frozen":
             stamp = node.get_clock().now().to_msg()
-            episode = begin_episode(task, seed)
-            renderer.draw(qpos, episode.fixtures, episode.appearance, images)
+            layout = episode_layout(task, seed)
+            renderer.draw(qpos, layout.fixtures, layout.appearance, images)
         for publisher, image in zip(publishers, images, strict=True) if fault != "silent" else ():
             message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
             message.header.stamp = stamp

@@ -1,4 +1,4 @@
-"""What goes over the wire for every kind of output, and what is made of every kind of input."""
+"""Messages of every kind of output, and values from every kind of input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from real_robot.robot_file import Robot, load_robot
-from real_robot.safety.filter import SafeCommand
+from real_robot.safety.commands import SafeCommand
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -43,7 +43,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         rclpy.shutdown(context=context)
 
 
-def heard(newest: Any, meanwhile: Callable[[], None], seconds: float = 20.0) -> Any:
+def received(newest: Any, meanwhile: Callable[[], None], seconds: float = 20.0) -> Any:
     """The first message on a topic while ``meanwhile`` is done again and again."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -65,14 +65,15 @@ def with_output(kind: str) -> Robot:
     return dataclasses.replace(ROBOT, ros=ros)
 
 
-def test_a_trajectory_carries_its_stop(node: Any) -> None:
+def test_a_trajectory_contains_its_stop(node: Any) -> None:
     from trajectory_msgs.msg import JointTrajectory
 
-    from real_robot.ros.ros_io import CommandOutput, Newest
+    from real_robot.ros.messages import LatestMessage
+    from real_robot.ros.registry import build_output
 
     robot = with_output("joint_trajectory")
-    output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, JointTrajectory, "/joint_trajectory")
-    message = heard(ear, lambda: output.send(OUT, STOP))
+    output, topic = build_output(node, robot), LatestMessage(node, JointTrajectory, "/joint_trajectory")
+    message = received(topic, lambda: output.send(OUT, STOP))
     assert list(message.joint_names) == [axis.name for axis in robot.limits.axes]
     assert list(message.points[0].positions) == list(READY)
     assert list(message.points[0].velocities) == list(SPEEDS)
@@ -80,70 +81,74 @@ def test_a_trajectory_carries_its_stop(node: Any) -> None:
     times = [point.time_from_start.nanosec for point in message.points]
     assert times == [10_000_000, 20_000_000, 30_000_000]
     output.close()
-    ear.close()
+    topic.close()
 
 
 def test_positions_and_twists(node: Any) -> None:
     from geometry_msgs.msg import TwistStamped
     from std_msgs.msg import Float64MultiArray
 
-    from real_robot.ros.ros_io import CommandOutput, Newest
-    from real_robot.safety.kinematics import ToolPoint
+    from real_robot.ros.messages import LatestMessage
+    from real_robot.ros.registry import build_output
+    from real_robot.safety.kinematics import EndEffectorPoint
 
     robot = with_output("float64_multi_array")
-    output, ear = CommandOutput(node, robot.ros, robot.limits), Newest(node, Float64MultiArray, "/float64_multi_array")
-    assert list(heard(ear, lambda: output.send(OUT, STOP)).data) == list(READY)
+    output, topic = build_output(node, robot), LatestMessage(node, Float64MultiArray, "/float64_multi_array")
+    assert list(received(topic, lambda: output.send(OUT, STOP)).data) == list(READY)
     output.close()
 
     robot = with_output("twist_stamped")
-    output = CommandOutput(node, robot.ros, robot.limits)
-    twists, gripper = Newest(node, TwistStamped, "/twist_stamped"), Newest(node, Float64MultiArray, "/gripper")
-    message = heard(twists, lambda: output.send(OUT, STOP))
+    output = build_output(node, robot)
+    twists, gripper = (
+        LatestMessage(node, TwistStamped, "/twist_stamped"),
+        LatestMessage(node, Float64MultiArray, "/gripper"),
+    )
+    message = received(twists, lambda: output.send(OUT, STOP))
     assert message.header.frame_id == "base"
     assert message.header.stamp.sec > 0
     box = robot.limits.workspace
     assert box is not None
-    x, y, _ = ToolPoint(box.frames, box.tool, robot.limits.axes)(READY)
+    x, y, _ = EndEffectorPoint(box.frames, box.end_effector, robot.limits.axes)(READY)
     # joint 1 turns about the vertical axis through the base
     linear, angular = message.twist.linear, message.twist.angular
     np.testing.assert_allclose([linear.x, linear.y, linear.z], [-0.1 * y, 0.1 * x, 0.0], atol=1e-9)
     np.testing.assert_allclose([angular.x, angular.y, angular.z], [0.0, 0.0, 0.1], atol=1e-9)
-    assert list(heard(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
+    assert list(received(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
     output.close()
 
 
 @pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
 @pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
-def test_an_output_whose_package_is_missing_is_refused_with_its_name(node: Any, kind: str) -> None:
-    from real_robot.ros.ros_io import CommandOutput
+def test_an_output_names_its_missing_ros_package(node: Any, kind: str) -> None:
+    from real_robot.ros.registry import build_output
 
     robot = with_output(kind)
     with pytest.raises(ValueError, match="control_msgs; on a ROS 2 machine: apt install"):
-        CommandOutput(node, robot.ros, robot.limits)
+        build_output(node, robot)
 
 
 def test_frames_as_tf_publishes_them(node: Any) -> None:
     from geometry_msgs.msg import TransformStamped
 
+    from real_robot.ros.frame_input import FrameInput, add_transforms
     from real_robot.ros.frames import FrameTree
-    from real_robot.ros.ros_io import FrameInput, remember
 
     arm, hand = TransformStamped(child_frame_id="arm"), TransformStamped(child_frame_id="hand")
     arm.header.frame_id, hand.header.frame_id = "base", "arm"
     arm.transform.translation.x, hand.transform.translation.x = 1.0, 0.5
     arm.transform.rotation.z = arm.transform.rotation.w = 0.5**0.5  # a quarter turn to the left
     tree = FrameTree()
-    remember(tree, [hand, arm])
-    np.testing.assert_allclose(tree.place("hand", "base"), (1.0, 0.5, 0.0), atol=1e-9)
+    add_transforms(tree, [hand, arm])
+    np.testing.assert_allclose(tree.position("hand", "base"), (1.0, 0.5, 0.0), atol=1e-9)
     if find_spec("tf2_msgs") is None:
-        with pytest.raises(ValueError, match="tool_frame needs TFMessage of the ROS package tf2_msgs"):
+        with pytest.raises(ValueError, match="end_effector_frame needs TFMessage of the ROS package tf2_msgs"):
             FrameInput(node)
 
 
 def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) -> None:
     from sensor_msgs.msg import JointState
 
-    from real_robot.ros.ros_io import RESIDUAL_AGE_S, JointInput
+    from real_robot.ros.inputs import RESIDUAL_AGE_S, JointInput
 
     ros = dataclasses.replace(ROBOT.ros, joint_states="/states", residuals="/torques")
     joints = JointInput(node, ros, ["a", "b"])
@@ -175,7 +180,7 @@ def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) ->
     assert measured is not None
     assert measured.residuals is None
     assert not joints.fresh(5.0)
-    assert joints.trouble == "nothing received on /torques"
+    assert joints.problem == "nothing received on /torques"
     joints.close()
 
 
@@ -185,7 +190,7 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     from PIL import Image as Picture
     from sensor_msgs.msg import CompressedImage, Image
 
-    from real_robot.ros.ros_io import CameraInput, image_array
+    from real_robot.ros.inputs import CameraInput, image_array
 
     picture = np.zeros((48, 64, 3), np.uint8)
     picture[:, :, 0], picture[:, :, 2] = 200, 40
@@ -203,14 +208,14 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     cameras = CameraInput(node, {"left": "/left/compressed", "right": "/right"})
     left = node.create_publisher(CompressedImage, "/left/compressed", 1)
     right = node.create_publisher(Image, "/right", 1)
-    assert cameras.look((24, 24)) is None
+    assert cameras.images((24, 24)) is None
     deadline, seen = time.monotonic() + 20.0, None
     while seen is None and time.monotonic() < deadline:
         packed.header.stamp = padded.header.stamp = node.get_clock().now().to_msg()
         left.publish(packed)
         right.publish(padded)
         time.sleep(0.02)
-        seen = cameras.look((24, 24))
+        seen = cameras.images((24, 24))
     assert seen is not None
     assert (seen[0]["left"] == picture[:24, :24]).all()
     assert (seen[0]["right"] == picture[:24, :24]).all()

@@ -1,7 +1,6 @@
-"""The tabletop suite's Panda: tool motions in, tool pose out, on a real arm as in simulation.
+"""The tabletop suite's Panda: end-effector motions as actions and the end-effector pose as state, on a real arm.
 
-The suite's own control law (``sims.tabletop.end_effector_control``), so that a policy trained there finds its own arm
-here.
+The control law is the suite's own (``sims.tabletop.end_effector_control``), so that a policy trained there can be deployed.
 """
 
 from __future__ import annotations
@@ -13,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.safety.stopping import AxisLimits
-from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
-from sims.tabletop.kinematics import end_effector_orientation
 from sims.tabletop.layout import START_JOINTS
+from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
 
 
-class PandaTool:
-    """Seven arm joints and one finger [m]. Action: translation and rotation of the tool, gripper (1 is closed)."""
+class PandaEndEffector:
+    """Seven arm joints and one finger [m].
+
+    Action: translation, rotation and gripper (1 is closed). State: position, orientation, both fingers [m].
+    """
 
     action_dim = 7
     state_dim = 8
@@ -29,28 +31,28 @@ class PandaTool:
         units = [axis.unit for axis in axes]
         if units != ["rad"] * 7 + ["m"] or [axis.name for axis in axes[:7]] != sorted(axis.name for axis in axes[:7]):
             raise ValueError(
-                "embodiment panda_tool needs limits.joints in the order joint 1 to 7 (revolute), finger (prismatic); "
-                f"got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
+                "embodiment panda_end_effector needs limits.joints in the order joint 1 to 7 (revolute), "
+                f"finger (prismatic); got {[f'{axis.name} [{axis.unit}]' for axis in axes]}"
             )
         self._control = EndEffectorControl()
         self.begin([*START_JOINTS, 0.0])
 
     def state(self, joints: Sequence[float]) -> NDArray[np.float32]:
-        tool = self._look(joints)
+        pose = self._pose(joints)
         finger = joints[7]
-        parts = [tool.position[0], end_effector_orientation(tool.rotation)[0], torch.tensor([finger, -finger]).double()]
+        parts = [pose.position[0], end_effector_orientation(pose.rotation)[0], torch.tensor([finger, -finger]).double()]
         return np.asarray(torch.cat(parts).float().numpy())
 
     def begin(self, joints: Sequence[float]) -> None:
-        tool = self._look(joints)
-        self._target = EndEffectorTarget(position=tool.position, rotation=tool.rotation, joints=tool.joints)
+        pose = self._pose(joints)
+        self._target = EndEffectorTarget(position=pose.position, rotation=pose.rotation, joints=pose.joints)
 
     def targets(self, action: NDArray[np.float32], joints: Sequence[float]) -> list[float]:
         move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
-        self._target = self._control.next_target(self._target, move, self._look(joints))
+        self._target = self._control.next_target(self._target, move, self._pose(joints))
         return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
 
-    def _look(self, joints: Sequence[float]) -> EndEffectorState:
+    def _pose(self, joints: Sequence[float]) -> EndEffectorState:
         arm = torch.tensor([joints[:7]], dtype=torch.float64)
         position, rotation, jacobian = self._control.panda.forward(arm)
         return EndEffectorState(position=position, rotation=rotation, joints=arm, jacobian=jacobian)

@@ -1,0 +1,118 @@
+"""``vla-rl deploy`` and ``vla-rl fake-arm``: they run beside the robot, in a Python that has rclpy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from policies.bundle import read_bundle_info
+from policies.policy import PolicySpec
+from policies.registry import build_policy
+from real_robot.robot_file import RobotError, load_robot
+from real_robot.ros.installation import require_ros
+from real_robot.serving.commands import default_token_file
+from real_robot.serving.runtimes import Runtime
+
+START_S = 120.0
+
+
+def deploy(
+    bundle: Path,
+    *,
+    robot: Path,
+    instruction: str,
+    url: str | None = None,
+    token_file: Path | None = None,
+    runtime: Runtime = "eager",
+) -> int:
+    """Drive the robot of the file ``robot`` with ``bundle``, until SIGINT or SIGTERM; brakes and holds, returns 0.
+
+    ``url`` and ``token_file``: a server that is running; without a url one is started here, on loopback. RobotError or
+    BundleError if the two do not fit, before anything moves.
+    """
+    require_ros()
+    _check(bundle, robot)
+    from real_robot.ros import node
+
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url, token_file = stack.enter_context(_server(bundle, folder, runtime))
+        values: dict[str, object] = {
+            "robot_file": robot,
+            "policy_url": url,
+            "token_file": token_file or default_token_file(),
+        }
+        if instruction:
+            values["instruction"] = json.dumps(instruction)  # a parameter's value is YAML: quoted, it remains a string
+        return node.main(_ros_arguments(values), autostart_s=START_S)
+
+
+def fake_arm(*, image_size: tuple[int, int] = (480, 640), camera_hz: int = 30) -> int:
+    """The simulated Panda behind ROS topics, until interrupted. ``image_size``: (height, width)."""
+    require_ros()
+    from real_robot.ros.fake_arm import node
+
+    values = {"image_height": image_size[0], "image_width": image_size[1], "camera_hz": camera_hz}
+    return node.main(_ros_arguments(values))
+
+
+def _ros_arguments(parameters: Mapping[str, object]) -> list[str]:
+    return ["--ros-args", *(flag for name, value in parameters.items() for flag in ("-p", f"{name}:={value}"))]
+
+
+def _check(bundle: Path, robot: Path) -> None:
+    """Refuse what does not fit before any process starts."""
+    try:
+        described = load_robot(robot)
+    except ValueError as error:
+        raise RobotError(str(error)) from error
+    spec = policy_spec(bundle)
+    if sorted(spec.robot.cameras) != sorted(described.ros.cameras):
+        raise RobotError(
+            f"{bundle} has the cameras {list(spec.robot.cameras)}, {robot} has {list(described.ros.cameras)}; "
+            "rename them under ros.cameras"
+        )
+    chunking = described.control.chunking
+    if chunking.method == "prefix" and chunking.max_delay > spec.max_prefix:
+        raise RobotError(
+            f"{robot}: control.chunking.max_delay is {chunking.max_delay}, {bundle} was trained with prefixes of at "
+            f"most {spec.max_prefix} (max_prefix); lower it, or set control.chunking.method: ensemble"
+        )
+
+
+def policy_spec(bundle: Path) -> PolicySpec:
+    """Of the bundle's policy, whose weights are neither read nor allocated. Raises BundleError."""
+    info = read_bundle_info(bundle)
+    with torch.device("meta"):
+        return build_policy(info.config, info.robot).spec
+
+
+@contextlib.contextmanager
+def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str, Path]]:
+    """(url, token file) of a server process, which ends with the block."""
+    token_file, ready = folder / "token", folder / "ready"
+    token_file.touch(mode=0o600)
+    token_file.write_text(secrets.token_hex(16))
+    arguments = [str(bundle), str(token_file), str(ready), "--runtime", runtime]
+    process = subprocess.Popen([sys.executable, "-m", "real_robot.serving.commands", *arguments])
+    try:
+        deadline = time.monotonic() + START_S
+        while not (ready.exists() and ready.read_text().endswith("\n")):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RobotError(f"the policy server for {bundle} did not start; its message is above")
+            time.sleep(0.05)
+        yield f"ws://127.0.0.1:{ready.read_text().strip()}", token_file
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=10)

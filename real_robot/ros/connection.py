@@ -1,0 +1,115 @@
+"""The ROS side of ``RobotEnv``: sensors, control thread and episode node of one arm, in a ROS context of their own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import rclpy
+from rcl_interfaces.msg import Parameter as ParameterMessage
+from rcl_interfaces.srv import SetParameters
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
+
+from real_robot.control.loop import ControlLoop
+from real_robot.control.thread import ControlThread
+from real_robot.robot_file import Robot, RobotError
+from real_robot.ros.inputs import CameraInput, JointInput
+from real_robot.ros.messages import LATCHED_QOS
+from real_robot.ros.registry import build_output
+
+
+class EpisodeService:
+    """Client of the node that sets up episodes and reports success. Calls block; the executor runs in another thread.
+
+    ``success`` and ``failure``: last published values since ``reset``.
+    """
+
+    def __init__(self, node: Node, name: str, *, timeout_s: float) -> None:
+        self._node, self._name, self._timeout_s = node, name, timeout_s
+        self.success = self.failure = False
+        self._parameters = node.create_client(SetParameters, f"{name}/set_parameters")
+        self._reset = node.create_client(Trigger, f"{name}/reset")
+        self._subscriptions = [
+            node.create_subscription(Bool, f"{name}/success", self._on_success, LATCHED_QOS),
+            node.create_subscription(Bool, f"{name}/failure", self._on_failure, LATCHED_QOS),
+        ]
+
+    def reset(self, task: str, seed: int, *, timeout_s: float) -> str:
+        """Set up the episode (task, seed); returns its instruction. RobotError if that is refused or not answered."""
+        values = [Parameter("task", value=task), Parameter("seed", value=seed)]
+        messages: list[ParameterMessage] = [value.to_parameter_msg() for value in values]
+        request = SetParameters.Request(parameters=messages)
+        for result in self._call(self._parameters, request, self._timeout_s).results:
+            if not result.successful:
+                raise RobotError(f"the node {self._name} refuses {task!r}, {seed}: {result.reason}")
+        reply = self._call(self._reset, Trigger.Request(), timeout_s)
+        if not reply.success:
+            raise RobotError(f"the node {self._name} could not set up the episode: {reply.message}")
+        self.success = self.failure = False
+        return str(reply.message)
+
+    def _call(self, client: Any, request: Any, timeout_s: float) -> Any:
+        if not client.wait_for_service(timeout_sec=self._timeout_s):
+            raise RobotError(f"no service {client.srv_name}; start the node {self._name}, or correct ros.episode_node")
+        answered = threading.Event()
+        future = client.call_async(request)
+        future.add_done_callback(lambda _: answered.set())
+        if not answered.wait(timeout_s):
+            raise RobotError(f"{client.srv_name} did not answer within {timeout_s:g} s")
+        return future.result()
+
+    def _on_success(self, message: Bool) -> None:
+        self.success = message.data
+
+    def _on_failure(self, message: Bool) -> None:
+        self.failure = message.data
+
+
+class RobotConnection:
+    """Independent of any other use of ROS in the program. Services ``~/stop`` and ``~/release`` of ``vla_rl_env``."""
+
+    def __init__(self, robot: Robot, loop: ControlLoop, *, timeout_s: float) -> None:
+        self._context = Context()
+        rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        self._node = Node("vla_rl_env", context=self._context)
+        self.joints = JointInput(self._node, robot.ros, [axis.name for axis in robot.limits.axes])
+        self.cameras = CameraInput(self._node, robot.ros.cameras)
+        self.episodes = EpisodeService(self._node, robot.ros.episode_node, timeout_s=timeout_s)
+        self.control = ControlThread(loop, self.joints, build_output(self._node, robot))
+        self._services = [
+            self._node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
+            for name in ("stop", "release")
+        ]
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._spinning = threading.Thread(target=self._executor.spin, name="ros", daemon=True)
+        self._spinning.start()
+
+    def close(self) -> None:
+        """Brake, hold, and leave ROS."""
+        self.control.brake()
+        self._executor.shutdown()
+        self._spinning.join()
+        self._node.destroy_node()
+        rclpy.shutdown(context=self._context)
+
+    def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        with self.control.lock:
+            self.control.loop.stop("the stop service was called")
+        response.success, response.message = True, "braking; protective hold is latched until ~/release"
+        return response
+
+    def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success, response.message = True, "released"
+        try:
+            with self.control.lock:
+                self.control.loop.filter.release()
+        except ValueError as error:
+            response.success, response.message = False, str(error)
+        return response

@@ -1,0 +1,233 @@
+"""Episodes of one robot with the policy of a server: what the ROS node connects, starts, ends and reports.
+
+One control thread per activation drives the arm; ``ControlThread.lock`` guards the loop between it and the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rclpy.node import Node
+
+from real_robot.control.loop import ControlLoop
+from real_robot.control.registry import build_embodiment
+from real_robot.control.thread import ControlThread
+from real_robot.recorder import Recorder
+from real_robot.robot_file import load_robot
+from real_robot.ros.frame_input import FrameInput
+from real_robot.ros.inputs import CameraInput, JointInput
+from real_robot.ros.registry import build_output
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.protocol import EpisodeOutcome, Hello
+from real_robot.serving.remote_policy import RemotePolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connections:
+    """``store``: episode store that every episode goes into; None: nothing is recorded."""
+
+    robot_file: Path
+    policy_url: str
+    token_file: Path
+    store: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRequest:
+    """``task``: name that the episode is recorded under; empty: the instruction. ``seed``: recorded with it."""
+
+    instruction: str
+    task: str
+    seed: int
+
+
+class EpisodeRunner:
+    """``on_tick(stop_reason)`` is called in the control thread after every command; the reason is the filter's or None.
+
+    Raises ValueError, OSError or EpisodeError if something cannot be connected; nothing stays open then.
+    """
+
+    def __init__(self, node: Node, connections: Connections, *, on_tick: Callable[[str | None], None]) -> None:
+        self.robot = robot = load_robot(connections.robot_file)
+        self._connections, self._on_tick = connections, on_tick
+        token = connections.token_file.read_text().strip()
+        with ExitStack() as stack:
+            self._recorder = Recorder(connections.store) if connections.store else None
+            if self._recorder is not None:
+                stack.callback(self._recorder.close)
+            self._frames = FrameInput(node) if robot.ros.end_effector_frame else None
+            if self._frames is not None:
+                stack.callback(self._frames.close)
+            self._output = build_output(node, robot)
+            stack.callback(self._output.close)
+            self._joints = JointInput(node, robot.ros, [axis.name for axis in robot.limits.axes])
+            stack.callback(self._joints.close)
+            self._cameras = CameraInput(node, robot.ros.cameras)
+            stack.callback(self._cameras.close)
+            self._client = PolicyClient(connections.policy_url, token=token, timeout_s=robot.control.server_timeout_s)
+            stack.callback(self._client.close)
+            self._resources = stack.pop_all()
+        self._policy: RemotePolicy | None = None
+        self._control: ControlThread | None = None
+        self._outcome: EpisodeOutcome | None = None  # of the episode that is ending
+        self.in_episode = False
+
+    def close(self) -> None:
+        """Disconnect everything; ``brake`` comes first."""
+        self._resources.close()
+
+    # -- episodes --------------------------------------------------------------------------------------------------
+
+    def activate(self, episode: EpisodeRequest) -> None:
+        """Start control with a first episode. ValueError says why it cannot."""
+        self._policy = self._control = None
+        if self._frames is not None:
+            self._frames.check(self.robot, self._joints)
+        self._begin(episode)
+
+    def begin_episode(self, episode: EpisodeRequest) -> None:
+        """Begin an episode from rest, with the policy that the server now offers. ValueError says why it cannot."""
+        if self._control is None or not self._control.running:
+            raise ValueError("the node is not active")
+        self._begin(episode)
+
+    def end_episode(self, outcome: EpisodeOutcome) -> None:
+        """Returns at once; the arm brakes, then the episode is recorded. ValueError if there is none."""
+        if not self.in_episode or self._control is None:
+            raise ValueError("no episode is under way")
+        self._outcome = outcome
+        self._control.rest()
+
+    def brake(self) -> None:
+        """Brake to rest and end the control thread and the episode. Returns when the commanded speed is zero."""
+        if self._control is not None and self._control.running:
+            self._outcome = self._outcome or ("unknown" if self.in_episode else None)
+            self._control.brake()
+            self._close_episode()
+
+    def _begin(self, episode: EpisodeRequest) -> None:
+        hello = self._client.hello
+        if self.in_episode:
+            raise ValueError("an episode is under way; call ~/end_episode first")
+        if hello is None:
+            raise ValueError(f"no policy server: {self._client.problem}")
+        control, policy = self._prepare(hello)
+        with control.lock:
+            policy.begin_episode(episode.instruction)
+        control.start()
+        if self._recorder is not None:
+            self._recorder.begin(
+                instruction=episode.instruction,
+                task=episode.task or episode.instruction,
+                seed=episode.seed,
+                control_hz=hello.control_hz,
+                policy_version=hello.fingerprint,
+                fingerprint={"robot": self._connections.robot_file.stem},
+            )
+        self.in_episode = True
+        with control.lock:
+            control.loop.resume()
+
+    def _prepare(self, hello: Hello) -> tuple[ControlThread, RemotePolicy]:
+        """The control thread, and a source of actions for this policy."""
+        if self._control is not None and self._policy is not None and self._policy.hello == hello:
+            return self._control, self._policy
+        robot = self.robot
+        if missing := set(hello.cameras) ^ set(robot.ros.cameras):
+            raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
+        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, control_hz=hello.control_hz)
+        policy = RemotePolicy(
+            hello,
+            robot.control.chunking,
+            embodiment=embodiment,
+            client=self._client,
+            cameras=self._cameras,
+            log=self._recorder,
+            max_image_age_s=robot.control.max_image_age_s,
+        )
+        if self._control is None:
+            loop = ControlLoop(robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy)
+            self._control = ControlThread(loop, self._joints, self._output, after_tick=self._after_tick)
+        elif self._policy is not None and self._policy.hello.control_hz != hello.control_hz:
+            raise ValueError(f"the new policy runs at {hello.control_hz:g} Hz; deactivate and activate to change over")
+        else:
+            with self._control.lock:
+                self._control.loop.source = policy
+        self._policy = policy
+        return self._control, policy
+
+    def _after_tick(self, now_s: float) -> None:
+        """In the control thread, when the tick's command has been sent."""
+        assert self._policy is not None
+        assert self._control is not None
+        self._policy.request_chunk(now_s)
+        safety = self._control.loop.filter
+        self._on_tick(safety.stopped)
+        if self._outcome is not None and safety.at_rest:
+            measured = self._joints.measure()
+            if measured is not None:
+                self._policy.record_final_observation(measured, now_s)
+            self._close_episode()
+
+    def _close_episode(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        if self._recorder is not None:
+            self._recorder.end(success=outcome == "success")
+        self._client.end_episode(outcome)
+        self.in_episode = False
+
+    # -- stop, pause, instruction ----------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """Latched protective hold."""
+        if self._control is not None:
+            with self._control.lock:
+                self._control.loop.stop(reason)
+
+    def release(self) -> None:
+        """Unlatch the stop. ValueError while the arm is still braking."""
+        if self._control is not None:
+            with self._control.lock:
+                self._control.loop.filter.release()
+
+    def set_paused(self, paused: bool) -> None:
+        """Hold, or continue with a new plan. ValueError if no episode is under way."""
+        if not self.in_episode or self._outcome is not None:
+            raise ValueError("no episode is under way")
+        if self._control is not None:
+            loop = self._control.loop
+            with self._control.lock:
+                loop.pause() if paused else loop.resume()
+
+    def set_instruction(self, instruction: str) -> None:
+        """Of the episode under way, from the next request on."""
+        if self._policy is not None:
+            self._policy.instruction = instruction
+
+    # -- diagnostics -----------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """Of every part; "" where there is none."""
+        problems = [self._client.problem, self._joints.problem]
+        if self._recorder is not None:
+            problems.append(self._recorder.problem)
+        if self._control is not None and self._policy is not None:
+            problems.append(self._policy.problem)
+        return problems
+
+    def values(self) -> dict[str, object]:
+        """Counters and timings."""
+        values: dict[str, object] = {}
+        if self._control is not None and self._policy is not None:
+            loop, running = self._control.loop, self._control.running
+            values |= vars(loop.counters) | vars(self._policy.counters) | self._control.timings.summary()
+            values |= {"active": running, "at_rest": not running or loop.filter.at_rest}
+            values |= {"real_time": self._control.real_time, "policy": self._policy.hello.fingerprint}
+        if self._recorder is not None:
+            values["recorded"] = self._recorder.recorded
+        return values

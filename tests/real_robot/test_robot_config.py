@@ -1,0 +1,76 @@
+"""The robot as an environment of the configuration, and the settings of its file that were renamed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from real_robot.registry import ENVIRONMENTS
+from real_robot.robot_env import RobotConfig
+from real_robot.robot_file import RobotError, load_robot
+
+ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
+CONFIG = RobotConfig(file=ROBOTS / "fake_arm.yaml", tasks=("reach",))
+
+
+def test_the_configuration_is_read_from_plain_values() -> None:
+    adapter = TypeAdapter(RobotConfig)
+    assert adapter.validate_python({"name": "robot", "file": str(CONFIG.file), "tasks": ["reach"]}) == CONFIG
+    with pytest.raises(ValidationError, match="num_envs"):
+        adapter.validate_python({"file": "x.yaml", "tasks": ["reach"], "num_envs": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ()}, "tasks: got .*; name at least one task"),
+        ({"tasks": ("reach", "reach")}, "each once"),
+        ({"max_steps": 0}, "max_steps: got 0, must be at least 1"),
+        ({"timeout_s": 0.0}, "timeout_s: got 0.0, must be above 0"),
+    ],
+)
+def test_wrong_settings_are_named(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RobotConfig(**{**vars(CONFIG), **change})
+
+
+@pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has rclpy")
+def test_without_ros_the_error_says_how_to_get_it() -> None:
+    with pytest.raises(RobotError, match="this Python has no rclpy"):
+        ENVIRONMENTS[RobotConfig](CONFIG)
+
+
+def test_a_file_that_cannot_be_an_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RobotError, match=r"ros\.episode_node is missing"):
+        ENVIRONMENTS[RobotConfig](RobotConfig(file=ROBOTS / "generic.yaml", tasks=("reach",)))
+    with pytest.raises(RobotError, match="must be a multiple of the policy's 30 Hz"):
+        ENVIRONMENTS[RobotConfig](RobotConfig(file=CONFIG.file, tasks=("reach",), control_hz=30.0))
+    with pytest.raises(RobotError, match="cannot be read"):
+        ENVIRONMENTS[RobotConfig](RobotConfig(file=tmp_path / "absent.yaml", tasks=("reach",)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("ros", "scene"), "/fake_arm", "ros.scene: 'scene' was renamed to 'episode_node'"),
+        (("ros", "tool_frame"), "hand", "ros.tool_frame: 'tool_frame' was renamed to 'end_effector_frame'"),
+        (("limits", "workspace", "tool"), ["0 m"] * 3, "tool: 'tool' was renamed to 'end_effector'"),
+        (("control", "embodiment"), "panda_tool", "'panda_tool' was renamed to 'panda_end_effector'"),
+    ],
+)
+def test_the_old_name_of_a_setting_gives_the_new_one(
+    tmp_path: Path, place: tuple[str, ...], value: object, message: str
+) -> None:
+    document = yaml.safe_load(CONFIG.file.read_text())
+    table = document
+    for key in place[:-1]:
+        table = table[key]
+    table[place[-1]] = value
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
