@@ -1,6 +1,6 @@
 """The tabletop suite's Panda: end-effector motions as actions and the end-effector pose as state, on a real arm.
 
-The control law is the suite's own (``sims.tabletop.end_effector_control``), so that a policy trained there can be deployed.
+The control law is the suite's own (``sims.tabletop.end_effector_control``), so that policies trained there can be used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.safety.stopping import AxisLimits
-from sims.tabletop.layout import START_JOINTS
-from sims.tabletop.kinematics import end_effector_orientation
 from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
+from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.layout import START_JOINTS
 
 
 class PandaEndEffector:

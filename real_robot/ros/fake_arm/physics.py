@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.kinematics import Panda
+from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
 from sims.tabletop.tasks import TASKS, SceneState, check_task
 
