@@ -3,9 +3,9 @@
     python -m benchmarks.chunking [--episodes 40] [--policies 1] [--steps 1200]
 
 The tabletop's arm and control law, the safety filter at 100 Hz, one process and an injected clock. A target slides to
-and fro beyond a post and turns back at random; the end effector must go round the post without touching it and stay on the
-target for half a second. One flow policy, cloned from a scripted expert that takes the shorter way round, answers every
-request exactly ``delay`` control steps late. All methods see the same episodes.
+and fro beyond a post and turns back at random; the end effector must go round the post without touching it and stay on
+the target for half a second. One flow policy, cloned from a scripted expert that takes the shorter way round, answers
+every request exactly ``delay`` control steps late. All methods run the same episodes.
 
 Beside success: how far the first action of a new chunk is from what the old one had planned, and the largest velocity,
 acceleration and jerk of the commands after the safety filter as shares of the limits, which may not exceed 1.
@@ -266,7 +266,7 @@ def arm_limits() -> RobotLimits:
 
 
 @dataclass(frozen=True)
-class EpisodeResult:
+class TrackingResult:
     success: bool
     touched: bool
     jumps: Sequence[float]
@@ -274,7 +274,7 @@ class EpisodeResult:
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
-def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> EpisodeResult:
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> TrackingResult:
     rng = np.random.default_rng([seed, 1])
     limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
@@ -293,7 +293,7 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Episo
             break
         arm.step(plan.act(state_of(position, targets), tick), tick)
         targets.step()
-    return EpisodeResult(
+    return TrackingResult(
         success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
     )
 
@@ -310,7 +310,7 @@ def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
 
 
 def measure(policies: int, episodes: int, steps: int) -> list[Row]:
-    outcomes: dict[tuple[str, int], list[EpisodeResult]] = {
+    outcomes: dict[tuple[str, int], list[TrackingResult]] = {
         (method, delay): [] for method in METHODS for delay in DELAYS
     }
     for seed in range(policies):
