@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from policies.policy import Policy, copy_trained, trained_parameters
 
@@ -14,14 +15,14 @@ class WeightAverage:
 
     def __init__(self, policy: Policy, decay: float) -> None:
         self.policy, self.decay, self.updates = copy_trained(policy), decay, 0
-        self._parameters = trained_parameters(self.policy)
+        self._parameters: list[Tensor] = list(trained_parameters(self.policy))
         for parameter in self._parameters:
             parameter.requires_grad_(False)
 
     @torch.no_grad()
     def update(self, policy: Policy) -> None:
         """After an optimizer step; the first one copies the weights."""
-        newest = trained_parameters(policy)
+        newest: list[Tensor] = list(trained_parameters(policy))
         if self.updates == 0:
             torch._foreach_copy_(self._parameters, newest)
         else:

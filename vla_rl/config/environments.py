@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field
 
+from real_robot.registry import ENVIRONMENTS as ROBOTS
 from sims.registry import CONSTRUCTORS
 from sims.vector_env import VectorEnv
 
-ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {**CONSTRUCTORS}
+ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {**CONSTRUCTORS, **ROBOTS}
 
 if TYPE_CHECKING:
     EnvironmentConfig = Any

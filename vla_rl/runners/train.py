@@ -36,7 +36,7 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
         try:
             with run.stage("imitate") as stage:
                 if stage.pending:
-                    stage.result = STARTS[type(experiment.start)](run, env)
+                    stage.result = STARTS[type(experiment.start)](run, env, experiment.start)
                 start = Path(stage.result["bundle"])
             failures.write("imitation")
             with run.stage("evaluate_before") as stage:
@@ -44,12 +44,12 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
                     stage.result = evaluate_bundle(run, env, start, name="before")
             failures.write("evaluation before")
             with run.stage("reinforce") as stage:
-                if stage.pending and experiment.imagination is None:
-                    stage.result = reinforce(run, env, start, run.dir, failures=failures)
-                elif stage.pending:
+                if stage.pending and (imagination := experiment.imagination) is not None:
                     stage.result = improve_in_imagination(
-                        run, env, start, experiment.imagination, reinforce=partial(reinforce, failures=failures)
+                        run, env, start, imagination, reinforce=partial(reinforce, failures=failures)
                     )
+                elif stage.pending:
+                    stage.result = reinforce(run, env, start, run.dir, failures=failures)
             with run.stage("evaluate_after") as stage:
                 if stage.pending:
                     stage.result = evaluate_bundle(run, env, run.bundle, name="after")
@@ -64,9 +64,8 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
 # -- the policy that reinforcement learning starts from -------------------------------------------------------------
 
 
-def clone_demonstrations(run: Run, env: VectorEnv) -> dict[str, Any]:
+def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
-    start = run.experiment.start
     store = Path(start.store) if start.store is not None else run.demonstrations
     seconds = 0.0
     if start.store is None:
@@ -80,14 +79,13 @@ def clone_demonstrations(run: Run, env: VectorEnv) -> dict[str, Any]:
     return {"bundle": str(bundle), "demonstrate_s": seconds}
 
 
-def given_bundle(run: Run, env: VectorEnv) -> dict[str, Any]:
+def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
     """The bundle that the configuration names, if it fits the environment."""
-    path = run.experiment.start.path
-    load_bundle(Path(path), action_dim=env.spec.action_dim, cameras=env.spec.cameras)
-    return {"bundle": path}
+    load_bundle(Path(start.path), action_dim=env.spec.action_dim, cameras=env.spec.cameras)
+    return {"bundle": start.path}
 
 
-STARTS: Mapping[type[Any], Callable[[Run, VectorEnv], dict[str, Any]]] = {
+STARTS: Mapping[type[Any], Callable[[Run, VectorEnv, Any], dict[str, Any]]] = {
     Imitation: clone_demonstrations,
     FromBundle: given_bundle,
 }
