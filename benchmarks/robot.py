@@ -49,11 +49,7 @@ QUICK_START = ("reach", "pick", "push", "open_drawer")
 
 
 def filter_rows() -> list[Row]:
-<<<<<<< HEAD
-    """Processor time of one Franka Panda command: smooth, always at its limits, near the faces of the workspace."""
-=======
     """Processor time per command of a Franka Panda: smooth, at its limits, near the faces of the workspace."""
->>>>>>> ground-real
     rows = []
     for name, offset in (("filter", smooth), ("filter_saturated", saturated), ("filter_near_the_walls", far)):
         times = sorted(command_times(offset))
