@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from sims.tabletop.demonstrators.registry import DEMONSTRATORS, DemonstratorName
 from sims.tabletop.locator import make_locator
 from sims.tabletop.tasks import SPLITS, TASKS, Split
 
@@ -22,7 +23,8 @@ class TabletopConfig:
     ``appearance`` scales the randomization of light, table and cameras (0: none). ``max_steps`` None: each task's own
     limit. ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is
     missing. Without cameras, no rendering library is loaded. ``backend`` "warp" computes physics and images on a CUDA
-    GPU (docs/tabletop-warp.md) and ignores ``threads`` and ``renderer``.
+    GPU (docs/tabletop-warp.md) and ignores ``threads`` and ``renderer``. ``demonstrator`` "biased": with one constant
+    error, the same in every episode; "human": with errors drawn per episode (sims/tabletop/demonstrators).
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -37,6 +39,7 @@ class TabletopConfig:
     backend: Literal["mujoco", "warp"] = "mujoco"
     threads: int = 0
     renderer: Literal["auto", "egl", "osmesa"] = "auto"
+    demonstrator: DemonstratorName = "biased"
 
     def __post_init__(self) -> None:
         for field, values, allowed in (
@@ -46,6 +49,7 @@ class TabletopConfig:
             ("reward", (self.reward,), ("sparse", "shaped")),
             ("backend", (self.backend,), ("mujoco", "warp")),
             ("renderer", (self.renderer,), ("auto", "egl", "osmesa")),
+            ("demonstrator", (self.demonstrator,), tuple(DEMONSTRATORS)),
         ):
             for value in values:
                 if value not in allowed:

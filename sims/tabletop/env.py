@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sims.tabletop.backend import open_backend
 from sims.tabletop.config import TabletopConfig
+from sims.tabletop.demonstrators.registry import DEMONSTRATORS, Demonstrator
 from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
-from sims.tabletop.expert import ScriptedExpert
 from sims.tabletop.kinematics import end_effector_orientation
 from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE
@@ -250,9 +250,9 @@ class TabletopEnv:
             images = torch.zeros(len(ids), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.spec.device)
         return Observation(images=images, state=state[ids], instruction=self._instruction[ids])
 
-    def expert(self, *, noise: float, seed: int) -> ScriptedExpert:
-        """The scripted expert; ``noise`` 1 fails often (see ScriptedExpert)."""
-        return ScriptedExpert(self, noise=noise, seed=seed)
+    def expert(self, *, noise: float, seed: int) -> Demonstrator:
+        """The demonstrator that the configuration names; ``noise`` 0 is the best it can do, 1 fails often."""
+        return DEMONSTRATORS[self.config.demonstrator](self, noise=noise, seed=seed)
 
     @property
     def scene(self) -> SceneState:

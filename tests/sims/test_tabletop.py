@@ -121,15 +121,34 @@ def test_expert_succeeds(name):
     env.close()
 
 
-def test_noise_makes_the_expert_worse():
+@pytest.mark.parametrize(("demonstrator", "noises"), [("biased", (0.0, 1.0, 1.3)), ("human", (0.0, 1.0, 1.5))])
+def test_noise_makes_the_expert_worse(demonstrator, noises):
     rates = []
-    for noise in (0.0, 1.0, 1.3):
-        env = make(48, tasks=("pick",))
+    for noise in noises:
+        env = make(48, tasks=("pick",), demonstrator=demonstrator)
         env.reset(start=starts(48, ("pick",)))
         rates.append(drive(env, env.expert(noise=noise, seed=0), 64).success.float().mean().item())
         env.close()
     assert rates[0] > rates[1] > rates[2]
     assert rates[1] > 0.2
+
+
+def end_effectors(demonstrator, noise):
+    """Of 48 reach episodes after 24 control steps."""
+    env = make(48, tasks=("reach",), demonstrator=demonstrator)
+    env.reset(start=starts(48, ("reach",)))
+    drive(env, env.expert(noise=noise, seed=0), 24)
+    positions = env.scene.end_effector.clone()
+    env.close()
+    return positions
+
+
+def test_errors_are_the_same_in_every_episode_of_one_demonstrator_and_differ_in_those_of_the_other():
+    exact = end_effectors("biased", 0.0)
+    assert torch.equal(exact, end_effectors("human", 0.0))
+    biased, human = (end_effectors(name, 1.0)[:, 1] - exact[:, 1] for name in ("biased", "human"))
+    assert biased.mean().abs() > 0.012 > 2 * biased.std()
+    assert human.std() > 0.008 > 2 * human.mean().abs()
 
 
 class OtherCandidate:

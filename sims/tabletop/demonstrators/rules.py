@@ -1,4 +1,4 @@
-"""Scripted experts. They depend on the present scene only, so they can take over an episode at any time.
+"""Scripted rules of the tasks. They depend on the present scene only, so they can take over an episode at any time.
 
 Each task's rule maps the scene to a waypoint (end-effector position, yaw, gripper); one controller turns waypoints into
 actions.
@@ -173,7 +173,7 @@ RULES = {
 
 @runtime_checkable
 class ExpertView(Protocol):
-    """The part of the environment that the expert reads."""
+    """The part of the environment that a demonstrator reads."""
 
     @property
     def scene(self) -> SceneState: ...
@@ -187,60 +187,27 @@ class ExpertView(Protocol):
     def elapsed(self) -> Int[Tensor, " N"]: ...
 
 
-JITTER = 0.05  # std of the AR(1) noise on actions of full size
-AIM = 0.001  # [m] std of the goal error of an episode
-# Error of the end-effector position [m] (left, too low) in tasks where the hand comes from above and hides the object.
-OCCLUSION_ERROR = (0.0, 0.021, -0.0125)
-FROM_ABOVE = ("reach", "pick", "stack", "open_drawer", "insert_peg")
+def next_waypoint(env: ExpertView, error: Float[Tensor, "N 3"]) -> Waypoint:
+    """Of every environment's task, if the end effector is perceived displaced by ``error`` [m]."""
+    goal = torch.zeros_like(error)
+    yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
+    for name, env_ids in env.task_envs:
+        scene, offset = env.scene[env_ids], error[env_ids]
+        waypoint = RULES[name](replace(scene, end_effector=scene.end_effector + offset), env.candidate[env_ids])
+        goal[env_ids], yaw[env_ids], gripper[env_ids] = waypoint.goal - offset, waypoint.yaw, waypoint.gripper
+    return Waypoint(goal=goal, yaw=yaw, gripper=gripper)
 
 
-class ScriptedExpert:
-    """Acts by the rule of each environment's task, with errors in proportion to ``noise``.
-
-    With ``noise`` 1 there are two errors: correlated action noise, and, where the hand comes from above and hides the
-    object, a position error of 21 mm sideways and 12.5 mm upwards, so that it often fails. A policy that imitates this
-    expert has the same error, and reinforcement learning has to remove it.
-    """
-
-    def __init__(self, env: ExpertView, *, noise: float, seed: int) -> None:
-        self._env, self._noise = env, noise
-        device = env.candidate.device
-        self._generator = torch.Generator(device=device).manual_seed(seed)
-        n = len(env.candidate)
-        self._drift = torch.zeros(n, 7, device=device)
-        self._offset = torch.zeros(n, 3, device=device)
-        self._occlusion_error = noise * torch.tensor(OCCLUSION_ERROR, device=device)
-        self._down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=device))
-
-    def act(self) -> Float[Tensor, "N 7"]:
-        """The next action of every environment, in [-1, 1]."""
-        env, n = self._env, len(self._drift)
-        goal = torch.zeros(n, 3, device=self._drift.device)
-        yaw, gripper = torch.zeros_like(goal[:, 0]), torch.zeros_like(goal[:, 0])
-        for name, env_ids in env.task_envs:
-            scene, error = (
-                env.scene[env_ids],
-                self._occlusion_error if name in FROM_ABOVE else 0 * self._occlusion_error,
-            )
-            waypoint = RULES[name](replace(scene, end_effector=scene.end_effector + error), env.candidate[env_ids])
-            goal[env_ids], yaw[env_ids], gripper[env_ids] = waypoint.goal - error, waypoint.yaw, waypoint.gripper
-        self._draw_noise()
-        position, rotation = env.target
-        move = goal + self._offset - position
-        move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
-        zero = torch.zeros_like(yaw)
-        wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ self._down
-        turn = rotation_vector(wanted @ rotation.mT)
-        action = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5), gripper[:, None]], dim=1)
-        # Fast motion is noisier than slow motion.
-        size = 0.15 + move.norm(dim=1, keepdim=True) / 0.05
-        return (action + size * self._drift).clamp(-1, 1)
-
-    def _draw_noise(self) -> None:
-        """Advance the correlated noise; at the start of an episode a new goal error is sampled."""
-        shape = (len(self._drift), 10)
-        draw = self._noise * torch.randn(shape, generator=self._generator, device=self._drift.device)
-        fresh = (self._env.elapsed == 0)[:, None]
-        shock = JITTER * draw[:, :7] * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
-        self._drift = torch.where(fresh, shock, 0.8 * self._drift + 0.6 * shock)
-        self._offset = torch.where(fresh, AIM * draw[:, 7:], self._offset)
+def motion_towards(
+    env: ExpertView, goal: Float[Tensor, "N 3"], yaw: Float[Tensor, " N"]
+) -> tuple[Float[Tensor, "N 6"], Float[Tensor, "N 1"]]:
+    """The first six action dimensions, translation at POSITION_SPEED at most and rotation; norm of the translation."""
+    position, rotation = env.target
+    move = goal - position
+    move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
+    zero = torch.zeros_like(yaw)
+    down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=goal.device))
+    wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ down
+    turn = rotation_vector(wanted @ rotation.mT)
+    motion = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5)], dim=1)
+    return motion, move.norm(dim=1, keepdim=True) / 0.05
