@@ -17,7 +17,7 @@ from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.registry import build_algorithm
-from vla_rl.runners.demonstrations import run_expert
+from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.evaluate import evaluate_policy
 
 
@@ -29,7 +29,15 @@ def clone(config: Any, env: type[PointEnv], *, episodes: int, steps: int, seed: 
         recorder = RecordedEnv(train, store, source="expert", split="train", keep=keep_successes)
         starts = StartSequence("demos", seed=seed, num_tasks=3)
         expert = train.expert(noise=0.8, seed=seed)
-        run_expert(recorder, expert, starts, episodes=episodes, observe_every=1, on_recorded=lambda count: None)
+        run_expert(
+            recorder,
+            expert,
+            starts,
+            Attempts(len(recorder.spec.tasks)),
+            episodes=episodes,
+            observe_every=1,
+            on_recorded=lambda count: None,
+        )
         torch.manual_seed(seed)
         policy = build_policy(config, RobotSpec.of(train.spec))
         spec = policy.spec

@@ -11,7 +11,8 @@ from episodes.store import EpisodeStore
 from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.worlds import PointEnv, PointExpert
-from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, run_expert
+from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, run_expert
 
 
 class PartialExpert(PointExpert):
@@ -24,25 +25,50 @@ class PartialExpert(PointExpert):
         return super().act() * moves[:, None]
 
 
-def record(failing: tuple[int, ...], path: Path) -> tuple[Attempts, EpisodeStore]:
+def record(failing: tuple[int, ...], path: Path, *, share: int | None = None) -> tuple[Attempts, EpisodeStore]:
     world = PointEnv(num_envs=50)
     store = EpisodeStore(path, create=True)
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     expert = PartialExpert(world, noise=0.0, generator=torch.Generator())
     expert.failing = failing
-    starts = StartSequence("demos", seed=0, num_tasks=3)
-    attempts = run_expert(recorder, expert, starts, episodes=400, observe_every=4, on_recorded=lambda count: None)
+    starts, attempts = StartSequence("demos", seed=0, num_tasks=3), Attempts(3, share=share)
+    run_expert(recorder, expert, starts, attempts, episodes=400, observe_every=4, on_recorded=lambda count: None)
     return attempts, store
 
 
-def test_a_task_at_which_the_expert_never_succeeds_is_given_up(tmp_path: Path) -> None:
-    attempts, store = record((2,), tmp_path)
+@pytest.mark.parametrize(("share", "succeeded"), [(None, 400), (400, 267)])
+def test_a_task_at_which_the_expert_never_succeeds_is_given_up(
+    tmp_path: Path, share: int | None, succeeded: int
+) -> None:
+    """Its share of the episodes is not recorded; without shares the other tasks have more."""
+    attempts, store = record((2,), tmp_path, share=share)
     assert attempts.given_up.tolist() == [False, False, True]
     running = 50  # at most, when the task was given up
     assert ATTEMPTS_PER_SUCCESS <= attempts.finished[2] < ATTEMPTS_PER_SUCCESS + running
-    assert len(store.select()) == 400 == attempts.succeeded.sum()
+    assert len(store.select()) == succeeded == attempts.succeeded.sum()
+
+
+def test_every_task_gets_the_same_number_of_demonstrations(tmp_path: Path) -> None:
+    attempts, store = record((), tmp_path, share=400)
+    assert attempts.succeeded.tolist() == [134, 133, 133]
+    assert len(store.select()) == 400
 
 
 def test_an_expert_that_never_succeeds_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"succeeded in 0 of \d+ episodes; lower start.noise"):
         record((0, 1, 2), tmp_path)
+
+
+def test_a_task_without_demonstrations_is_an_error_unless_it_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = PointEnv(num_envs=50)
+    expert = PartialExpert(world, noise=0.0, generator=torch.Generator())
+    expert.failing = (1,)
+    monkeypatch.setattr(world, "expert", lambda *, noise, seed: expert)
+    store = EpisodeStore(tmp_path, create=True)
+    with pytest.raises(UserError, match=r"too few demonstrations of .*start.missing_tasks to skip"):
+        demonstrate(Experiment(), world, store, episodes=30, first=0)
+    allowed = Experiment(start=Imitation(missing_tasks="skip"))
+    result = demonstrate(allowed, world, store, episodes=30, first=20)
+    assert [counts["episodes"] for counts in result["per_task"].values()] == [10, 0, 10]

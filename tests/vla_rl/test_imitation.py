@@ -24,7 +24,7 @@ from tests.policies.encoding import encode
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig, bc_loss
 from vla_rl.algorithms.shards import GradientShards
-from vla_rl.runners.demonstrations import run_expert
+from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.imitation import clone
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -37,7 +37,15 @@ def demonstrations(path: Path, *, observe_every: int) -> EpisodeStore:
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
     expert = world.expert(noise=0.2, seed=0)
-    run_expert(recorder, expert, starts, episodes=6, observe_every=observe_every, on_recorded=lambda count: None)
+    run_expert(
+        recorder,
+        expert,
+        starts,
+        Attempts(len(recorder.spec.tasks)),
+        episodes=6,
+        observe_every=observe_every,
+        on_recorded=lambda count: None,
+    )
     return store
 
 

@@ -15,7 +15,7 @@ from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig, UpdateConfig
-from vla_rl.runners.demonstrations import run_expert
+from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.evaluate import InstructionMode, evaluate_policy
 
 SMALL = CompactEncoderConfig(width=96, text_width=32)
@@ -30,7 +30,15 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     recorder = RecordedEnv(world, store, source="expert", split="train", keep=keep_successes)
     starts = StartSequence("demos", seed=0, num_tasks=3)
     expert = world.expert(noise=0.5, seed=0)
-    run_expert(recorder, expert, starts, episodes=200, observe_every=1, on_recorded=lambda count: None)
+    run_expert(
+        recorder,
+        expert,
+        starts,
+        Attempts(len(recorder.spec.tasks)),
+        episodes=200,
+        observe_every=1,
+        on_recorded=lambda count: None,
+    )
     assert recorder.recorded == 200
     sampler = WindowSampler(store, action_horizon=8, future_steps=SMALL.forecast_steps, batch_size=128, seed=0)
     torch.manual_seed(0)

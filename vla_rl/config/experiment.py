@@ -21,7 +21,9 @@ class Imitation:
     """Start from behavior cloning of the simulator's scripted expert.
 
     ``noise``: how far the expert is from its best. ``observe_every``: control steps between recorded observations
-    (neighboring images differ little and rendering them takes most of the time). ``store``: recorded episodes to clone
+    (neighboring images differ little and rendering them takes most of the time). ``equal_shares``: the same number of
+    episodes of each task; false: start states of all tasks in turn, whatever succeeds is kept. ``missing_tasks``: what
+    to do where the expert has no success or almost never succeeds at a task. ``store``: recorded episodes to clone
     instead.
     """
 
@@ -29,6 +31,8 @@ class Imitation:
     episodes: int = 400
     noise: float = 0.0
     observe_every: int = 1
+    equal_shares: bool = True
+    missing_tasks: Literal["error", "skip"] = "error"
     store: str | None = None
     policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +46,57 @@ def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) ->
 def demonstrate(
     experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int, first: int
 ) -> dict[str, Any]:
-    """Exactly ``episodes`` successful episodes; returns {episodes, attempts, given_up: tasks}.
+    """``episodes`` successful episodes; returns {episodes, attempts, per_task: {task: {episodes, attempts}}}.
 
     Failed episodes are not kept, and a task at which the expert almost never succeeds is given up (``Attempts``). No
     more environments run than episodes are still needed, so that the store does not favor short episodes. UserError if
-    the environment has no expert or the expert succeeds at no task.
+    the environment has no expert, the expert succeeds at no task, or a task is missing and start.missing_tasks does not
+    allow it.
     """
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
-    start = experiment.start if isinstance(experiment.start, Imitation) else None
-    noise, observe_every = (start.noise, start.observe_every) if start else (0.0, 1)
-    expert = env.expert(noise=noise, seed=experiment.seed)
+    start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
+    expert = env.expert(noise=start.noise, seed=experiment.seed)
     starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
+    attempts = Attempts(len(env.spec.tasks), share=episodes if start.equal_shares else None)
     with progress("demonstrate", episodes) as advance:
-        attempts = run_expert(
-            recorder, expert, starts, episodes=episodes, observe_every=observe_every, on_recorded=advance
+        run_expert(
+            recorder,
+            expert,
+            starts,
+            attempts,
+            episodes=episodes,
+            observe_every=start.observe_every,
+            on_recorded=advance,
         )
-    given_up = [name for name, failed in zip(env.spec.tasks, attempts.given_up.tolist(), strict=True) if failed]
-    return {"episodes": recorder.recorded, "attempts": recorder.ended, "given_up": given_up}
+    if start.missing_tasks == "error":
+        _refuse_missing(env.spec.tasks, attempts)
+    return {"episodes": recorder.recorded, "attempts": recorder.ended, "per_task": attempts.per_task(env.spec.tasks)}
+
+
+def _refuse_missing(tasks: Sequence[str], attempts: Attempts) -> None:
+    missing = attempts.given_up | (attempts.succeeded == 0)
+    if missing.any():
+        names = [name for name, without in zip(tasks, missing.tolist(), strict=True) if without]
+        raise UserError(
+            f"too few demonstrations of {', '.join(names)}, got {attempts.per_task(tasks)}; lower start.noise, raise "
+            "start.episodes, leave the task out of sim.tasks, or set start.missing_tasks to skip"
+        )
 
 
 class Attempts:
-    """The expert's finished episodes per task. A task with too few successes (ATTEMPTS_PER_SUCCESS) is given up."""
+    """The expert's finished episodes per task. A task with too few successes (ATTEMPTS_PER_SUCCESS) is given up.
 
-    def __init__(self, num_tasks: int) -> None:
+    ``share``: episodes to divide equally among the tasks; None: start states of all tasks in turn.
+    """
+
+    def __init__(self, num_tasks: int, *, share: int | None = None) -> None:
         self.finished, self.succeeded = torch.zeros(num_tasks), torch.zeros(num_tasks)
+        self._shares: Int[Tensor, " tasks"] | None = None
+        if share is not None:
+            self._shares = torch.full((num_tasks,), share // num_tasks)
+            self._shares[: share % num_tasks] += 1
 
     @property
     def given_up(self) -> Bool[Tensor, " tasks"]:
@@ -81,40 +106,62 @@ class Attempts:
         self.finished += torch.bincount(task, minlength=len(self.finished))
         self.succeeded += torch.bincount(task, weights=success.float(), minlength=len(self.succeeded))
 
-    def choose(self, starts: StartSequence, count: int) -> list[StartState]:
-        """The next ``count`` starts of tasks that are not given up. UserError if all are."""
+    def choose(self, starts: StartSequence, count: int, running: Int[Tensor, " r"]) -> list[StartState]:
+        """The next starts, ``count`` at most, of tasks that need episodes. UserError if all tasks are given up.
+
+        ``running``: the tasks of the episodes that run already.
+        """
         if self.given_up.all():
             succeeded, finished = int(self.succeeded.sum()), int(self.finished.sum())
             raise UserError(f"the expert succeeded in {succeeded} of {finished} episodes; lower start.noise")
+        needed = torch.full((len(self.finished),), count)
+        if self._shares is not None:
+            needed = self._shares - self.succeeded.long() - torch.bincount(running, minlength=len(self._shares))
+        needed = torch.where(self.given_up, 0, needed)
         chosen: list[StartState] = []
-        while len(chosen) < count:
-            chosen += [start for start in starts.take(1) if not self.given_up[start.task]]
+        while len(chosen) < count and (needed > 0).any():
+            (start,) = starts.take(1)
+            if needed[start.task] > 0:
+                needed[start.task] -= 1
+                chosen.append(start)
         return chosen
+
+    def per_task(self, tasks: Sequence[str]) -> dict[str, dict[str, int]]:
+        """{task: {episodes: successes, attempts: finished episodes}}."""
+        counts = zip(tasks, self.succeeded.tolist(), self.finished.tolist(), strict=True)
+        return {name: {"episodes": int(succeeded), "attempts": int(finished)} for name, succeeded, finished in counts}
 
 
 def run_expert(
     recorder: RecordedEnv,
     expert: Expert,
     starts: StartSequence,
+    attempts: Attempts,
     *,
     episodes: int,
     observe_every: int,
     on_recorded: Callable[[int], None],
-) -> Attempts:
-    """Step the expert, observing every ``observe_every`` steps and at the end, until ``episodes`` are recorded."""
-    num_envs, attempts = recorder.spec.num_envs, Attempts(len(recorder.spec.tasks))
+) -> None:
+    """Step the expert, observing every ``observe_every`` steps and at the end, until ``episodes`` are recorded.
+
+    Fewer are recorded where a task that has a share of them is given up.
+    """
+    num_envs = recorder.spec.num_envs
     task = torch.zeros(num_envs, dtype=torch.int64)
     running = torch.zeros(num_envs, dtype=torch.bool)
     steps = torch.zeros(num_envs, dtype=torch.int64)
     reported = 0
     while recorder.recorded < episodes:
         idle = (~running).nonzero().flatten().tolist()
-        needed = idle[: max(0, episodes - recorder.recorded - int(running.sum()))]
-        if needed:
-            chosen = attempts.choose(starts, len(needed))
-            recorder.reset(needed, start=chosen)
-            task[needed] = torch.tensor([start.task for start in chosen])
-            running[needed], steps[needed] = True, 0
+        count = min(len(idle), episodes - recorder.recorded - int(running.sum()))
+        chosen = attempts.choose(starts, count, task[running]) if count > 0 else []
+        if not chosen and not running.any():
+            return
+        if chosen:
+            begun = idle[: len(chosen)]
+            recorder.reset(begun, start=chosen)
+            task[begun] = torch.tensor([start.task for start in chosen])
+            running[begun], steps[begun] = True, 0
         due = (running & (steps % observe_every == 0)).nonzero().flatten().tolist()
         if due:
             recorder.observe(due)
@@ -127,4 +174,3 @@ def run_expert(
             attempts.add(task[ended], step.success[ended])
         on_recorded(recorder.recorded - reported)
         reported = recorder.recorded
-    return attempts
