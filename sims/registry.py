@@ -23,6 +23,7 @@ from sims.adapters.metaworld import Metaworld, MetaworldConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
 from sims.plugins import with_plugins
+from sims.pretraining import PretrainingScenes
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -108,6 +109,15 @@ class HasObjectLocator(Protocol):
         ...
 
 
+@runtime_checkable
+class HasPretrainingScenes(Protocol):
+    """A configuration of a simulator that can render labeled scenes beside its episodes."""
+
+    def pretraining_scenes(self) -> PretrainingScenes:
+        """With the cameras and the image size of this configuration."""
+        ...
+
+
 def make_env(config: SimulatorConfig) -> VectorEnv:
     """Raises UserError where the simulator is not installed or its settings are wrong."""
     return CONSTRUCTORS[type(config)](config)
@@ -166,3 +176,10 @@ def object_locator(config: EnvConfig, cameras: Sequence[str]) -> ObjectLocator |
     where the object that each instruction names is, in meters, NaN where it is not visible.
     """
     return config.object_locator(cameras) if isinstance(config, HasObjectLocator) else None
+
+
+def pretraining_scenes(config: EnvConfig) -> PretrainingScenes:
+    """Raises UserError where the simulator has none."""
+    if not isinstance(config, HasPretrainingScenes):
+        raise UserError(f"{config.name} has no scenes to pretrain an encoder on (see HasPretrainingScenes)")
+    return config.pretraining_scenes()

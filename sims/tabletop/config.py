@@ -9,8 +9,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from sims.pretraining import PretrainingScenes
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, DemonstratorName
 from sims.tabletop.locator import make_locator
+from sims.tabletop.pretraining.scenes import TabletopScenes
+from sims.tabletop.render import choose_gl
 from sims.tabletop.tasks import SPLITS, TASKS, Split
 
 CAMERAS = ("agent", "wrist")
@@ -66,3 +69,6 @@ class TabletopConfig:
 
     def object_locator(self, cameras: Sequence[str]) -> Callable[[Tensor, Sequence[str]], Tensor] | None:
         return make_locator(cameras)
+
+    def pretraining_scenes(self) -> PretrainingScenes:
+        return TabletopScenes(gl=choose_gl(self.renderer), cameras=self.cameras, image_size=self.image_size)

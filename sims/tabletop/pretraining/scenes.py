@@ -1,0 +1,146 @@
+"""Images of random scenes with instructions, and where the named objects in them are.
+
+Scenes are set up and rendered, never simulated: objects, drawers and arm are put somewhere. Instructions, colors and
+light are those of the split ``train``, so what the other splits hold back stays unseen. Nothing here depends on how a
+task is solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sims.pretraining import LabeledScenes
+from sims.tabletop.kinematics import Panda, end_effector_orientation, rotation_matrix, rotation_vector
+from sims.tabletop.layout import (
+    ARM,
+    BLOCK_QPOS,
+    DRAWER_QPOS,
+    FINGERS,
+    PEG_QPOS,
+    START_JOINTS,
+    Layout,
+    sample_layout,
+)
+from sims.tabletop.pretraining.landmarks import (
+    GOAL_OFFSET,
+    GRASPED,
+    NUM_LANDMARKS,
+    OBJECT_OFFSET,
+    SCALE,
+    TASK_NAMES,
+    landmarks,
+)
+from sims.tabletop.pretraining.placement import put_in_hand, sample_pose, scatter_objects
+from sims.tabletop.render import GL, Renderer
+from sims.tabletop.scene import MOCAP, NUM_BLOCKS
+from sims.tabletop.tasks import SceneState
+from sims.vector_env import Observation, encode_instructions
+
+STREAM = 7  # top bits of a scene's seed; the streams of sims/starts.py are numbered from 0
+NEAR_M = 0.06  # [m] from the end effector to the object, of the error that is reported for near objects
+
+
+class TabletopScenes:
+    """Draws scenes of all six tasks. Belongs to the thread that made it."""
+
+    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
+        self._cameras, self._image_size = cameras, image_size
+        self._renderer = Renderer(gl=gl, cameras=cameras, image_size=image_size)
+        self._panda = Panda()
+
+    @property
+    def num_landmarks(self) -> int:
+        return NUM_LANDMARKS
+
+    def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
+        """Scenes ``first`` to ``first + count - 1`` of the sequence ``seed``."""
+        rngs = [np.random.default_rng([STREAM, seed, index]) for index in range(first, first + count)]
+        layouts = [_sample(rng) for rng in rngs]
+        for layout, rng in zip(layouts, rngs, strict=True):
+            scatter_objects(layout, rng)
+        joints = self._arm_joints(layouts, rngs)
+        position, rotation, _ = self._panda.forward(joints)
+        for i, (layout, rng) in enumerate(zip(layouts, rngs, strict=True)):
+            layout.qpos[ARM] = joints[i].numpy()
+            put_in_hand(layout, rng, position[i].numpy(), rotation[i].numpy())
+        scene = _scene_state(layouts, position.float(), rotation.float())
+        task = torch.tensor([TASK_NAMES.index(layout.task.name) for layout in layouts])
+        values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))
+        fingers = scene.fingers * scene.fingers.new_tensor([1.0, -1.0])
+        obs = Observation(
+            images=self._render(layouts),
+            state=torch.cat([scene.end_effector, end_effector_orientation(rotation).float(), fingers], dim=1),
+            instruction=encode_instructions([layout.instruction for layout in layouts]),
+        )
+        return LabeledScenes(obs=obs, landmarks=values, known=known)
+
+    def _arm_joints(self, layouts: Sequence[Layout], rngs: Sequence[np.random.Generator]) -> Float[Tensor, "B 7"]:
+        """Joint positions of a random pose of the end effector, by inverse kinematics."""
+        poses = [sample_pose(layout, rng) for layout, rng in zip(layouts, rngs, strict=True)]
+        goal = torch.from_numpy(np.stack([position for position, _ in poses]))
+        down = torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64))
+        wanted = rotation_matrix(torch.from_numpy(np.stack([turn for _, turn in poses]))) @ down
+        rest = torch.tensor(START_JOINTS, dtype=torch.float64).expand(len(poses), 7)
+        joints = rest.clone()
+        for _ in range(12):
+            position, rotation, jacobian = self._panda.forward(joints)
+            error = torch.cat([goal - position, rotation_vector(wanted @ rotation.mT)], dim=1)
+            step = self._panda.solve(jacobian, error, 0.2 * (rest - joints))
+            joints = (joints + step).clamp(self._panda.low, self._panda.high)
+        return joints
+
+    def _render(self, layouts: Sequence[Layout]) -> Tensor:
+        images = np.empty((len(layouts), len(self._cameras), *self._image_size, 3), dtype=np.uint8)
+        for layout, image in zip(layouts, images, strict=True):
+            self._renderer.draw(layout.qpos, layout.fixtures, layout.appearance, image)
+        return torch.from_numpy(images)
+
+    def errors(self, predicted: Float[Tensor, "B landmarks"], scenes: LabeledScenes) -> dict[str, float]:
+        """Distance between true and predicted offset of the object, and of its goal, from the end effector [mm].
+
+        Median and 90th percentile of all scenes, of those with the object near, of each task; and the shares of scenes
+        in which the task, and whether the object is grasped, are predicted right.
+        """
+        truth, known = scenes.landmarks, scenes.known
+        task = truth[:, -len(TASK_NAMES) :].argmax(1)
+        near = truth[:, OBJECT_OFFSET : OBJECT_OFFSET + 3].norm(dim=1) * SCALE < NEAR_M
+        groups = {"all": torch.ones_like(near), "near": near}
+        groups |= {name: task == i for i, name in enumerate(TASK_NAMES)}
+        errors: dict[str, float] = {}
+        for what, first in (("object", OBJECT_OFFSET), ("goal", GOAL_OFFSET)):
+            distance = 1000 * SCALE * (predicted - truth)[:, first : first + 3].norm(dim=1)
+            for name, members in groups.items():
+                chosen = distance[members & known[:, first]]
+                if len(chosen):
+                    errors[f"{what}_{name}_median_mm"] = chosen.median().item()
+                    errors[f"{what}_{name}_p90_mm"] = chosen.quantile(0.9).item()
+        right = predicted[:, -len(TASK_NAMES) :].argmax(1) == task
+        grasped = ((predicted[:, GRASPED] > 0) == (truth[:, GRASPED] > 0))[known[:, GRASPED]]
+        return errors | {"task_accuracy": right.float().mean().item(), "grasp_accuracy": grasped.float().mean().item()}
+
+    def close(self) -> None:
+        self._renderer.close()
+
+
+def _sample(rng: np.random.Generator) -> Layout:
+    name = TASK_NAMES[rng.integers(len(TASK_NAMES))]
+    return sample_layout(name, (STREAM << 56) | int(rng.integers(1 << 56)), split="train", appearance=1.0)
+
+
+def _scene_state(layouts: Sequence[Layout], end_effector: Tensor, rotation: Tensor) -> SceneState:
+    qpos = torch.from_numpy(np.stack([layout.qpos for layout in layouts])).float()
+    fixtures = torch.from_numpy(np.stack([layout.fixtures for layout in layouts])).float()
+    return SceneState(
+        end_effector=end_effector,
+        rotation=rotation,
+        fingers=qpos[:, FINGERS],
+        blocks=qpos[:, BLOCK_QPOS].view(-1, NUM_BLOCKS, 7),
+        peg=qpos[:, PEG_QPOS],
+        drawers=qpos[:, DRAWER_QPOS],
+        fixtures=fixtures.view(-1, len(MOCAP), 3),
+    )
