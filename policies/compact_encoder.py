@@ -35,7 +35,8 @@ class CompactEncoderConfig:
     stem of stride ``image_patch``, each later one halves the map. ``queries`` x ``query_heads`` attention maps per
     camera give ``queries`` tokens of ``width``. ``forecast_steps``: control steps ahead at which an auxiliary loss of
     behavior cloning predicts the state, besides the demonstration's end; ``forecast_dims``: only its first dimensions
-    (null: all).
+    (null: all). ``landmarks``: how many numbers a head predicts that say where the named objects are; they are learned
+    in pretraining (``vla-rl pretrain``) and appended to ``Encoding.pooled``. 0: no such head.
     """
 
     image_patch: int = 4
@@ -49,6 +50,7 @@ class CompactEncoderConfig:
     width: int = 192
     forecast_steps: tuple[int, ...] = (16, 32)
     forecast_dims: int | None = None
+    landmarks: int = 0
 
     def __post_init__(self) -> None:
         if len(self.image_widths) != len(self.image_depths) or not self.image_widths:
@@ -202,7 +204,9 @@ class CompactEncoder(nn.Module):
         self.state = nn.Sequential(nn.Linear(state_dim, config.width), nn.GELU(), nn.Linear(config.width, config.width))
         self.instruction = nn.Linear(config.text_width, config.width)
         self.norm = nn.LayerNorm(config.width)
-        self.pooled_width = config.width * (cameras + 2)
+        seen_width = config.width * (cameras + 2)
+        self.landmark_head = _landmark_head(seen_width, config.landmarks) if config.landmarks else None
+        self.pooled_width = seen_width + config.landmarks
         for module in self.cameras.modules():
             if isinstance(module, nn.Conv2d):  # images arrive channels last; with weights alike nothing is transposed
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
@@ -218,7 +222,13 @@ class CompactEncoder(nn.Module):
         ]
         tokens = [*seen, self.state(state).unsqueeze(1), self.instruction(text).unsqueeze(1)]
         pooled = torch.cat([self.norm(token.mean(dim=1)) for token in tokens], dim=-1)
+        if self.landmark_head is not None:
+            pooled = torch.cat([pooled, self.landmark_head(pooled)], dim=-1)
         return Encoding(tokens=self.norm(torch.cat(tokens, dim=1)), pooled=pooled)
+
+    def landmarks(self, encoding: Encoding) -> Float[Tensor, "*B landmarks"]:
+        """The predicted landmarks, which ``pooled`` ends with."""
+        return encoding.pooled[..., self.pooled_width - self.config.landmarks :]
 
     def _read(self, instruction: UInt8[Tensor, "B bytes"]) -> Words:
         """Each distinct instruction of the batch is encoded once."""
@@ -231,6 +241,14 @@ class CompactEncoder(nn.Module):
         """Zeros if there are no words."""
         merged = self.merge(self.reader(words).flatten(1))
         return torch.where(words.exists.any(dim=1, keepdim=True), F.layer_norm(merged, merged.shape[-1:]), 0.0)
+
+
+def _landmark_head(width: int, landmarks: int) -> nn.Sequential:
+    """Not linear: the cameras' estimates must be weighed by what each of them can see."""
+    hidden = 256
+    return nn.Sequential(
+        nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, landmarks)
+    )
 
 
 class Forecast(nn.Module):

@@ -13,8 +13,11 @@ CONSTANT_SPREAD = 1e-4
 class Normalizer(nn.Module):
     """State to zero mean and unit std; action's 1 %..99 % range to [-1, 1], each dimension on its own.
 
-    A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the identity.
+    A constant dimension is only shifted, never stretched. Before ``fit`` both maps are the identity. ``state_fixed``:
+    ``fit`` leaves the scale of states as it is, because pretrained weights expect it.
     """
+
+    state_fixed: bool
 
     state_mean: Tensor
     state_std: Tensor
@@ -23,6 +26,7 @@ class Normalizer(nn.Module):
 
     def __init__(self, *, state_dim: int, action_dim: int) -> None:
         super().__init__()
+        self.state_fixed = False
         self.register_buffer("state_mean", torch.zeros(state_dim))
         self.register_buffer("state_std", torch.ones(state_dim))
         self.register_buffer("action_center", torch.zeros(action_dim))
@@ -45,9 +49,10 @@ class Normalizer(nn.Module):
             if not bool(torch.isfinite(rows).all()):
                 raise ValueError(f"normalizer.fit: {name} has NaN or infinite entries; clean the demonstrations first")
         state, action = state.double(), action.double()
-        std = state.std(dim=0, correction=0)
-        self.state_mean.copy_(state.mean(dim=0))
-        self.state_std.copy_(torch.where(std > CONSTANT_SPREAD, std, 1.0))
+        if not self.state_fixed:
+            std = state.std(dim=0, correction=0)
+            self.state_mean.copy_(state.mean(dim=0))
+            self.state_std.copy_(torch.where(std > CONSTANT_SPREAD, std, 1.0))
         ordered = action.sort(dim=0).values
         low, high = (ordered[round(q * (len(ordered) - 1))] for q in quantiles)
         half = (high - low) / 2

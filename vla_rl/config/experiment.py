@@ -24,7 +24,8 @@ class Imitation:
     (neighboring images differ little and rendering them takes most of the time). ``equal_shares``: the same number of
     episodes of each task; false: start states of all tasks in turn, whatever succeeds is kept. ``missing_tasks``: what
     to do where the expert has no success or almost never succeeds at a task. ``store``: recorded episodes to clone
-    instead.
+    instead. ``backbone``: pretrained encoder to start from, a file or "tabletop", which ships with the package; null:
+    from random weights.
     """
 
     name: Literal["imitation"] = "imitation"
@@ -34,6 +35,7 @@ class Imitation:
     equal_shares: bool = True
     missing_tasks: Literal["error", "skip"] = "error"
     store: str | None = None
+    backbone: str | None = None
     policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from policies.backbone import load_backbone
 from policies.bundle import load_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
@@ -75,6 +76,8 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
             seconds = stage.result.get("wall_s", 0.0)
     torch.manual_seed(run.experiment.seed)
     policy = build_policy(start.policy, RobotSpec.of(env.spec))
+    if start.backbone is not None:
+        load_backbone(policy, start.backbone)
     bundle = clone(policy, [store], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
     return {"bundle": str(bundle), "demonstrate_s": seconds}
 

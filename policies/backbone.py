@@ -1,0 +1,95 @@
+"""A pretrained backbone as one file: the weights of a compact encoder and the scale of the states that it expects.
+
+A policy copies them once, before behavior cloning; nothing refers to the file afterwards. Weights are stored in half
+precision, so that a few MB ship inside the package, and used in single precision.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from policies.compact_encoder import HasCompactEncoder
+from policies.policy import Policy
+from policies.tensor_file import digest, read_tensors
+from sims.errors import UserError
+
+SHIPPED = Path(__file__).parent / "pretrained"
+# Settings of the encoder that do not belong to the backbone: behavior cloning alone reads them.
+FREE_SETTINGS = ("forecast_steps", "forecast_dims")
+
+
+class BackboneError(UserError):
+    """A backbone is missing, damaged, or does not fit the policy. The message says which."""
+
+
+def save_backbone(policy: Policy, path: Path, *, notes: Mapping[str, object]) -> None:
+    """Write the encoder of ``policy``; ``notes``: how it was made, kept in the file's header. Raises BackboneError."""
+    tensors = {name: tensor.detach().half().contiguous() for name, tensor in _tensors(policy).items()}
+    header = json.dumps(_shape(policy) | {"notes": notes}, sort_keys=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(save(tensors, {"backbone": header, "sha256": digest(tensors, header)}))
+
+
+def load_backbone(policy: Policy, name: str) -> None:
+    """Copy a backbone into ``policy``. ``name``: a file, or one that ships with the package ("tabletop").
+
+    The policy's normalizer then keeps the scale of states. Raises BackboneError.
+    """
+    shipped = SHIPPED / f"{name}.safetensors"
+    path = shipped if shipped.exists() else Path(name)
+    header, stored = _read(path)
+    own = _shape(policy)
+    differing = [
+        f"{part}.{key} is {value}, the backbone has {header[part].get(key)}"
+        for part, settings in own.items()
+        for key, value in settings.items()
+        if value != header[part].get(key)
+    ]
+    if differing:
+        raise BackboneError(f"{path} does not fit this policy: {'; '.join(differing)}")
+    with torch.no_grad():
+        for key, tensor in _tensors(policy).items():
+            tensor.copy_(stored[key])
+    _compact(policy).normalizer.state_fixed = True
+
+
+def _read(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, Tensor]]:
+    try:
+        metadata, tensors = read_tensors(path)
+        text = metadata["backbone"]
+    except (OSError, SafetensorError, KeyError) as error:
+        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.safetensors")))
+        raise BackboneError(f"{path} is not a backbone ({error}); the package has: {names or 'none'}") from error
+    if digest(tensors, text) != metadata.get("sha256"):
+        raise BackboneError(f"{path} is damaged: its content does not match its checksum")
+    header: dict[str, dict[str, object]] = json.loads(text)
+    return header, tensors
+
+
+def _compact(policy: Policy) -> HasCompactEncoder:
+    if not isinstance(policy, HasCompactEncoder):
+        raise BackboneError(f"policy {policy.config.name} has no compact encoder, which a backbone is made for")
+    return policy
+
+
+def _tensors(policy: Policy) -> dict[str, Tensor]:
+    compact = _compact(policy)
+    encoder = {f"encoder.{name}": tensor for name, tensor in compact.encoder.state_dict().items()}
+    scale = {f"normalizer.{name}": getattr(compact.normalizer, name) for name in ("state_mean", "state_std")}
+    return encoder | scale
+
+
+def _shape(policy: Policy) -> dict[str, dict[str, object]]:
+    """The settings that the policy and its backbone must have in common, as JSON has them."""
+    encoder = {key: value for key, value in asdict(_compact(policy).encoder.config).items() if key not in FREE_SETTINGS}
+    robot = {"cameras": policy.spec.robot.cameras, "state_dim": policy.spec.robot.state_dim}
+    shape: dict[str, dict[str, object]] = json.loads(json.dumps({"encoder": encoder, "robot": robot}))
+    return shape
