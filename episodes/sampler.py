@@ -150,7 +150,11 @@ class WindowSampler:
         return self._state, self._action
 
     def next_batch(self) -> WindowBatch:
-        return self.windows(self._next_windows(self.batch_size))
+        return self.windows(self.next_indices())
+
+    def next_indices(self) -> Int64[np.ndarray, " B"]:
+        """The indices of the next batch's windows; the position moves on."""
+        return self._next_windows(self.batch_size)
 
     def windows(self, indices: Int64[np.ndarray, " B"]) -> WindowBatch:
         """The windows with these indices, each in 0 .. len - 1, in this order."""

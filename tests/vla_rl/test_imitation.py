@@ -22,7 +22,8 @@ from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.policies.encoding import encode
 from tests.worlds import PointEnv
-from vla_rl.algorithms.bc import BC, BCConfig, bc_loss
+from vla_rl.algorithms.bc import BC, BCConfig, bc_loss, encoded_bc_loss
+from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.algorithms.shards import GradientShards
 from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.imitation import clone
@@ -91,13 +92,24 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
         cloned(empty)
 
 
-@pytest.mark.parametrize(("matrix_learning_rate", "shards"), [(None, 1), (4e-3, 1), (4e-3, 3)])
-def test_imitation_goes_on_exactly(tmp_path: Path, matrix_learning_rate: float | None, shards: int) -> None:
+@pytest.mark.parametrize(
+    ("matrix_learning_rate", "shards", "frozen"), [(None, 1, ()), (4e-3, 1, ()), (4e-3, 3, ()), (None, 1, ("encoder",))]
+)
+def test_imitation_goes_on_exactly(
+    tmp_path: Path, matrix_learning_rate: float | None, shards: int, frozen: tuple[str, ...]
+) -> None:
     torch.set_num_threads(1)
     store = demonstrations(tmp_path / "store", observe_every=1)
 
     def fresh() -> BC:
-        config = BCConfig(steps=6, warmup=2, matrix_learning_rate=matrix_learning_rate, batch_size=8, shards=shards)
+        config = BCConfig(
+            steps=6,
+            warmup=2,
+            matrix_learning_rate=matrix_learning_rate,
+            batch_size=8,
+            shards=shards,
+            frozen=frozen,
+        )
         return imitation(store, config)
 
     whole = fresh()
@@ -151,6 +163,37 @@ def test_a_shard_is_its_part_of_the_batch(tmp_path: Path) -> None:
 
 def forecast_loss(policy: DenoisingPolicy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
     return policy.forecast(encode(policy, batch.obs).encoding.pooled).square().mean()
+
+
+def test_a_frozen_encoder_is_not_changed_and_encoding_once_gives_the_same_loss(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    store = demonstrations(tmp_path / "store", observe_every=2)
+    config = BCConfig(steps=4, warmup=1, batch_size=8, frozen=("encoder",), matrix_learning_rate=4e-3)
+    bc = imitation(store, config)
+    (encoded,) = bc.samplers
+    assert isinstance(encoded, EncodedWindows)
+    whole = WindowSampler(store, action_horizon=8, batch_size=8, seed=0, future_steps=(16, 32))
+    for _ in range(3):
+        same = [torch.Generator().manual_seed(1) for _ in range(2)]
+        once = encoded_bc_loss(bc.policy, encoded.next_batch(), same[0])
+        again = bc_loss(bc.policy, whole.next_batch(), same[1])
+        assert abs(once.item() - again.item()) < 1e-4
+    before = {name: tensor.clone() for name, tensor in bc.policy.state_dict().items()}
+    bc.update()
+    changed = {name.split(".")[0] for name, new in bc.policy.state_dict().items() if not torch.equal(new, before[name])}
+    assert changed == {"expert"}
+
+
+def test_a_policy_that_is_frozen_whole_is_an_error(tmp_path: Path) -> None:
+    store = demonstrations(tmp_path / "store", observe_every=2)
+    with pytest.raises(UserError, match=r"bc.frozen: encoder, expert are all"):
+        imitation(store, BCConfig(frozen=("encoder", "expert")))
+
+
+def test_a_frozen_expert_leaves_observations_to_be_encoded(tmp_path: Path) -> None:
+    bc = imitation(demonstrations(tmp_path / "store", observe_every=2), BCConfig(batch_size=8, frozen=("expert",)))
+    assert isinstance(bc.samplers[0], WindowSampler)
+    assert bc.update()["bc_loss"] > 0
 
 
 def test_a_process_that_is_killed_stops_imitation_and_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from episodes.sampler import WindowBatch, WindowSampler
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
+from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
+from vla_rl.algorithms.optimizers import make_optimizers
 from vla_rl.algorithms.shards import GradientShards
 
 
@@ -24,7 +26,8 @@ class BCConfig:
     2025, Sec. 2.2) for the weight matrices of the policy's parameter groups ``matrix_groups``; AdamW then trains the
     rest alone. null: AdamW trains everything. Action experts are better left to AdamW: after Muon, PPO changes them
     only half as fast (docs/algorithms.md). ``shards``: parts of a batch whose gradients are computed side by side,
-    where there are as many cores (shards.py).
+    where there are as many cores (shards.py). ``frozen``: parameter groups that are not trained; where these make the
+    encodings constant, every observation is encoded once, before the first update (encoded_windows.py).
     """
 
     steps: int = 1500
@@ -36,13 +39,11 @@ class BCConfig:
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
     shards: int = 1
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= self.batch_size:
             raise ValueError(f"bc.shards must be within 1..{self.batch_size}, the batch size, got {self.shards}")
-
-
-SMALLEST_MATRIX = 8  # below, orthogonalizing the update means little
 
 
 def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
@@ -50,23 +51,42 @@ def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator) -> T
     return policy.bc_loss(context, batch.targets, generator)
 
 
+def encoded_bc_loss(policy: Policy, batch: EncodedBatch, generator: torch.Generator) -> Tensor:
+    return policy.bc_loss(policy.restore(batch.inputs), batch.targets, generator)
+
+
 class BC:
     """One fit (vla_rl/runners/fit.py): each update takes equal shares of a batch from every sampler."""
 
     def __init__(self, policy: Policy, config: BCConfig, samplers: Sequence[WindowSampler], *, seed: int) -> None:
-        self.policy, self.config, self.samplers, self.step = policy, config, samplers, 0
+        self.policy, self.config, self.step = policy, config, 0
         self.generators = [torch.Generator().manual_seed(seed + shard) for shard in range(config.shards)]
-        set_frozen(policy, ())
+        set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
-        self.shards = GradientShards(policy, bc_loss, count=config.shards)
-        self.optimizers = _optimizers(policy, config)
+        if not self.parameters:
+            raise UserError(f"bc.frozen: {', '.join(config.frozen)} are all parameter groups of this policy")
+        self.samplers: Sequence[WindowSampler | EncodedWindows] = samplers
+        self.shards: GradientShards[Any]
+        if encodings_are_constant(policy, samplers[0]):
+            self.samplers = [EncodedWindows(sampler, policy) for sampler in samplers]
+            self.shards = GradientShards(policy, encoded_bc_loss, count=config.shards)
+        else:
+            self.shards = GradientShards(policy, bc_loss, count=config.shards)
+        self.optimizers = make_optimizers(
+            policy.parameter_groups(),
+            learning_rate=config.learning_rate,
+            matrix_learning_rate=config.matrix_learning_rate,
+            matrix_groups=config.matrix_groups,
+            weight_decay=config.weight_decay,
+        )
 
     @property
     def steps(self) -> int:
         return self.config.steps
 
     def update(self) -> dict[str, float]:
-        batch = WindowBatch.cat([sampler.next_batch() for sampler in self.samplers])
+        batches: list[Any] = [sampler.next_batch() for sampler in self.samplers]
+        batch = type(batches[0]).cat(batches)
         factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -100,24 +120,3 @@ class BC:
 
     def close(self) -> None:
         self.shards.close()
-
-
-def _optimizers(policy: Policy, config: BCConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and Muon where the configuration asks for it and the policy has such matrices."""
-    matrices: list[torch.nn.Parameter] = []
-    rest: list[torch.nn.Parameter] = []
-    for name, parameters in policy.parameter_groups().items():
-        orthogonal = config.matrix_learning_rate is not None and name in config.matrix_groups
-        for parameter in parameters:
-            is_matrix = parameter.ndim == 2 and min(parameter.shape) > SMALLEST_MATRIX
-            (matrices if orthogonal and is_matrix else rest).append(parameter)
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.95))
-    ]
-    if matrices and config.matrix_learning_rate is not None:
-        if not hasattr(torch.optim, "Muon"):
-            raise UserError(f"bc.matrix_learning_rate needs torch 2.9 or later, this is {torch.__version__}")
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        )
-    return optimizers

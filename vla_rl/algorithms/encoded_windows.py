@@ -1,0 +1,59 @@
+"""Windows whose observations are encoded once, for behavior cloning with a frozen encoder.
+
+Many updates then cost one encoding of each observation; the encodings of all windows are held in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from episodes.sampler import Targets, WindowSampler
+from policies.policy import Policy
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+ENCODED_AT_ONCE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedBatch(TensorDataclass):
+    """``inputs``: what ``Policy.store`` keeps of an observation's context."""
+
+    inputs: TensorDataclass
+    targets: Targets
+
+
+@torch.no_grad()
+def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) -> EncodedBatch:
+    batch = sampler.windows(indices)
+    context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
+    return EncodedBatch(inputs=policy.store(context), targets=batch.targets)
+
+
+def encodings_are_constant(policy: Policy, sampler: WindowSampler) -> bool:
+    """Whether something is frozen, and what the policy stores are therefore encodings and not observations."""
+    if all(parameter.requires_grad for group in policy.parameter_groups().values() for parameter in group):
+        return False
+    return not isinstance(encode_windows(policy, sampler, np.arange(1)).inputs, Observation)
+
+
+class EncodedWindows:
+    """The batches of ``sampler``, in its order, encoded by ``policy`` as it is now."""
+
+    def __init__(self, sampler: WindowSampler, policy: Policy) -> None:
+        self._sampler = sampler
+        parts = np.array_split(np.arange(len(sampler)), -(-len(sampler) // ENCODED_AT_ONCE))
+        self._windows = EncodedBatch.cat([encode_windows(policy, sampler, part) for part in parts])
+
+    def next_batch(self) -> EncodedBatch:
+        return self._windows[torch.from_numpy(self._sampler.next_indices())]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
