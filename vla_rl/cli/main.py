@@ -25,13 +25,14 @@ from vla_rl.cli.machine import Bench, Doctor
 from vla_rl.cli.reports import Compare, Report
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Serve
 from vla_rl.cli.simulators import Sims
-from vla_rl.cli.training import Collect, Eval, Train
+from vla_rl.cli.training import Collect, Eval, Pretrain, Train
 from vla_rl.cli.world_model import WorldModel
 
 COMMANDS: Mapping[str, type[Any]] = {
     "train": Train,
     "eval": Eval,
     "collect": Collect,
+    "pretrain": Pretrain,
     "report": Report,
     "compare": Compare,
     "doctor": Doctor,

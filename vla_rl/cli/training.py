@@ -1,4 +1,4 @@
-"""``vla-rl train``, ``eval`` and ``collect``."""
+"""``vla-rl train``, ``eval``, ``collect`` and ``pretrain``."""
 
 from __future__ import annotations
 
@@ -94,3 +94,23 @@ class Collect:
         from vla_rl.runners.demonstrations import collect
 
         collect(load_experiment(self.config, self.overrides), episodes=self.episodes, out=self.out)
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Pretrain the encoder of CONFIG on its simulator's labeled scenes; --section.key VALUE changes any setting."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, see configs/tabletop_pretrained.yaml"""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """the backbone file to write, for start.backbone"""
+    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """folder of checkpoints and metrics (default: runs/<name of CONFIG>-pretraining); started again, it continues"""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.runners.pretrain import pretrain
+
+        folder = self.run_dir or Path("runs") / f"{self.config.stem}-pretraining"
+        errors = pretrain(load_experiment(self.config, self.overrides), folder, out=self.out)
+        print("\n".join(f"{name}: {value}" for name, value in errors.items()))

@@ -11,6 +11,7 @@ from policies.registry import DEFAULT_POLICY, PolicyConfig
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.environments import EnvironmentConfig
 from vla_rl.config.imagination import ImaginationConfig
@@ -64,6 +65,7 @@ class EvaluationConfig:
 class Experiment:
     """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops.
     ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
+    ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone.
     """
 
     seed: int = 0
@@ -71,6 +73,7 @@ class Experiment:
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
     algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
+    pretraining: PretrainingConfig = field(default_factory=PretrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     audit_tolerance: float = 1e-3
     checkpoint_every: int = 5

@@ -1,0 +1,80 @@
+"""Pretraining on labeled scenes: the file that it leaves, and that an interrupted one continues exactly."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies.backbone import load_backbone
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
+from policies.policy import RobotSpec
+from sims.errors import UserError
+from sims.registry import pretraining_scenes
+from sims.tabletop import TabletopConfig
+from tests.worlds import PointEnv
+from vla_rl.algorithms.pretraining import Pretraining, PretrainingConfig, ScenePool
+from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.runners.pretrain import pretrain
+
+SIM = TabletopConfig(image_size=(16, 16), num_envs=1)
+POLICY = DenoisingPolicyConfig(
+    encoder=CompactEncoderConfig(width=16, text_width=16, image_widths=(8,), landmarks=32),
+    expert=ActionExpertConfig(depth=1),
+)
+ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("agent", "wrist"), image_size=(16, 16), control_hz=20.0)
+FIT = PretrainingConfig(steps=4, batch_size=8, fresh=4, pool=20, warmup=1)
+
+
+def test_pretraining_leaves_a_backbone_and_reports_errors(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    experiment = Experiment(sim=SIM, start=Imitation(policy=POLICY), pretraining=FIT)
+    out = tmp_path / "encoder.safetensors"
+    errors = pretrain(experiment, tmp_path / "run", out=out)
+    assert errors["object_all_median_mm"] > 0
+    load_backbone(DenoisingPolicy(POLICY, ROBOT), str(out))
+    further = replace(experiment, seed=1, pretraining=replace(FIT, start=str(out)))
+    assert pretrain(further, tmp_path / "further", out=out) != errors
+
+
+def test_an_interrupted_pretraining_continues_exactly() -> None:
+    torch.set_num_threads(1)
+    source = pretraining_scenes(SIM)
+
+    def fresh() -> Pretraining:
+        torch.manual_seed(0)
+        return Pretraining(DenoisingPolicy(POLICY, ROBOT), FIT, source, seed=0, fit_normalizer=True)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    losses = [whole.update() for _ in range(4)]
+    for _ in range(2):
+        first.update()
+    second.load_state_dict(first.state_dict())
+    assert [second.update() for _ in range(2)] == losses[2:]
+    assert second.evaluate() == whole.evaluate()
+    source.close()
+
+
+def test_the_pool_holds_the_newest_scenes() -> None:
+    source = pretraining_scenes(SIM)
+    stepwise, at_once = (ScenePool(source, capacity=6, seed=0) for _ in range(2))
+    for drawn in (4, 7, 10):
+        stepwise.grow_to(drawn)
+    at_once.grow_to(10)
+    expected = source.scenes(seed=0, first=4, count=6)
+    source.close()
+    for pool in (stepwise, at_once):
+        drawn = pool.sample(200, torch.Generator().manual_seed(0)).landmarks
+        assert {tuple(row) for row in drawn.tolist()} == {tuple(row) for row in expected.landmarks.tolist()}
+
+
+def test_a_simulator_without_scenes_and_a_wrong_number_of_landmarks_are_errors() -> None:
+    with pytest.raises(UserError, match="point has no scenes"):
+        pretraining_scenes(PointEnv(num_envs=1).spec)
+    source = pretraining_scenes(SIM)
+    other = replace(POLICY, encoder=replace(POLICY.encoder, landmarks=3))
+    with pytest.raises(UserError, match=r"landmarks must be 32, .*got 3"):
+        Pretraining(DenoisingPolicy(other, ROBOT), FIT, source, seed=0, fit_normalizer=True)
+    source.close()
