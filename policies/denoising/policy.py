@@ -226,7 +226,8 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
         """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per observation.
 
         Plus ``anchor_weight`` times the squared error of the anchor, the expert's regression before any denoising, and
-        ``forecast_weight`` times that of the predicted ``targets.future``, in normalized states.
+        ``forecast_weight`` times that of the predicted ``targets.future``, in normalized states, unless the head that
+        predicts it is frozen.
         """
         action, mask = targets.action, targets.mask
         batch, horizon, action_dim = action.shape
@@ -246,7 +247,7 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
         error = self._bind(self.expert, prefill)(x_t, t).target - target
         anchor_error = prefill.anchor.float() - clean[:, :1]
         loss = _masked_square(error, weight) + self.config.anchor_weight * _masked_square(anchor_error, mask[:, None])
-        if targets.future is not None:
+        if targets.future is not None and any(parameter.requires_grad for parameter in self.forecast.parameters()):
             reached = self.normalizer.normalize_state(targets.future)[..., : self.forecast.dims]
             forecast = self.forecast(context.encoding.pooled)
             loss = loss + self.config.forecast_weight * (forecast - reached).square().mean()
