@@ -24,6 +24,7 @@ from world_models.models.conv_flow import ConvFlow, ConvFlowConfig
 from world_models.reward_model import RewardModel, RewardModelConfig
 
 SIZE, HORIZON = 16, 4
+INSTRUCTION = "go right"
 ROBOT = RobotSpec(action_dim=2, state_dim=2, cameras=("front", "flipped"), image_size=(SIZE, SIZE), control_hz=10.0)
 ENCODER = CompactEncoderConfig(width=32, text_width=32, text_depth=1, queries=2, query_heads=2, image_widths=(16,))
 DYNAMICS = ConvFlowConfig(action_horizon=HORIZON, width=16, deep_width=32, blocks=1, deep_blocks=1, condition=48)
@@ -40,7 +41,9 @@ def image_of(position: float) -> np.ndarray:
     return np.stack([image, image[::-1]])
 
 
-def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, limit: float | None = None) -> Episode:
+def episode(
+    seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, instruction: str = INSTRUCTION
+) -> Episode:
     """Random actions around ``drift``, observed every ``every`` steps and at the end."""
     rng = np.random.default_rng(seed)
     position = 5.0 + seed % 4
@@ -69,7 +72,7 @@ def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, l
         truncated=last & ~np.bool_(won or lost),
         success=last & won,
         actor=np.full(len(actions), POLICY, dtype=np.uint8),
-        instruction="go right",
+        instruction=instruction,
         task="go",
         split="train",
         seed=seed,
@@ -78,10 +81,12 @@ def episode(seed: int, *, every: int = 1, steps: int = 14, drift: float = 0.0, l
     )
 
 
-def store(path: Path, count: int = 40, *, every: int = 1) -> EpisodeStore:
+def store(path: Path, count: int = 40, *, every: int = 1, instruction: str = INSTRUCTION) -> EpisodeStore:
     """Episodes that drift right, left, and nowhere, in turn."""
     episodes = EpisodeStore(path, create=True)
-    episodes.add_all(episode(seed, every=every, drift=(0.6, -0.6, 0.1)[seed % 3]) for seed in range(count))
+    episodes.add_all(
+        episode(seed, every=every, drift=(0.6, -0.6, 0.1)[seed % 3], instruction=instruction) for seed in range(count)
+    )
     return episodes
 
 
@@ -92,10 +97,15 @@ def models() -> tuple[ConvFlow, RewardModel]:
 
 
 def imagined_env(
-    folder: Path, *, max_steps: int, episode_starts: float = 1.0, config: ImaginedEnvConfig | None = None
+    folder: Path,
+    *,
+    max_steps: int,
+    episode_starts: float = 1.0,
+    config: ImaginedEnvConfig | None = None,
+    instruction: str = INSTRUCTION,
 ) -> ImaginedEnv:
     """Untrained models over a store in ``folder``; episodes never succeed or fail."""
-    clips = ClipSampler([store(folder)], action_horizon=HORIZON)
+    clips = ClipSampler([store(folder, instruction=instruction)], action_horizon=HORIZON)
     dynamics, reward_model = models()
     dynamics.fit_scales(*clips.statistics())
     reward_model.reward_threshold.fill_(1.0)

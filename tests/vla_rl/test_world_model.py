@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from policies.registry import POLICIES, build_policy
+from sims.vector_env import StartState
 from tests import dot_episodes
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import load_config
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, fit_world_model
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
 from world_models.bundle import load_world_model
@@ -91,3 +95,14 @@ def test_keys_move_one_dimension_and_held_commands_stay() -> None:
         key_actions("ad", torch.zeros(3), held=[])
     with pytest.raises(WorldModelError, match=r"held dimension 3 is not within 0\.\.2"):
         key_actions("a", torch.zeros(3), held=[3])
+
+
+@pytest.mark.parametrize("config_class", POLICIES, ids=lambda config_class: config_class.__name__)
+def test_every_policy_acts_in_an_imagined_environment(config_class: type[Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy = build_policy(config_class(), dot_episodes.ROBOT)
+    env = dot_episodes.imagined_env(tmp_path / "episodes", max_steps=8)
+    for stochastic in (True, False):
+        actor = PolicyActor(policy, env.spec.num_envs, torch.Generator().manual_seed(0), stochastic=stochastic)
+        results = run_episodes(env, actor, [StartState(task=0, seed=seed) for seed in range(4)])
+        assert results.steps.tolist() == [8] * 4  # its thresholds end no episode

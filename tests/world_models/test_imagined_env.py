@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sims.chunk import step_chunk
-from sims.vector_env import StartState
+from sims.vector_env import StartState, decode_instructions
 from tests import dot_episodes
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import KeyframeConfig, Keyframes, RecordedStarts
@@ -143,3 +143,12 @@ def test_a_snapshot_of_another_size_is_refused(tmp_path: Path) -> None:
     assert state.snapshot is not None
     with pytest.raises(ValueError, match="a snapshot of this environment has"):
         env.reset([0], start=[StartState(task=0, seed=1, snapshot=state.snapshot[:-1])])
+
+
+def test_instructions_of_any_length_are_observed_and_captured(tmp_path: Path) -> None:
+    instruction = "go right, " * 20
+    env = dot_episodes.imagined_env(tmp_path / "episodes", max_steps=40, instruction=instruction)
+    env.reset(start=[StartState(task=0, seed=seed) for seed in (1, 2, 3)])
+    states = env.capture()
+    env.reset(start=states[::-1])
+    assert decode_instructions(env.observe().instruction) == [instruction] * 3
