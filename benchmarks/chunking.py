@@ -3,9 +3,9 @@
     python -m benchmarks.chunking [--episodes 40] [--policies 1] [--steps 1200]
 
 The tabletop's arm and control law, the safety filter at 100 Hz, one process and an injected clock. A target slides to
-and fro beyond a post and turns back at random; the tool must go round the post without touching it and stay on the
-target for half a second. One flow policy, cloned from a scripted expert that takes the shorter way round, answers every
-request exactly ``delay`` control steps late. All methods see the same episodes.
+and fro beyond a post and turns back at random; the end effector must go round the post without touching it and stay on
+the target for half a second. One flow policy, cloned from a scripted expert that takes the shorter way round, answers
+every request exactly ``delay`` control steps late. All methods run the same episodes.
 
 Beside success: how far the first action of a new chunk is from what the old one had planned, and the largest velocity,
 acceleration and jerk of the commands after the safety filter as shares of the limits, which may not exceed 1.
@@ -53,9 +53,9 @@ HZ, TICKS, HOLD = 20, 80, 10
 BATCH = 128
 
 START, POST, TARGET_X = np.array([0.45, 0.0]), np.array([0.53, 0.0]), 0.63  # [m]
-POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the tool's point may not enter, and what counts as on the target
+POST_RADIUS, CLOSE = 0.04, 0.02  # [m]: what the end effector may not enter, and what counts as on the target
 TARGET_SPEED, TARGET_RANGE, TURN = 0.12, 0.14, 0.04  # [m/s], [m] to either side, chance per control step
-TOOL_SPEED, GAIN = 0.012, 0.3  # [m] per control step at most, and share of what is left: the arm can follow that
+MAX_SPEED, GAIN = 0.012, 0.3  # [m] per control step at most, and share of what is left: the arm can follow that
 
 ROBOT = RobotSpec(action_dim=2, state_dim=6, cameras=(), image_size=(8, 8), control_hz=HZ)
 
@@ -75,10 +75,10 @@ class SlidingTargets:
         self.speed = np.where(turns, -self.speed, self.speed)
 
 
-def state_of(tool: NDArray[np.float64], targets: SlidingTargets) -> NDArray[np.float32]:
-    """[n, 6]: the tool's x and y, the target's y and speed, and where the target is from the tool."""
-    away = np.stack([TARGET_X - tool[:, 0], targets.y - tool[:, 1]], axis=1)
-    return np.concatenate([tool, targets.y[:, None], targets.speed[:, None], away], axis=1).astype(np.float32)
+def state_of(position: NDArray[np.float64], targets: SlidingTargets) -> NDArray[np.float32]:
+    """[n, 6]: the end effector's x and y, the target's y and speed, and where the target is from the end effector."""
+    away = np.stack([TARGET_X - position[:, 0], targets.y - position[:, 1]], axis=1)
+    return np.concatenate([position, targets.y[:, None], targets.speed[:, None], away], axis=1).astype(np.float32)
 
 
 def side_of(targets: SlidingTargets) -> NDArray[np.float64]:
@@ -86,29 +86,29 @@ def side_of(targets: SlidingTargets) -> NDArray[np.float64]:
     return np.where(targets.y < 0, -1.0, 1.0)
 
 
-def expert(tool: NDArray[np.float64], targets: SlidingTargets, side: NDArray[np.float64]) -> NDArray[np.float64]:
+def expert(position: NDArray[np.float64], targets: SlidingTargets, side: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round the post on ``side``, then to where the target will be; actions [n, 2]. Slows down as it comes near."""
-    passed = tool[:, :1] >= POST[0] + 0.02
-    round_post = np.stack([np.full_like(side, POST[0] + 0.04), side * 0.1], axis=1) - tool
-    meet = np.stack([np.full_like(side, TARGET_X), targets.y], axis=1) - tool
+    passed = position[:, :1] >= POST[0] + 0.02
+    round_post = np.stack([np.full_like(side, POST[0] + 0.04), side * 0.1], axis=1) - position
+    meet = np.stack([np.full_like(side, TARGET_X), targets.y], axis=1) - position
     with_it = np.stack([np.zeros_like(side), targets.speed / HZ], axis=1)
     move = np.where(passed, GAIN * meet + with_it, GAIN * round_post)
     far = np.linalg.norm(move, axis=1, keepdims=True)
-    return move * (TOOL_SPEED / np.maximum(far, TOOL_SPEED)) / POSITION_SCALE
+    return move * (MAX_SPEED / np.maximum(far, MAX_SPEED)) / POSITION_SCALE
 
 
 def demonstrations(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, n, 6] and the expert's actions [T, n, 2], along paths that its own smooth noise disturbs."""
     rng = np.random.default_rng(seed)
-    targets, tool = SlidingTargets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
+    targets, position = SlidingTargets(n, rng), START + rng.uniform(-0.02, 0.02, (n, 2))
     side, drift = side_of(targets), np.zeros((n, 2))
     states, actions = [], []
     for _ in range(TICKS):
-        action = expert(tool, targets, side)
-        states.append(state_of(tool, targets))
+        action = expert(position, targets, side)
+        states.append(state_of(position, targets))
         actions.append(action)
         drift = 0.8 * drift + 0.6 * rng.normal(scale=0.06, size=(n, 2))
-        tool = tool + POSITION_SCALE * (action + drift)
+        position = position + POSITION_SCALE * (action + drift)
         targets.step()
     return torch.from_numpy(np.stack(states)), torch.from_numpy(np.stack(actions)).float()
 
@@ -163,15 +163,15 @@ class Arm:
     """The tabletop's Panda behind the safety filter; it is exactly where the last command sent it."""
 
     safety: SafetyFilter
-    tool: PandaEndEffector
+    embodiment: PandaEndEffector
     joints: list[float]
     path: list[tuple[float, ...]] = field(default_factory=list)
     rejected: int = 0
     _goal: list[float] | None = None
 
     def position(self) -> NDArray[np.float64]:
-        """Of the tool, [1, 2]."""
-        return self.tool.state(self.joints)[None, :2].astype(np.float64)
+        """Of the end effector, [1, 2]."""
+        return self.embodiment.state(self.joints)[None, :2].astype(np.float64)
 
     def step(self, action: NDArray[np.float32] | None, tick: int) -> None:
         """One control period; without an action it brakes and holds."""
@@ -181,8 +181,8 @@ class Arm:
             self._goal = None
         else:
             if self._goal is None:
-                self.tool.begin(self.joints)
-            self._goal = self.tool.targets(np.array([*action, 0, 0, 0, 0, 1], dtype=np.float32), self.joints)
+                self.embodiment.begin(self.joints)
+            self._goal = self.embodiment.targets(np.array([*action, 0, 0, 0, 0, 1], dtype=np.float32), self.joints)
         for part in range(1, commands + 1):
             now = (tick * commands + part) / self.safety.limits.command_hz
             command = None
@@ -266,7 +266,7 @@ def arm_limits() -> RobotLimits:
 
 
 @dataclass(frozen=True)
-class EpisodeResult:
+class TrackingResult:
     success: bool
     touched: bool
     jumps: Sequence[float]
@@ -274,7 +274,7 @@ class EpisodeResult:
     shares: tuple[float, float, float]  # of the velocity, acceleration and jerk limits
 
 
-def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> EpisodeResult:
+def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> TrackingResult:
     rng = np.random.default_rng([seed, 1])
     limits = arm_limits()
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
@@ -284,16 +284,16 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Episo
     targets = SlidingTargets(1, rng)
     on_target, touched, success = 0, False, False
     for tick in range(TICKS):
-        tool = arm.position()
-        touched |= bool(np.linalg.norm(tool[0] - POST) < POST_RADIUS)
-        near = np.hypot(tool[0, 0] - TARGET_X, tool[0, 1] - targets.y[0]) < CLOSE
+        position = arm.position()
+        touched |= bool(np.linalg.norm(position[0] - POST) < POST_RADIUS)
+        near = np.hypot(position[0, 0] - TARGET_X, position[0, 1] - targets.y[0]) < CLOSE
         on_target = on_target + 1 if near else 0
         if touched or on_target >= HOLD:
             success = not touched
             break
-        arm.step(plan.act(state_of(tool, targets), tick), tick)
+        arm.step(plan.act(state_of(position, targets), tick), tick)
         targets.step()
-    return EpisodeResult(
+    return TrackingResult(
         success=success, touched=touched, jumps=plan.jumps, rejected=arm.rejected, shares=shares_of_limits(arm)
     )
 
@@ -310,7 +310,7 @@ def shares_of_limits(arm: Arm) -> tuple[float, float, float]:
 
 
 def measure(policies: int, episodes: int, steps: int) -> list[Row]:
-    outcomes: dict[tuple[str, int], list[EpisodeResult]] = {
+    outcomes: dict[tuple[str, int], list[TrackingResult]] = {
         (method, delay): [] for method in METHODS for delay in DELAYS
     }
     for seed in range(policies):

@@ -49,7 +49,7 @@ QUICK_START = ("reach", "pick", "push", "open_drawer")
 
 
 def filter_rows() -> list[Row]:
-    """Processor time of one command of a Franka Panda: smooth, at its limits all the time, near the walls."""
+    """Processor time per command of a Franka Panda: smooth, at its limits, near the faces of the workspace."""
     rows = []
     for name, offset in (("filter", smooth), ("filter_saturated", saturated), ("filter_near_the_walls", far)):
         times = sorted(command_times(offset))

@@ -1,7 +1,6 @@
 """The tabletop suite's Panda: end-effector motions as actions and the end-effector pose as state, on a real arm.
 
-The control law is the suite's own (``sims.tabletop.end_effector_control``), so that a policy trained there can be
-deployed.
+The control law is the suite's own (``sims.tabletop.end_effector_control``), so that policies trained there can be used.
 """
 
 from __future__ import annotations

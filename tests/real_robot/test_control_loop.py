@@ -198,17 +198,17 @@ def test_the_panda_embodiment_agrees_with_the_simulator() -> None:
     """State equal to the suite's, and joint targets equal to where its servos are sent, for random actions."""
     env = TabletopEnv(TabletopConfig(num_envs=1, cameras=(), threads=1))
     env.reset(start=[StartState(task=0, seed=3)])
-    tool, generator = PandaEndEffector(PANDA), torch.Generator().manual_seed(0)
+    embodiment, generator = PandaEndEffector(PANDA), torch.Generator().manual_seed(0)
     joints = joints_of(env)
-    tool.begin(joints)
+    embodiment.begin(joints)
     for _ in range(12):
-        np.testing.assert_allclose(tool.state(joints)[:6], env.observe().state[0, :6], atol=2e-5)
+        np.testing.assert_allclose(embodiment.state(joints)[:6], env.observe().state[0, :6], atol=2e-5)
         action = torch.rand(1, 7, generator=generator) * 2 - 1
-        wanted = np.array(tool.targets(action[0].numpy(), joints))
+        wanted = np.array(embodiment.targets(action[0].numpy(), joints))
         env.step(action)
         moved, joints = np.array(joints_of(env)), joints_of(env)
         assert np.abs(moved[:7] - wanted[:7]).max() < 0.06
-        np.testing.assert_allclose(tool._target.position[0].numpy(), env.target[0][0].numpy(), atol=1e-4)
+        np.testing.assert_allclose(embodiment._target.position[0].numpy(), env.target[0][0].numpy(), atol=1e-4)
     env.close()
 
 

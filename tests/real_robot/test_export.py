@@ -43,7 +43,7 @@ def actions_of(backend: ChunkBackend, asked: ActRequest) -> np.ndarray:
     return backend.act(asked, backend.initial_state())[0]
 
 
-def question(seed: int, method: str, delay: int, instruction: str) -> ActRequest:
+def make_request(seed: int, method: str, delay: int, instruction: str) -> ActRequest:
     rng = np.random.default_rng(seed)
     return ActRequest(
         id=seed,
@@ -62,11 +62,11 @@ def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
     onnx = OnnxBackend(bundle, seed=3)
     assert onnx.hello == eager.hello
     moved = 0.0
-    for seed, (method, delay, words) in enumerate(
+    for seed, (method, delay, instruction) in enumerate(
         [("replace", 0, ""), ("prefix", 0, "reach"), ("prefix", 2, "pick up the red block"), ("prefix", 3, "a b c"),
          ("replace", 3, "open the drawer"), ("ensemble", 1, "reach")]
     ):  # fmt: skip
-        asked = question(seed, method, delay, words)
+        asked = make_request(seed, method, delay, instruction)
         ours, theirs = actions_of(eager, asked), actions_of(onnx, asked)
         np.testing.assert_allclose(theirs, ours, rtol=0, atol=TOLERANCE)
         if method == "prefix":
@@ -78,9 +78,9 @@ def test_both_runtimes_give_the_same_chunks(bundle: Path) -> None:
 def test_unsupported_methods_and_wrong_states_are_refused(bundle: Path) -> None:
     onnx = OnnxBackend(bundle)
     with pytest.raises(ValueError, match=r"does not offer 'guided'; use one of prefix, replace, ensemble"):
-        actions_of(onnx, question(0, "guided", 2, "reach"))
+        actions_of(onnx, make_request(0, "guided", 2, "reach"))
     with pytest.raises(ValueError, match=r"a state of 3 was sent, this policy has 5"):
-        actions_of(onnx, replace(question(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
+        actions_of(onnx, replace(make_request(0, "prefix", 2, "reach"), state=np.zeros(3, np.float32)))
 
 
 def test_a_bundle_without_a_graph_gives_the_export_command(copy: Path) -> None:

@@ -59,12 +59,12 @@ def test_the_published_position_agrees_with_the_kinematic_chain(name: str) -> No
     robot = robot_with_frames(name)
     box = robot.limits.workspace
     assert box is not None
-    tool = EndEffectorPoint(box.frames, box.end_effector, robot.limits.axes)
+    point = EndEffectorPoint(box.frames, box.end_effector, robot.limits.axes)
     rng = np.random.default_rng(0)
     for _ in range(10):
         joints = rng.uniform(-1.5, 1.5, len(robot.limits.axes)).tolist()
         tree = published(robot, joints)
-        np.testing.assert_allclose(tree.position("tool", "base"), tool(joints), atol=1e-9)
+        np.testing.assert_allclose(tree.position("tool", "base"), point(joints), atol=1e-9)
         check_end_effector(tree, robot, joints)
 
 

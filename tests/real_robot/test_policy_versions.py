@@ -128,14 +128,14 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     bundle, client = serving
     first = settled(client)
     second = write(bundle, 2)
-    said = ""
+    output = ""
 
-    def heard(words: str) -> bool:
-        nonlocal said
-        said += capsys.readouterr().err
-        return words in said
+    def printed(text: str) -> bool:
+        nonlocal output
+        output += capsys.readouterr().err
+        return text in output
 
-    wait_for(lambda: heard("from the next episode on"))
+    wait_for(lambda: printed("from the next episode on"))
     assert settled(client) == first
     client.end_episode("success")
     assert settled(client) == second
@@ -151,6 +151,6 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     weights = bundle.parent / "third" / read_bundle_info(bundle.parent / "third").tensors
     (bundle / weights.name).write_bytes(weights.read_bytes()[:-7] + b"damaged")
     (bundle.parent / "third" / "bundle.json").rename(bundle / "bundle.json")
-    wait_for(lambda: heard("the new bundle is not served"))
+    wait_for(lambda: printed("the new bundle is not served"))
     client.end_episode("success")
     assert settled(client) == second

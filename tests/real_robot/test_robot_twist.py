@@ -17,18 +17,18 @@ ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 STEP_S = 1e-6
 
 
-def tool_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> EndEffectorPoint:
+def point_of(name: str, offset: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> EndEffectorPoint:
     limits = load_limits(ROBOTS / f"{name}.yaml")
     assert limits.workspace is not None
-    tool = tuple(a + b for a, b in zip(limits.workspace.end_effector, offset, strict=True))
-    box = dataclasses.replace(limits.workspace, end_effector=tool)
+    end_effector = tuple(a + b for a, b in zip(limits.workspace.end_effector, offset, strict=True))
+    box = dataclasses.replace(limits.workspace, end_effector=end_effector)
     return EndEffectorPoint(box.frames, box.end_effector, limits.axes)
 
 
 @pytest.mark.parametrize("name", ["franka_panda", "ur5e"])
 def test_the_twist_agrees_with_finite_differences(name: str) -> None:
     rng = np.random.default_rng(0)
-    points = [tool_of(name), *(tool_of(name, tuple(0.1 * row)) for row in np.eye(3))]
+    points = [point_of(name), *(point_of(name, tuple(0.1 * row)) for row in np.eye(3))]
     joints_count = len(load_limits(ROBOTS / f"{name}.yaml").axes)
     for _ in range(20):
         joints, speeds = rng.uniform(-1, 1, joints_count), rng.uniform(-1, 1, joints_count)

@@ -241,10 +241,10 @@ def test_end_effector_position_of_two_known_arms() -> None:
     panda, ur = load_limits(ROBOTS / "franka_panda.yaml"), load_limits(ROBOTS / "ur5e.yaml")
     assert panda.workspace is not None
     assert ur.workspace is not None
-    tool = EndEffectorPoint(panda.workspace.frames, panda.workspace.end_effector, panda.axes)
-    assert tool(READY) == pytest.approx((0.3069, 0.0, 0.4869), abs=1e-4)
-    tool = EndEffectorPoint(ur.workspace.frames, ur.workspace.end_effector, ur.axes)
-    assert tool([0.0] * 6) == pytest.approx((-0.8172, -0.2329, 0.0628), abs=1e-9)
+    point = EndEffectorPoint(panda.workspace.frames, panda.workspace.end_effector, panda.axes)
+    assert point(READY) == pytest.approx((0.3069, 0.0, 0.4869), abs=1e-4)
+    point = EndEffectorPoint(ur.workspace.frames, ur.workspace.end_effector, ur.axes)
+    assert point([0.0] * 6) == pytest.approx((-0.8172, -0.2329, 0.0628), abs=1e-9)
 
 
 def test_a_command_that_would_leave_the_workspace_is_rejected() -> None:

@@ -197,8 +197,8 @@ def test_the_bound_of_a_stop_agrees_with_the_stop(
 def test_the_end_effector_stays_in_the_box(seed: int, margin: float, swing: float, period: int) -> None:
     """Motions that would leave a box of any size around the end effector."""
     assert PANDA.workspace is not None
-    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
-    center = tool(READY)
+    point = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
+    center = point(READY)
     box = replace(PANDA.workspace, low=tuple(x - margin for x in center), high=tuple(x + margin for x in center))
     axes = tuple(replace(axis, contact_residual=None, step_from_measured=10.0) for axis in PANDA.axes)
     limits = replace(PANDA, workspace=box, axes=axes)
@@ -213,22 +213,22 @@ def test_the_end_effector_stays_in_the_box(seed: int, margin: float, swing: floa
     path += [positions for positions, _ in safety.stop_path()]
     assert_within_limits(limits, path)
     for joints in path:
-        assert max(abs(x - c) for x, c in zip(tool(joints), center, strict=True)) <= margin + 1e-9
+        assert max(abs(x - c) for x, c in zip(point(joints), center, strict=True)) <= margin + 1e-9
 
 
 @stream_settings
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.01, 0.1, 0.5]))
 def test_the_end_effector_never_exceeds_the_bound_of_its_travel(seed: int, size: float) -> None:
     assert PANDA.workspace is not None
-    tool = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
+    point = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
     rng = random.Random(seed)
     start = [rng.uniform(*axis.position) for axis in PANDA.axes]
     steps = [rng.uniform(-size, size) for _ in start]
-    place, levers = tool.position_and_levers(start)
+    place, levers = point.position_and_levers(start)
     way = max_travel(levers, [abs(step) for step in steps])
     went, before = 0.0, place
     for part in range(1, 21):
-        at = tool([q + step * part / 20 for q, step in zip(start, steps, strict=True)])
+        at = point([q + step * part / 20 for q, step in zip(start, steps, strict=True)])
         went, before = went + math.dist(before, at), at
     assert went <= way + 1e-12
 

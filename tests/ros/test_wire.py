@@ -205,11 +205,11 @@ def test_a_slow_policy_server_leads_to_more_holds(moving: Cell) -> None:
 def test_a_policy_for_another_robot_is_refused(moving: Cell) -> None:
     own_url = moving.ask("get", "vla_rl_policy", "policy_url")
     reconfigure(moving, moving.start_server("--action-dim", "5", name="foreign"))
-    words = "the policy has action_dim 5, this robot's embodiment has 7"
+    reason = "the policy has action_dim 5, this robot's embodiment has 7"
 
     def refused() -> bool:
         assert moving.ask("transition", ACTIVATE) is not True
-        return words in log_of(moving, "node")
+        return reason in log_of(moving, "node")
 
     moving.wait(refused, 20, "the refusal")
     moving.kill("foreign")
