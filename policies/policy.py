@@ -142,7 +142,9 @@ class Policy(nn.Module, ABC, Generic[C, T]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        """``act`` with its standard normal draw given; traceable for export. A policy that needs no draw ignores it.
+        """``act`` with its standard normal draw given. A policy that needs no draw ignores it.
+
+        Differentiable where the policy's deployed action is, and traceable for export; ``act`` builds no graph.
 
         ``committed`` actions are kept where they are ``known``.
         """
@@ -151,7 +153,10 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
     @abstractmethod
     def store(self, context: C) -> TensorDataclass:
-        """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs."""
+        """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs.
+
+        Including the memory that ``encode`` was given, where the context depends on it.
+        """
 
     @abstractmethod
     def restore(self, record: TensorDataclass) -> C:
@@ -173,7 +178,10 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
     @abstractmethod
     def bc_loss(self, context: C, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Behavior cloning loss; ``targets.mask`` is 0 on padding."""
+        """Behavior cloning loss; ``targets.mask`` is 0 on padding.
+
+        ``context`` is of single observations, encoded from ``initial_state``: cloning does not train memory.
+        """
 
     @abstractmethod
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
@@ -205,6 +213,13 @@ class GuidedPolicy(Protocol):
         Black et al. 2025, arXiv:2506.07339 (policies/denoising/guidance.py).
         """
         ...
+
+
+def keep_committed(
+    action: Float[Tensor, "B H A"], committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, " H"] | None
+) -> Float[Tensor, "B H A"]:
+    """``action`` with the ``committed`` actions where they are ``known``."""
+    return action if committed is None or known is None else torch.where(known[:, None], committed, action)
 
 
 P = TypeVar("P", bound=Policy)

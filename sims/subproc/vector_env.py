@@ -38,9 +38,7 @@ class SubprocVectorEnv:
         """Raises UserError when the configuration is wrong or the simulator does not start."""
         missing = [name for name in ("num_envs", "latency", "workers") if not hasattr(config, name)]
         if missing:
-            raise UserError(
-                f"{type(config).__name__} lacks {', '.join(missing)}; see docs/simulators/process_pool.md"
-            )
+            raise UserError(f"{type(config).__name__} lacks {', '.join(missing)}; see docs/simulators/process_pool.md")
         n = config.num_envs
         self.workers = config.workers
         self._group = WorkerGroup(config, simulator)
