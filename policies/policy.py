@@ -215,6 +215,17 @@ class GuidedPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LikelihoodModel(Protocol):
+    """What a likelihood update without critic, reference and average asks of a policy (see ``Policy``)."""
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]: ...
+
+    def restore(self, record: Any) -> Any: ...
+
+    def log_prob(self, context: Any, trace: Any) -> Tensor: ...
+
+
 def keep_committed(
     action: Float[Tensor, "B H A"], committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, " H"] | None
 ) -> Float[Tensor, "B H A"]:
@@ -225,7 +236,7 @@ def keep_committed(
 P = TypeVar("P", bound=Policy)
 
 
-def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
+def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
     """Freeze these parameter groups and train all others. UserError for a name that the policy does not have."""
     groups = policy.parameter_groups()
     for name in frozen:
@@ -236,7 +247,7 @@ def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
             parameter.requires_grad_(name not in frozen)
 
 
-def trained_parameters(policy: Policy) -> list[nn.Parameter]:
+def trained_parameters(policy: LikelihoodModel) -> list[nn.Parameter]:
     """The parameters that are not frozen, group by group."""
     groups = policy.parameter_groups().values()
     return [parameter for group in groups for parameter in group if parameter.requires_grad]

@@ -10,14 +10,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from episodes.sampler import Targets
-from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
+from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
@@ -152,8 +152,11 @@ def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> 
 class ClippedUpdate:
     """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator."""
 
-    def __init__(self, config: UpdateConfig, policy: Policy, *, critic: ValueCritic | None = None, seed: int) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
+    def __init__(
+        self, config: UpdateConfig, policy: LikelihoodModel, *, critic: ValueCritic | None = None, seed: int
+    ) -> None:
+        self.config, self.critic = config, critic
+        self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
         self.optimizer = torch.optim.AdamW(
@@ -162,8 +165,8 @@ class ClippedUpdate:
         self.critic_optimizer: torch.optim.Optimizer | None = None
         if critic is not None:
             self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
-        self.reference = copy_trained(policy) if config.reference_weight else None
-        self.average = WeightAverage(policy, config.average) if config.average is not None else None
+        self.reference = copy_trained(self.policy) if config.reference_weight else None
+        self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
         self.generator = torch.Generator().manual_seed(seed)
 
     def run(self, batch: Experience, *, train_policy: bool = True) -> Metrics:
