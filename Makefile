@@ -10,7 +10,7 @@ SIMS ?= pusht metaworld robosuite
 .PHONY: help install quickstart test test-slow sims ros test-ros lint types imports clean
 
 # one worker per core, each with its own module of tests and one thread of tensor arithmetic
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope --check-types all
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -4,7 +4,7 @@
     python -m benchmarks.simulators libero --sizes 0                         with placeholder assets, so named
 
 writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
-per environment of each, and the ratio of ours (step, then look) to theirs: for steps per second the median over rounds
+per environment of each, and the ratio of ours (step, then observe) to theirs: for steps per second the median over rounds
 of slices. Processor time per step depends little on what else the machine does.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
         peers = (*PEERS, "libero") if name == "libero" else PEERS
         rows: list[Row] = []
         for size in asked.sizes:
-            label, config, simulator = world(name, num_envs=asked.num_envs, size=size)
+            label, config, simulator = example(name, num_envs=asked.num_envs, size=size)
             measured = compare(config, simulator, against=peers, seconds=asked.seconds)
             rows += [{**row, "name": f"{label}: {row['name']}"} for row in comparison_rows(measured)]
             for row in comparison_rows(measured):
@@ -49,7 +49,7 @@ def main() -> None:
         print(write_record(f"simulators_{name}", rows, command=command))
 
 
-def world(name: str, *, num_envs: int, size: int) -> tuple[str, Any, SimulatorClass]:
+def example(name: str, *, num_envs: int, size: int) -> tuple[str, Any, SimulatorClass]:
     """What is measured in words, its configuration and its class; ``size`` 0: state alone."""
     if name == NOTHING:  # the exchange itself: it only counts, and its two cameras show one color
         side = size or 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from policies.policy import ActionSample, Policy
+from policies.policy import ActionSample, LikelihoodModel
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
@@ -26,7 +26,7 @@ class StepDifference:
 
 @torch.no_grad()
 def audit_log_prob(
-    policy: Policy, context: TensorDataclass, sample: ActionSample, *, tolerance: float = 1e-3
+    policy: LikelihoodModel, context: TensorDataclass, sample: ActionSample, *, tolerance: float = 1e-3
 ) -> list[StepDifference]:
     """Recompute the log-probs of ``sample`` (shape [B, S, H, A]) as training will, and compare step by step.
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Encoding
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -104,7 +104,7 @@ class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         action = self._to_action(self._logits(context).argmax(-1))
-        return action if committed is None or known is None else torch.where(known[:, None], committed, action)
+        return keep_committed(action, committed, known)
 
     def store(self, context: TokenContext) -> TensorDataclass:
         if any(parameter.requires_grad for parameter in self.encoder.parameters()):

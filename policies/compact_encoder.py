@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from policies.normalizer import Normalizer
+from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -258,8 +259,9 @@ class Forecast(nn.Module):
         super().__init__()
         self.dims = state_dim if config.forecast_dims is None else config.forecast_dims
         if not 1 <= self.dims <= state_dim:
-            raise ValueError(
-                f"encoder.forecast_dims must be within 1..{state_dim}, the state's dimensions, got {self.dims}"
+            raise UserError(
+                f"start.policy.encoder.forecast_dims must be within 1..{state_dim}, the state's dimensions, got "
+                f"{self.dims}; null predicts all of them"
             )
         self.head = nn.Sequential(
             nn.Linear(pooled_width, config.width),

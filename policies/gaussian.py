@@ -14,7 +14,7 @@ from torch.distributions import Normal
 
 from episodes.sampler import Targets
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -92,7 +92,7 @@ class GaussianPolicy(Policy[StateContext, DrawnAction]):
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         action = self._to_action(self.mean(context.state))
-        return action if committed is None or known is None else torch.where(known[:, None], committed, action)
+        return keep_committed(action, committed, known)
 
     def store(self, context: StateContext) -> TensorDataclass:
         return context

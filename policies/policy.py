@@ -142,7 +142,9 @@ class Policy(nn.Module, ABC, Generic[C, T]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        """``act`` with its standard normal draw given; traceable for export. A policy that needs no draw ignores it.
+        """``act`` with its standard normal draw given. A policy that needs no draw ignores it.
+
+        Differentiable where the policy's deployed action is, and traceable for export; ``act`` builds no graph.
 
         ``committed`` actions are kept where they are ``known``.
         """
@@ -151,7 +153,10 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
     @abstractmethod
     def store(self, context: C) -> TensorDataclass:
-        """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs."""
+        """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs.
+
+        Including the memory that ``encode`` was given, where the context depends on it.
+        """
 
     @abstractmethod
     def restore(self, record: TensorDataclass) -> C:
@@ -173,7 +178,10 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
     @abstractmethod
     def bc_loss(self, context: C, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Behavior cloning loss; ``targets.mask`` is 0 on padding."""
+        """Behavior cloning loss; ``targets.mask`` is 0 on padding.
+
+        ``context`` is of single observations, encoded from ``initial_state``: cloning does not train memory.
+        """
 
     @abstractmethod
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
@@ -207,10 +215,28 @@ class GuidedPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LikelihoodModel(Protocol):
+    """What a likelihood update without critic, reference and average asks of a policy (see ``Policy``)."""
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]: ...
+
+    def restore(self, record: Any) -> Any: ...
+
+    def log_prob(self, context: Any, trace: Any) -> Tensor: ...
+
+
+def keep_committed(
+    action: Float[Tensor, "B H A"], committed: Float[Tensor, "B H A"] | None, known: Bool[Tensor, " H"] | None
+) -> Float[Tensor, "B H A"]:
+    """``action`` with the ``committed`` actions where they are ``known``."""
+    return action if committed is None or known is None else torch.where(known[:, None], committed, action)
+
+
 P = TypeVar("P", bound=Policy)
 
 
-def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
+def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
     """Freeze these parameter groups and train all others. UserError for a name that the policy does not have."""
     groups = policy.parameter_groups()
     for name in frozen:
@@ -221,7 +247,7 @@ def set_frozen(policy: Policy, frozen: Sequence[str]) -> None:
             parameter.requires_grad_(name not in frozen)
 
 
-def trained_parameters(policy: Policy) -> list[nn.Parameter]:
+def trained_parameters(policy: LikelihoodModel) -> list[nn.Parameter]:
     """The parameters that are not frozen, group by group."""
     groups = policy.parameter_groups().values()
     return [parameter for group in groups for parameter in group if parameter.requires_grad]

@@ -6,6 +6,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from sims.adapters.metaworld import Metaworld, MetaworldConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
 from sims.install import interpreter
-from sims.registry import SimulatorConfig, make_env
+from sims.plugins import config_name
+from sims.registry import CONSTRUCTORS, SimulatorConfig, make_env
 from sims.subproc.single_env import SimulatorClass
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
@@ -81,7 +83,21 @@ def _with_cameras(config_class: type[Any], **settings: Any) -> Callable[[int, in
     return make
 
 
-EXAMPLES: Mapping[str, Example] = {
+def _of_registry() -> dict[str, Example]:
+    """Of every registered simulator that runs in worker processes, plugins included."""
+    return {
+        config_name(config_class): Example(
+            module="numpy", make=_with_cameras(config_class), simulator=constructor.keywords["simulator"]
+        )
+        for config_class, constructor in CONSTRUCTORS.items()
+        if isinstance(constructor, partial)
+        and constructor.func is SubprocVectorEnv
+        and config_class is not GymnasiumConfig
+    }
+
+
+# With an entry of its own: what needs another package than numpy, or special settings.
+EXAMPLES: Mapping[str, Example] = _of_registry() | {
     "tabletop": Example(module="mujoco", make=_with_cameras(TabletopConfig)),
     "robosuite": Example(module="robosuite", make=_with_cameras(RobosuiteConfig), simulator=Robosuite),
     "metaworld": Example(module="metaworld", make=_with_cameras(MetaworldConfig), simulator=Metaworld),

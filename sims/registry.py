@@ -43,15 +43,7 @@ BUILT_IN: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
 CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = with_plugins(BUILT_IN, PLUGIN_GROUP)
 
 if TYPE_CHECKING:
-    SimulatorConfig = (
-        TabletopConfig
-        | RobosuiteConfig
-        | MetaworldConfig
-        | ManiSkillConfig
-        | LiberoConfig
-        | GymnasiumConfig
-        | IsaacLabConfig
-    )
+    SimulatorConfig = Any
 else:
     SimulatorConfig = Union[tuple(CONSTRUCTORS)]  # noqa: UP007
 

@@ -73,9 +73,8 @@ def denoise(
     return trace, log_prob
 
 
-@torch.no_grad()
 def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-    """The sample that a deterministic kernel makes of the noise ``x_1``. No graph."""
+    """The sample that a deterministic kernel makes of the noise ``x_1``; differentiable."""
     grid = kernel.grid(x_1.device)
     x_t = x_1.unsqueeze(1)
     for i in range(kernel.steps):

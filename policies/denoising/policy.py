@@ -30,7 +30,7 @@ from policies.denoising.kernels import (
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -160,7 +160,6 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
         )
         return ActionSample(action=self._to_action(trace.states[:, -1]), trace=trace, log_prob=log_prob)
 
-    @torch.no_grad()
     def act_from_noise(
         self,
         context: DenoisingContext,
@@ -173,7 +172,7 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
         if committed is not None and known is not None:
             predict = _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
         action = self._to_action(integrate(predict, self.act_kernel, noise))
-        return action if committed is None or known is None else torch.where(known[:, None], committed, action)
+        return keep_committed(action, committed, known)
 
     @property
     def can_guide(self) -> bool:

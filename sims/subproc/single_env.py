@@ -21,7 +21,11 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class SingleSpec:
-    """EnvSpec of one environment. ``image_size``: (height, width) in pixels. ``tasks``: the instructions."""
+    """EnvSpec of one environment.
+
+    ``image_size``: (height, width) in pixels. ``tasks``: the instructions. ``fingerprint``: versions that a result
+    depends on.
+    """
 
     name: str
     action_dim: int
@@ -46,7 +50,11 @@ class StepResult:
 
 @runtime_checkable
 class SingleEnv(Protocol):
-    """One episode at a time. The constructor takes the adapter's configuration dataclass."""
+    """One episode at a time. The constructor takes the adapter's configuration dataclass.
+
+    ``max_steps`` and the persistence of success are applied outside: ``step`` usually returns terminated and truncated
+    False. ``reset`` is called before anything else. ``preload`` may do nothing.
+    """
 
     spec: SingleSpec
 
@@ -63,7 +71,7 @@ class SingleEnv(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> StepResult:
-        """One control step; action: float32 [A] in [-1, 1]."""
+        """One control step; action: float32 [A], which callers keep in [-1, 1]."""
         ...
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:

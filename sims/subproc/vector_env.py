@@ -36,6 +36,9 @@ class SubprocVectorEnv:
 
     def __init__(self, config: PoolConfig, simulator: SimulatorClass) -> None:
         """Raises UserError when the configuration is wrong or the simulator does not start."""
+        missing = [name for name in ("num_envs", "latency", "workers") if not hasattr(config, name)]
+        if missing:
+            raise UserError(f"{type(config).__name__} lacks {', '.join(missing)}; see docs/simulators/process_pool.md")
         n = config.num_envs
         self.workers = config.workers
         self._group = WorkerGroup(config, simulator)

@@ -85,6 +85,6 @@ class EndEffectorControl:
         return (last + motion / excess.clamp(min=1)).clamp(panda.low, panda.high)
 
 
-def finger_target(gripper: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+def finger_target(gripper: Float[Tensor, "*N"]) -> Float[Tensor, "*N"]:
     """Each finger's position [m]: -1 open, +1 closed, linear between."""
     return (FINGER_OPEN / 2) * (1 - gripper)

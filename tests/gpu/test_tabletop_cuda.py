@@ -52,10 +52,10 @@ def _play(env: TabletopEnv, actions: torch.Tensor) -> np.ndarray:
 
 def test_everything_is_on_the_gpu(env: TabletopEnv) -> None:
     assert env.spec.device.type == "cuda"
-    step, look = env.step(_actions(1)[0]), env.observe()
-    for tensor in (step.reward, step.terminated, step.success, look.images, look.state, look.instruction):
+    step, obs = env.step(_actions(1)[0]), env.observe()
+    for tensor in (step.reward, step.terminated, step.success, obs.images, obs.state, obs.instruction):
         assert tensor.is_cuda
-    assert look.images.shape == (ROWS, 2, 64, 64, 3)
+    assert obs.images.shape == (ROWS, 2, 64, 64, 3)
 
 
 def test_a_step_never_waits_for_the_gpu(opened: TabletopEnv) -> None:

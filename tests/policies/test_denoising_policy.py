@@ -1,4 +1,4 @@
-"""The policy seam, for both families and every exploring kernel."""
+"""Denoising policies of both families with every exploring kernel."""
 
 import dataclasses
 

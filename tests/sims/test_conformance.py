@@ -176,7 +176,7 @@ def test_success_ends_the_episode_and_persists(name: str) -> None:
     env = ENVIRONMENTS[name].make(within)
     try:
         assert isinstance(env, DemonstratedEnv)
-        env.reset(start=starts(env, 0, 2, 4))
+        env.reset(start=starts(env, 0, 1, 2))
         expert = env.expert(noise=0.0, seed=0)
         won = torch.zeros(env.spec.num_envs, dtype=torch.bool)
         step: Step | None = None

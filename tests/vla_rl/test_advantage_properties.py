@@ -29,7 +29,7 @@ def test_kl_estimate_is_never_negative(values: list[float]) -> None:
 @given(st.floats(-2, 2), st.floats(-5, 5))
 def test_surrogate_is_never_better_than_unclipped(log_ratio: float, advantage: float) -> None:
     ratio, gain = torch.tensor([[log_ratio]]), torch.tensor([[advantage]])
-    loss = clipped_surrogate(ratio, gain, clip_low=0.2, clip_high=0.2, dual_clip=None)
+    loss = clipped_surrogate(ratio, gain, clip_low=torch.tensor(0.2), clip_high=torch.tensor(0.2), dual_clip=None)
     assert loss.item() >= (-gain * ratio.exp()).item() - 1e-6
 
 

@@ -1,4 +1,4 @@
-"""What scripts outside the project rely on: commands, exit codes, JSON keys; and one clear line for bad input."""
+"""The interface to other programs: commands, exit codes and JSON keys; bad input is a one-line message."""
 
 import json
 import os
@@ -21,22 +21,22 @@ TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
 
 
-def vla_rl(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "vla_rl.cli", *map(str, words)], capture_output=True, text=True)
+def vla_rl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vla_rl.cli", *map(str, arguments)], capture_output=True, text=True)
 
 
-def answer(*words: object) -> dict:
-    done = vla_rl(*words)
+def answer(*arguments: object) -> dict:
+    done = vla_rl(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("contract") / "run"
-    done = vla_rl("train", TINY, "--run-dir", place, "--algorithm.iterations", 2)
+    folder = tmp_path_factory.mktemp("contract") / "run"
+    done = vla_rl("train", TINY, "--run-dir", folder, "--algorithm.iterations", 2)
     assert done.returncode == 0, done.stderr
-    return place
+    return folder
 
 
 def test_eval(run_dir: Path) -> None:
@@ -77,7 +77,7 @@ def test_data(run_dir: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_audits_a_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))  # what else is installed here is another matter
+    monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path))  # no other simulator is found
     checks = answer("doctor", "--run", run_dir, "--json")["checks"]
     assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
     assert {check["status"] for check in checks} <= {"ok", "missing", "failed"}
@@ -90,7 +90,7 @@ def test_bench() -> None:
     assert all({"name", "value", "unit", "ratio", "against"} <= set(row) for row in result["rows"])
 
 
-def test_the_world_model_is_timed_beside_the_suite() -> None:
+def test_bench_compares_the_world_model_with_the_simulator() -> None:
     rows = world_model_rows(batches=(1, 2), steps=(2,), seconds=0.05)
     assert [row["name"] for row in rows if "bfloat16" not in row["name"]] == [
         "simulated",
@@ -121,11 +121,11 @@ def test_serve_answers_until_it_is_interrupted(run_dir: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "vla_rl.cli", "serve", str(run_dir / "bundle"), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
-        said = server.stderr.readline() + server.stderr.readline()
-        url = re.search(r"ws://127\.0\.0\.1:\d+", said)
+        message = server.stderr.readline() + server.stderr.readline()
+        url = re.search(r"ws://127\.0\.0\.1:\d+", message)
         token = tmp_path / "vla-rl" / "token"
-        assert url, said + server.stderr.read()
-        assert str(token) in said
+        assert url, message + server.stderr.read()
+        assert str(token) in message
         assert token.stat().st_mode & 0o077 == 0
         with connect(url[0], additional_headers={"Authorization": f"Bearer {token.read_text().strip()}"}) as connection:
             hello = unpack(connection.recv(timeout=60))
@@ -137,8 +137,8 @@ def test_serve_answers_until_it_is_interrupted(run_dir: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(find_spec("rclpy") is not None, reason="this Python has ROS; the wire tests drive these commands")
 def test_without_ros_the_robot_commands_say_what_to_install(run_dir: Path) -> None:
-    for words in (("deploy", run_dir / "bundle", "--robot", "configs/robots/fake_arm.yaml"), ("fake-arm",)):
-        done = vla_rl(*words)
+    for arguments in (("deploy", run_dir / "bundle", "--robot", "configs/robots/fake_arm.yaml"), ("fake-arm",)):
+        done = vla_rl(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("vla-rl: this Python has no rclpy. On a ROS 2 machine: source ")
         assert len(done.stderr.splitlines()) == 1
@@ -197,10 +197,10 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
             *("--algorithm.groups", 2, "--algorithm.max_rounds", 1),
         ),
     }
-    for expected, words in cases.items():
-        done = vla_rl(*words)
+    for expected, arguments in cases.items():
+        done = vla_rl(*arguments)
         message = done.stderr.strip().splitlines()[-1]
-        assert done.returncode == 2, (words, done.stderr)
-        assert expected in message, (words, done.stderr)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert expected in message, (arguments, done.stderr)
         assert "Traceback" not in done.stderr
     assert not new.exists()

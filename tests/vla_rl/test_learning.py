@@ -64,7 +64,6 @@ def test_without_its_instruction_the_policy_falls_to_chance(imitator: DenoisingP
     assert success(imitator, "shuffled") < 0.65 * given
 
 
-@pytest.mark.slow
 def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy) -> None:
     before = success(imitator)
     config = PPOConfig(

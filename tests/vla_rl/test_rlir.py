@@ -57,7 +57,7 @@ def test_sampling_and_scoring_agree(clips: ClipSampler) -> None:
     policy = WorldPolicy(world, build_kernel(FlowSDEConfig(steps=3), FlowMatching(FlowMatchingConfig())))
     sample = policy.sample(query, torch.Generator().manual_seed(0))
     assert sample.log_prob.shape == (4, 3, 2, 3 * 16 * 16)
-    audit_log_prob(policy, query, sample)  # type: ignore[arg-type]
+    audit_log_prob(policy, query, sample)
 
 
 def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSampler) -> None:

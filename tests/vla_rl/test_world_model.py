@@ -62,8 +62,12 @@ def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path)
     assert first.dynamics.config.steps == 1
     assert (first.dynamics.codec.scale != 1).all()
     path.unlink()
+
+    def update_again(fit: Optimization) -> dict[str, float]:
+        raise AssertionError("every stage is finished: nothing may be fitted again")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Optimization, "update", None)  # every stage is finished: nothing may be fitted again
+        patch.setattr(Optimization, "update", update_again)
         fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
     assert load_world_model(path).sha256 == first.sha256
 

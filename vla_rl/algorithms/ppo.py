@@ -10,14 +10,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from episodes.sampler import Targets
-from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
+from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
@@ -35,7 +35,7 @@ class UpdateConfig:
     """How a policy is changed by a batch.
 
     ``frozen``: parameter groups of the policy that are not trained. ``target_kl`` is in sum units (over denoising
-    steps, executed actions and dimensions); when a minibatch exceeds it the update stops; null turns it off.
+    steps, executed actions and dimensions); once a minibatch exceeds it only the critic is updated; null turns it off.
     ``micro_batch``: chunks per backward pass, gradients accumulate to ``minibatch``. ``reference_weight``: of behavior
     cloning towards the frozen policy that training started from. ``denoising_discount`` scales the advantage of earlier
     denoising steps (DPPO, Ren et al. 2024, Sec. 4.3), for step-wise ratios. ``clip_first_step`` is the clip of the
@@ -152,8 +152,11 @@ def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> 
 class ClippedUpdate:
     """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator."""
 
-    def __init__(self, config: UpdateConfig, policy: Policy, *, critic: ValueCritic | None = None, seed: int) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
+    def __init__(
+        self, config: UpdateConfig, policy: LikelihoodModel, *, critic: ValueCritic | None = None, seed: int
+    ) -> None:
+        self.config, self.critic = config, critic
+        self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
         self.optimizer = torch.optim.AdamW(
@@ -162,8 +165,8 @@ class ClippedUpdate:
         self.critic_optimizer: torch.optim.Optimizer | None = None
         if critic is not None:
             self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
-        self.reference = copy_trained(policy) if config.reference_weight else None
-        self.average = WeightAverage(policy, config.average) if config.average is not None else None
+        self.reference = copy_trained(self.policy) if config.reference_weight else None
+        self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
         self.generator = torch.Generator().manual_seed(seed)
 
     def run(self, batch: Experience, *, train_policy: bool = True) -> Metrics:
@@ -182,7 +185,7 @@ class ClippedUpdate:
                 share = len(index) / len(minibatch)
                 loss, parts = self._losses(minibatch[index], moving)
                 (loss * share).backward()
-                for name, value in parts.items():
+                for name, value in parts.items():  # every micro-batch has the same names
                     metrics[name] += value * share
             moving = moving and not self._kl_exceeded(metrics)
             metrics |= self._step(moving)
@@ -223,9 +226,8 @@ class ClippedUpdate:
             policy_loss, metrics = self._policy_loss(context, batch)
             loss = loss + policy_loss
         if self.critic is not None:
-            critic_loss, value = self._critic_loss(context, batch, self.critic)
-            loss = loss + critic_loss
-            metrics |= {"value_loss": critic_loss.item(), "value_mean": value.mean().item()}
+            critic_loss, critic_metrics = self._critic_loss(context, batch, self.critic)
+            loss, metrics = loss + critic_loss, metrics | critic_metrics
         return loss, metrics
 
     def _policy_loss(self, context: TensorDataclass, batch: Experience) -> tuple[Tensor, Metrics]:
@@ -274,15 +276,13 @@ class ClippedUpdate:
         targets = Targets(action=action, mask=torch.ones(action.shape[:2]))
         return self.policy.bc_loss(context, targets, self.generator)
 
-    def _critic_loss(
-        self, context: TensorDataclass, batch: Experience, critic: ValueCritic
-    ) -> tuple[Tensor, Float[Tensor, " B"]]:
+    def _critic_loss(self, context: TensorDataclass, batch: Experience, critic: ValueCritic) -> tuple[Tensor, Metrics]:
         assert batch.value_target is not None
         config, value = critic.config, critic(self.policy.value_features(context))
         loss = value_loss(
             value, batch.value, batch.value_target, clip=config.value_clip, huber_delta=config.huber_delta
-        )
-        return loss.mean(), value
+        ).mean()
+        return loss, {"value_loss": loss.item(), "value_mean": value.mean().item()}
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class RLIR:
             )
         self.config, self.clips, self.inverse = config, clips, inverse
         self.policy = WorldPolicy(model, build_kernel(config.kernel, FlowMatching(FlowMatchingConfig())))
-        self.update = ClippedUpdate(config.update, self.policy, seed=seed)  # type: ignore[arg-type]  # needs no more
+        self.update = ClippedUpdate(config.update, self.policy, seed=seed)
         self._rng, self._generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
 
     def iterate(self) -> Metrics:

@@ -8,7 +8,6 @@ from typing import get_args
 
 import torch
 
-from policies.denoising.policy import Precision
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
@@ -17,6 +16,7 @@ from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.record import Row, row
 from world_models.evaluation.open_loop import frames_per_second
 from world_models.models.conv_flow import ConvFlowConfig
+from world_models.models.flow_model import Precision
 from world_models.registry import build_world_model
 from world_models.world_model import History
 

@@ -18,8 +18,8 @@ class Experience(TensorDataclass):
     ``inputs``: what ``Policy.store`` kept of the observation. ``reward`` is discounted within the chunk, whose own
     discount is gamma ** num_executed. ``next_value`` belongs to the chunk's true successor, also where the episode was
     truncated. ``valid`` is False after an episode's end and where the simulator failed: no loss may use such chunks.
-    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. The last three are filled by an algorithm;
-    ``weight`` averages to one over the batch.
+    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. ``advantage``,
+    ``value_target`` and ``weight`` (which averages to one over the batch) are filled by an algorithm.
     """
 
     inputs: TensorDataclass

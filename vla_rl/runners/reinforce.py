@@ -66,8 +66,9 @@ def load_algorithm(experiment: Experiment, env: VectorEnv, bundle: Path) -> Algo
 def audit(algorithm: Algorithm, *, tolerance: float) -> list[StepDifference]:
     """Log-probs of a sample against the training path, before anything is learned from them."""
     env, policy = algorithm.collector.env, algorithm.policy
-    obs, state = env.observe(), policy.initial_state(env.spec.num_envs)
-    context, _ = policy.encode(obs, state)
+    obs = env.observe()
+    _, state = policy.encode(obs, policy.initial_state(env.spec.num_envs))
+    context, _ = policy.encode(obs, state)  # the second observation, so that memory is audited too
     sample = policy.sample(context, torch.Generator().manual_seed(0))
     return audit_log_prob(policy, policy.restore(policy.store(context)), sample, tolerance=tolerance)
 
