@@ -4,8 +4,8 @@
     python -m benchmarks.simulators libero --sizes 0                         with placeholder assets, so named
 
 writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
-per environment of each, and the ratio of ours (step, then observe) to theirs: for steps per second the median over rounds
-of slices. Processor time per step depends little on what else the machine does.
+per environment of each, and the ratio of ours (step, then observe) to theirs: for steps per second the median over
+rounds of slices. Processor time per step depends little on what else the machine does.
 """
 
 from __future__ import annotations
