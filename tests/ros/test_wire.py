@@ -282,7 +282,7 @@ def test_consecutive_episodes_are_recorded(moving: Cell) -> None:
         assert moving.ask("end", success)[0]
         assert not moving.ask("trigger", "/vla_rl_policy/resume")[0]
         moving.wait(lambda: is_still(moving), 3, "rest")
-        moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 10, "the next episode")
+        moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 30, "the next episode")
         moving.wait(lambda: is_moving(moving), 30, "motion again")
     store = EpisodeStore(moving.store)
     moving.wait(lambda: len(store.select()) == before + 2, 20, "both episodes")
@@ -310,7 +310,7 @@ def test_a_new_bundle_is_used_from_the_next_episode_on(moving: Cell) -> None:
     moving.wait(lambda: "from the next episode on" in log_of(moving, "server"), 30, "the new version")
     assert moving.status()["policy"] == first
     assert moving.ask("end", True)[0]
-    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 10, "the next episode")
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 30, "the next episode")
     assert moving.status()["policy"] == second
     moving.wait(lambda: is_moving(moving), 30, "motion")
 
