@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 from episodes.sampler import Targets
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Encoding
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, EncodedContext, Encoding, store_encoded
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from sims.tensor_dataclass import TensorDataclass
@@ -44,21 +44,13 @@ class CategoricalPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenContext(TensorDataclass):
-    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update."""
-
-    encoding: Encoding
-    obs: Observation | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenTrace(TensorDataclass):
     """The drawn token of every action element."""
 
     tokens: Int[Tensor, "*B H A"]
 
 
-class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
+class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
     """Parallel decoding of binned actions, as in OpenVLA-OFT (Kim et al. 2025, Sec. IV) at small size."""
 
     config: CategoricalPolicyConfig
@@ -86,11 +78,11 @@ class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.normalizer.fit(state, action)
 
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[TokenContext, TensorDataclass]:
-        return TokenContext(encoding=self.encoder(obs, self.normalizer.normalize_state(obs.state)), obs=obs), state
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
+        return EncodedContext(encoding=self.encoder(obs, self.normalizer.normalize_state(obs.state)), obs=obs), state
 
     @torch.no_grad()
-    def sample(self, context: TokenContext, generator: torch.Generator) -> ActionSample:
+    def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
         probability = self._distribution(context).probs
         drawn = torch.multinomial(probability.flatten(0, 2), 1, generator=generator)
         trace = TokenTrace(tokens=drawn.view(probability.shape[:3]))
@@ -98,7 +90,7 @@ class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
 
     def act_from_noise(
         self,
-        context: TokenContext,
+        context: EncodedContext,
         noise: Float[Tensor, "B H A"],
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
@@ -106,40 +98,37 @@ class CategoricalPolicy(Policy[TokenContext, TokenTrace]):
         action = self._to_action(self._logits(context).argmax(-1))
         return keep_committed(action, committed, known)
 
-    def store(self, context: TokenContext) -> TensorDataclass:
-        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
-            assert context.obs is not None
-            return context.obs
-        return context.encoding
+    def store(self, context: EncodedContext) -> TensorDataclass:
+        return store_encoded(self.encoder, context)
 
-    def restore(self, record: TensorDataclass) -> TokenContext:
+    def restore(self, record: TensorDataclass) -> EncodedContext:
         if isinstance(record, Observation):
             return self.encode(record, self.initial_state(len(record)))[0]
         assert isinstance(record, Encoding)
-        return TokenContext(encoding=record, obs=None)
+        return EncodedContext(encoding=record, obs=None)
 
-    def log_prob(self, context: TokenContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
+    def log_prob(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).log_prob(trace.tokens).unsqueeze(1)
 
-    def entropy(self, context: TokenContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
+    def entropy(self, context: EncodedContext, trace: TokenTrace) -> Float[Tensor, "B 1 H A"]:
         return self._distribution(context).entropy().unsqueeze(1)
 
-    def value_features(self, context: TokenContext) -> Float[Tensor, "B value_dim"]:
+    def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
         return context.encoding.pooled.detach()
 
-    def bc_loss(self, context: TokenContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+    def bc_loss(self, context: EncodedContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Cross-entropy of the recorded actions' tokens, mean over valid elements."""
         loss = functional.cross_entropy(
             self._logits(context).movedim(-1, 1), self._to_tokens(targets.action), reduction="none"
         )
         return (loss.mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
 
-    def _logits(self, context: TokenContext) -> Float[Tensor, "B H A bins"]:
+    def _logits(self, context: EncodedContext) -> Float[Tensor, "B H A bins"]:
         queries = self.queries.expand(len(context), -1, -1)
         logits: Tensor = self.logits(self.decoder(queries, context.encoding.tokens))
         return logits
 
-    def _distribution(self, context: TokenContext) -> Categorical:
+    def _distribution(self, context: EncodedContext) -> Categorical:
         return Categorical(logits=self._logits(context) / self.config.temperature, validate_args=False)
 
     def _to_tokens(self, action: Float[Tensor, "B H A"]) -> Int[Tensor, "B H A"]:

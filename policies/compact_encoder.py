@@ -252,6 +252,22 @@ def _landmark_head(width: int, landmarks: int) -> nn.Sequential:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodedContext(TensorDataclass):
+    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update."""
+
+    encoding: Encoding
+    obs: Observation | None
+
+
+def store_encoded(encoder: CompactEncoder, context: EncodedContext) -> TensorDataclass:
+    """``Policy.store`` with this encoder: the observation where the encoder is trained, else the encoding."""
+    if any(parameter.requires_grad for parameter in encoder.parameters()):
+        assert context.obs is not None
+        return context.obs
+    return context.encoding
+
+
 class Forecast(nn.Module):
     """Auxiliary head: the states that the demonstration reaches later, guessed from one observation."""
 

@@ -14,7 +14,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Encoding, Forecast
+from policies.compact_encoder import (
+    CompactEncoder,
+    CompactEncoderConfig,
+    EncodedContext,
+    Encoding,
+    Forecast,
+    store_encoded,
+)
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
 from policies.denoising.denoise import DenoisingTrace, Predict, denoise, integrate, trace_transition
 from policies.denoising.guidance import guided
@@ -72,15 +79,7 @@ class DenoisingPolicyConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DenoisingContext(TensorDataclass):
-    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update."""
-
-    encoding: Encoding
-    obs: Observation | None
-
-
-class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
+class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig
@@ -142,14 +141,14 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[DenoisingContext, TensorDataclass]:
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
         self._compile_once()
         with self._precision():
             encoding = self.encoder(obs, self.normalizer.normalize_state(obs.state))
-        return DenoisingContext(encoding=encoding.map(Tensor.float), obs=obs), state
+        return EncodedContext(encoding=encoding.map(Tensor.float), obs=obs), state
 
     @torch.no_grad()
-    def sample(self, context: DenoisingContext, generator: torch.Generator) -> ActionSample:
+    def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
         shape = (len(context), self.spec.action_horizon, self.spec.robot.action_dim)
         trace, log_prob = denoise(
             self._predict(context),
@@ -162,7 +161,7 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
 
     def act_from_noise(
         self,
-        context: DenoisingContext,
+        context: EncodedContext,
         noise: Float[Tensor, "B H A"],
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
@@ -182,7 +181,7 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
     @torch.no_grad()
     def act_guided(
         self,
-        context: DenoisingContext,
+        context: EncodedContext,
         noise: Float[Tensor, "B H A"],
         *,
         previous: Float[Tensor, "B H A"],
@@ -195,33 +194,30 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
-    def store(self, context: DenoisingContext) -> TensorDataclass:
-        if any(parameter.requires_grad for parameter in self.encoder.parameters()):
-            assert context.obs is not None
-            return context.obs
-        return context.encoding
+    def store(self, context: EncodedContext) -> TensorDataclass:
+        return store_encoded(self.encoder, context)
 
-    def restore(self, record: TensorDataclass) -> DenoisingContext:
+    def restore(self, record: TensorDataclass) -> EncodedContext:
         if isinstance(record, Observation):
             return self.encode(record, self.initial_state(len(record)))[0]
         assert isinstance(record, Encoding)
-        return DenoisingContext(encoding=record, obs=None)
+        return EncodedContext(encoding=record, obs=None)
 
-    def log_prob(self, context: DenoisingContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+    def log_prob(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
         return transition.log_prob(x_next)
 
-    def entropy(self, context: DenoisingContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+    def entropy(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         predict = self._predict(context) if self.explore_kernel.learned_noise else _no_prediction
         transition, _ = trace_transition(predict, self.explore_kernel, trace)
         return transition.entropy()
 
-    def value_features(self, context: DenoisingContext) -> Float[Tensor, "B value_dim"]:
+    def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
         return context.encoding.pooled.detach()
 
     # -- learning from demonstrations --------------------------------------------------------------------------------
 
-    def bc_loss(self, context: DenoisingContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+    def bc_loss(self, context: EncodedContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the target over valid actions, ``loss_draws`` noise and time draws per observation.
 
         Plus ``anchor_weight`` times the squared error of the anchor, the expert's regression before any denoising, and
@@ -254,12 +250,12 @@ class DenoisingPolicy(Policy[DenoisingContext, DenoisingTrace]):
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def _predict(self, context: DenoisingContext, expert: ActionExpert | None = None) -> Predict:
+    def _predict(self, context: EncodedContext, expert: ActionExpert | None = None) -> Predict:
         """The expert (default: the trained one) bound to this context."""
         network = self.expert if expert is None else expert
         return self._bind(network, self._prefill(context, network))
 
-    def _prefill(self, context: DenoisingContext, expert: ActionExpert) -> Prefill:
+    def _prefill(self, context: EncodedContext, expert: ActionExpert) -> Prefill:
         self._compile_once()
         with self._precision():
             return expert.prefill(context.encoding)

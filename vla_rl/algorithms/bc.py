@@ -14,7 +14,7 @@ from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
 from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
-from vla_rl.algorithms.optimizers import make_optimizers
+from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
 
 
@@ -88,9 +88,7 @@ class BC:
         batches: list[Any] = [sampler.next_batch() for sampler in self.samplers]
         batch = type(batches[0]).cat(batches)
         factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+        scale_learning_rates(self.optimizers, factor)
         loss = self.shards.backward(batch, self.generators)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         for optimizer in self.optimizers:

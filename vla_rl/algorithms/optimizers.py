@@ -43,3 +43,10 @@ def make_optimizers(
             torch.optim.Muon(matrices, lr=matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         )
     return optimizers
+
+
+def scale_learning_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
+    """Set every learning rate to ``factor`` times the one that its optimizer was made with."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group.setdefault("initial_lr", group["lr"])

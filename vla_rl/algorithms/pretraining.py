@@ -18,7 +18,7 @@ from policies.policy import Policy
 from policies.schedule import cosine_schedule
 from sims.errors import UserError
 from sims.pretraining import LabeledScenes, PretrainingScenes
-from vla_rl.algorithms.optimizers import make_optimizers
+from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 
 TEST_FIRST = 1 << 40  # scenes from this number on are never trained on
 TEST_SCENES = 1024
@@ -111,10 +111,8 @@ class Pretraining:
     def update(self) -> dict[str, float]:
         config = self.config
         self.pool.grow_to(self._first + (self.step + 1) * config.fresh)
-        factor = cosine_schedule(self.step, steps=config.steps, warmup=config.warmup)
+        scale_learning_rates(self.optimizers, cosine_schedule(self.step, steps=config.steps, warmup=config.warmup))
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
             optimizer.zero_grad(set_to_none=True)
         loss = landmark_loss(self.compact, self.pool.sample(config.batch_size, self.generator))
         loss.backward()
