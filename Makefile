@@ -4,10 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 QUICKSTART := runs/quickstart
-SIMS ?= pusht metaworld robosuite
+SIMS ?= pusht metaworld robosuite libero
+PACKAGES := vla_rl world_models real_robot policies episodes sims
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow sims ros test-ros lint types imports clean
+.PHONY: help install quickstart test test-slow sims isaaclab ros test-ros lint types imports docs package clean
 
 # one worker per core, each with its own module of tests and one thread of tensor arithmetic
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope --check-types all
@@ -37,6 +38,13 @@ sims: .venv-sims/.installed  ## .venv-sims: an interpreter for each of SIMS, for
 	@for name in $(SIMS); do VLA_RL_SIMS=$(CURDIR)/.venv-sims $(BIN)/vla-rl sims install $$name || exit; done
 	@touch $@
 
+isaaclab: .venv-isaaclab/.installed  ## Isaac Lab's own classes, which import without Isaac Sim, for the test of its adapter
+
+.venv-isaaclab/.installed: $(INSTALLED) tests/sims/isaaclab_requirements.txt
+	@rm -rf .venv-isaaclab
+	$(BIN)/pip install --quiet --no-deps --ignore-requires-python --target .venv-isaaclab -r tests/sims/isaaclab_requirements.txt
+	@touch $@
+
 ros: .venv-ros/.installed  ## .venv-ros: as .venv, with ROS 2's Python packages from wheels, for machines without ROS
 
 .venv-ros/.installed: pyproject.toml constraints.txt tests/ros/requirements.txt tests/ros/install.sh
@@ -55,5 +63,19 @@ types: $(INSTALLED)  ## static types
 imports: $(INSTALLED)  ## import contracts between and inside the packages
 	$(BIN)/lint-imports
 
+docs: .venv/.docs  ## the site in build/site, strict; links, spelling, and the notebooks
+	$(BIN)/codespell README.md *.md docs notebooks configs benchmarks tests $(PACKAGES)
+	$(BIN)/python -m benchmarks.tables --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m notebooks.execute
+	@echo "build/site/index.html"
+
+.venv/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+package: .venv/.docs  ## build the wheel and use it in an empty environment outside this folder
+	PYTHON=$(PYTHON) tests/docs/try_wheel.sh
+
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv .venv-sims .venv-ros .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf build .venv .venv-sims .venv-isaaclab .venv-ros .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

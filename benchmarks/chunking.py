@@ -280,7 +280,9 @@ def episode(backend: PolicyBackend, method: str, delay: int, seed: int) -> Track
     plan = Synchronous(backend, delay) if method == "synchronous" else Asynchronous(backend, method, delay)
     joints = [*START_JOINTS, 0.0]
     arm = Arm(SafetyFilter(limits), PandaEndEffector(limits.axes), joints, [tuple(joints)])
-    arm.safety.start(joints, 0.0)
+    arm.safety.start(joints, -1.0)
+    for tick in range(1, 101):  # the arm is taken up
+        arm.safety.filter(None, Measurement(joints, 0.01 * tick - 1.0), 0.01 * tick - 1.0)
     targets = SlidingTargets(1, rng)
     on_target, touched, success = 0, False, False
     for tick in range(TICKS):

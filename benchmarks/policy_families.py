@@ -22,7 +22,7 @@ from policies.compact_encoder import CompactEncoderConfig
 from policies.gaussian import GaussianPolicyConfig
 from tests.family_learning import clone, improve, success
 from tests.reach_env import ReachEnv
-from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.ppo import PPOConfig, UpdateConfig
 from vla_rl.bench.record import row, write_record
 
@@ -38,9 +38,7 @@ ALGORITHMS: dict[str, Any] = {
     "grpo": GRPOConfig(
         iterations=20,
         groups=12,
-        update=UpdateConfig(
-            learning_rate=3e-4, minibatch=256, micro_batch=256, clip_high=0.28, normalize_advantage=False
-        ),
+        update=GRPOUpdateConfig(learning_rate=3e-4, minibatch=256, micro_batch=256),
     ),
 }
 T_95 = {1: float("inf"), 2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom

@@ -34,7 +34,7 @@ from real_robot.ros.commands import policy_spec
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState, VectorEnv
 from tests.ros.cell import ROOT, Cell
 from vla_rl.bench.record import Row, row, write_record
@@ -87,6 +87,8 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
         time.sleep(0.3)  # the cameras, too
         cell.ask("set", "vla_rl_policy", "instruction", instruction)
         cell.wait(lambda: cell.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+        actions = int(cell.status().get("actions", 0))
+        cell.wait(lambda before=actions: int(cell.status().get("actions", 0)) > before, 30, "the first action")
         until = time.monotonic() + TASKS[task].max_steps / CONTROL_HZ + 1.0
         outcome = [False, False]
         while time.monotonic() < until and not any(outcome):

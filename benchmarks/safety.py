@@ -53,11 +53,8 @@ def command_times(offset: Callable[[int], float]) -> list[float]:
     safety.start(READY, 0.0)
     for tick in range(1, TICKS + 1):
         now = tick / limits.command_hz
-        target = [
-            min(max(q + offset(tick), m - step), m + step)
-            for q, m, step in zip(READY, safety.positions, [0.19] * 7, strict=True)
-        ]
-        command, measured = Command(target, now), Measurement(safety.positions, now, [0.0] * 7)
+        target = [q + offset(tick) for q in READY]
+        command, measured = Command(target, now), Measurement(safety.sent_position(now), now, [0.0] * 7)
         began = time.thread_time_ns()
         safety.filter(command, measured, now)
         spent.append((time.thread_time_ns() - began) / 1000.0)

@@ -1,7 +1,7 @@
 """Our worker processes beside other libraries' vectorization, state and 128 x 128 RGB, in one run per simulator.
 
     python -m benchmarks.simulators nothing pusht metaworld robosuite        under six minutes on two quiet cores
-    python -m benchmarks.simulators libero --sizes 0                         with placeholder assets, so named
+    python -m benchmarks.simulators libero --sizes 0
 
 writes benchmarks/results/simulators_<name>.json: steps per second (median slice), processor time per step and memory
 per environment of each, and the ratio of ours (step, then observe) to theirs: for steps per second the median over
@@ -11,7 +11,6 @@ rounds of slices. Processor time per step depends little on what else the machin
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 import sys
 from typing import Any
@@ -20,7 +19,6 @@ from sims.bench.throughput import compare
 from sims.examples import worker_example
 from sims.subproc.single_env import SimulatorClass
 from tests.sims.counting import Counting, CountingConfig
-from tests.sims.libero_placeholder_assets import placeholder_assets
 from vla_rl.bench.record import Row, write_record
 from vla_rl.bench.simulators import comparison_rows
 
@@ -56,9 +54,6 @@ def example(name: str, *, num_envs: int, size: int) -> tuple[str, Any, Simulator
         config = CountingConfig(num_envs=num_envs, max_steps=200, goal=1e9, image_side=side)
         return f"nothing, {num_envs} rows, 2 x {side} x {side} RGB", config, Counting
     pooled_config, simulator = worker_example(name, num_envs=num_envs, image_size=size)
-    if name == "libero":
-        pooled_config = dataclasses.replace(pooled_config, assets=str(placeholder_assets()))
-        name = "libero with placeholder assets"
     seen = f"{size} x {size} RGB" if size else "state"
     return f"{name}, {num_envs} rows, {seen}", pooled_config, simulator
 

@@ -23,12 +23,13 @@ from benchmarks.robot import ROBOT, evaluate, success_row
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import Embodiment
-from real_robot.control.loop import ControlLoop
+from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
-from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm, Trajectory
-from real_robot.safety.commands import Measurement, SafeCommand
+from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm
+from real_robot.ros.fake_arm.trajectory import Trajectory
+from real_robot.safety.commands import Measurement, PathPoint
 from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend
 from real_robot.serving.client import Answer
@@ -38,7 +39,7 @@ from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import CONTROL_HZ
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState
 from vla_rl.bench.record import Row, write_record
 
@@ -84,24 +85,23 @@ class FakeCell:
     def begin(self, task: str, seed: int) -> str:
         self._arm.begin(task, seed)
         self.now_s = 0.0
-        self._trajectory = Trajectory(self._arm.joints, np.zeros(8), 0.0)
+        self._trajectory = Trajectory(self._arm.joints, 0.0)
         self._past = [self._arm.qpos]
         self._coming: tuple[float, list[float], NDArray[np.float64]] | None = None
         return self._arm.layout.instruction
 
-    def send(self, out: SafeCommand, stop_path: Sequence[tuple[Sequence[float], Sequence[float]]], dt: float) -> None:
-        points = [(out.positions, out.velocities), *stop_path]
-        times = [(i + 1) * dt for i in range(len(points))]
-        self._coming = self.now_s + DELIVERY_S, times, np.array(points)
+    def send(self, path: Sequence[PathPoint]) -> None:
+        states = np.array([point[1:] for point in path])
+        self._coming = self.now_s + DELIVERY_S, [point.time_s for point in path], states
 
     def run(self, until_s: float) -> None:
         while self.now_s < until_s - 1e-9:
             if self._coming is not None and self._coming[0] <= self.now_s + 1e-9:
                 _, times, points = self._coming
-                self._trajectory.follow(times, points[:, 0], points[:, 1], self.now_s)
+                self._trajectory.follow(times, points[:, 0], points[:, 1], points[:, 2], self.now_s)
                 self._coming = None
             self.now_s += 1.0 / JOINT_HZ
-            self._arm.drive(*self._trajectory.sample(self.now_s))
+            self._arm.drive(*self._trajectory.sample(self.now_s)[:2])
             self._arm.step()
             self._past.append(self._arm.qpos)
 
@@ -131,7 +131,7 @@ class Immediate:
         self._plan: list[NDArray[np.float32]] = []
         self._state = backend.initial_state()
 
-    def action(self, tick: int, measured: Measurement) -> NDArray[np.float32]:
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action:
         if not self._plan:
             hello = self._backend.hello
             request = ActRequest(
@@ -146,7 +146,10 @@ class Immediate:
             )
             actions, self._state = self._backend.act(request, self._state)
             self._plan = list(actions)
-        return self._plan.pop(0)
+        return Action(self._plan.pop(0), measured.stamp_s)
+
+    def executed(self, tick: int, action: NDArray[np.float32]) -> None:
+        """Nothing is recorded."""
 
     def clear(self) -> None:
         self._plan = []
@@ -193,7 +196,7 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
     robot = load_robot(ROBOT)
     limits = robot.limits if setting.limited else unlimited(robot.limits)
     instruction = cell.begin(task, seed)
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, control_hz=CONTROL_HZ)
+    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
     cell.run(0.1)
     policy: Immediate | RemotePolicy
     if setting.chunking is None:
@@ -204,14 +207,21 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
             backend.hello, setting.chunking, embodiment=embodiment, client=server, cameras=server, max_image_age_s=1.0
         )
         remote.begin_episode(instruction)
-    loop = ControlLoop(limits, control_hz=CONTROL_HZ, embodiment=embodiment, source=policy)
+    loop = ControlLoop(
+        limits,
+        control_hz=CONTROL_HZ,
+        embodiment=embodiment,
+        source=policy,
+        lead_s=robot.lead_s if setting.limited else 0.0,
+    )
     start = np.clip(cell.measure().positions, *np.array([axis.position for axis in limits.axes]).T)
     loop.start(start.tolist(), cell.now_s)
     ticks = round((TASKS[task].max_steps / CONTROL_HZ + 1.0) * limits.command_hz)
     for tick in range(1, ticks + 1):
         cell.run(0.1 + tick / limits.command_hz)
         out = loop.tick(cell.measure(), cell.now_s)
-        cell.send(out, loop.filter.stop_path(), loop.filter.dt)
+        if out is not None:
+            cell.send(loop.filter.path())
         if isinstance(policy, RemotePolicy):
             policy.request_chunk(cell.now_s)
         if tick % 5 == 0 and any(outcome := cell.outcome()):

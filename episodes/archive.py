@@ -139,7 +139,10 @@ def corrupt(path: Path, problem: str) -> CorruptEpisode:
 
 def verify_archive(path: Path) -> None:
     """Raises CorruptEpisode unless the content matches its SHA-256."""
-    digest, size = hashlib.sha256(), path.stat().st_size
+    try:
+        digest, size = hashlib.sha256(), path.stat().st_size
+    except FileNotFoundError as error:
+        raise corrupt(path, "the file is missing") from error
     with path.open("rb") as file:
         remaining = size - _COMMENT_BYTES
         while remaining > 0 and (block := file.read(min(remaining, 1 << 20))):

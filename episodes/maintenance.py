@@ -32,7 +32,7 @@ def verify(path: str | Path) -> dict[str, Any]:
         for entry in store.entries():
             try:
                 verify_archive(store.file(entry.id))
-            except (CorruptEpisode, FileNotFoundError):
+            except CorruptEpisode:
                 altered.add(store.file(entry.id).name)
         return _summary(store, {*store.corrupt, *altered})
 

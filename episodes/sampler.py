@@ -86,6 +86,7 @@ class WindowSampler:
         entries = store.select(where)
         if not entries:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
+        store.verify(entries)
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))

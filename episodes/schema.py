@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, UInt8
 
-from sims.errors import UserError
+from sims.errors import DiskFull, UserError
 
 SCHEMA = "vla-rl-episode/2"
 # Schemas that can be read, each with its names of arrays that are called differently now.
@@ -51,7 +51,7 @@ class CorruptEpisode(EpisodeError):
     """A file of the store is truncated or altered."""
 
 
-class StoreFull(EpisodeError):
+class StoreFull(EpisodeError, DiskFull):
     """No space left on the device; what was committed before is intact."""
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import os
 import sqlite3
@@ -23,16 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from episodes.archive import map_arrays, read_directory, write_archive
-from episodes.catalog import Catalog, Entry, delete_catalog, make_entry, read_entry
+from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
+from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
 from episodes.overlays import DELETED, SUCCESS, LabelValue, append_label, read_labels
 from episodes.packing import Arrays, pack, unpack
 from episodes.schema import CorruptEpisode, Episode, EpisodeError, StoreFull, validate
+from sims.errors import is_disk_full
 
 _SUFFIX = ".zarr.zip"
 _STALE_S = 3600.0  # age at which the temporary file of a killed writer is deleted
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,8 @@ class EpisodeStore:
         if not self.path.is_dir():
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
+        if not create and not is_store(self.path):
+            raise EpisodeError(f"{self.path} is not an episode store: it has no ep-*{_SUFFIX} and no {CATALOG_NAME}")
         with self._repair_lock():
             self._catalog = self._open_catalog()
 
@@ -112,7 +113,7 @@ class EpisodeStore:
             os.rename(temporary, final)
         except BaseException as error:
             temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, OSError) and is_disk_full(error):
                 raise self._full(episode, arrays, error) from error
             raise
         return make_entry(attributes, locations, success=episode.succeeded, size=size)
@@ -160,12 +161,18 @@ class EpisodeStore:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""
         entry = self._entry(id)
         arrays = self.map(entry)
+        self.verify([entry])
         _, attributes = read_directory(self.file(id))
         return unpack(arrays, attributes)
 
     def map(self, entry: Entry) -> Arrays:
         """The stored arrays of an episode, memory-mapped. Raises CorruptEpisode if the file is missing or truncated."""
         return map_arrays(self.file(entry.id), entry.locations, size=entry.bytes)
+
+    def verify(self, entries: Iterable[Entry]) -> None:
+        """Compare the content of these episodes with its hash, about 1 GB per second. Raises CorruptEpisode."""
+        for entry in entries:
+            verify_archive(self.file(entry.id))
 
     def file(self, id: str) -> Path:
         return self.path / f"ep-{id}{_SUFFIX}"
@@ -248,6 +255,11 @@ class EpisodeStore:
                 lock = stack.enter_context(open(self.path / ".lock", "wb"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def is_store(path: Path) -> bool:
+    """Whether the folder ``path`` has episodes or an index of them."""
+    return (path / CATALOG_NAME).exists() or any(path.glob(f"ep-*{_SUFFIX}"))
 
 
 def _sync_folder(path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from policies.policy import ActionSample, LikelihoodModel
+from policies.policy import LikelihoodModel
 from sims.errors import UserError
+from sims.numbers.finite import check_finite
 from sims.tensor_dataclass import TensorDataclass
 
 
@@ -24,14 +27,25 @@ class StepDifference:
     mean: float
 
 
+@runtime_checkable
+class Scored(Protocol):
+    """A sample with the log-prob that it had when it was drawn: ActionSample, or a batch of experience."""
+
+    @property
+    def trace(self) -> Any: ...
+
+    @property
+    def log_prob(self) -> Tensor: ...
+
+
 @torch.no_grad()
 def audit_log_prob(
-    policy: LikelihoodModel, context: TensorDataclass, sample: ActionSample, *, tolerance: float = 1e-3
+    policy: LikelihoodModel, context: TensorDataclass, sample: Scored, *, tolerance: float = 1e-3
 ) -> list[StepDifference]:
     """Recompute the log-probs of ``sample`` (shape [B, S, H, A]) as training will, and compare step by step.
 
     ``tolerance`` bounds the largest difference of any element, in nats: 1e-3 for float32, about 0.1 for bfloat16.
-    Raises LogProbMismatch that names the worst step; a NaN counts as a difference.
+    Raises LogProbMismatch that names the worst step, and NotFinite where a log-prob is not finite.
     """
     recomputed = policy.log_prob(context, sample.trace)
     if recomputed.shape != sample.log_prob.shape or recomputed.dtype != torch.float32:
@@ -39,7 +53,10 @@ def audit_log_prob(
             f"log_prob gave {list(recomputed.shape)} {recomputed.dtype}, the rollout stored "
             f"{list(sample.log_prob.shape)} {sample.log_prob.dtype}; both must be [B, S, H, A] float32"
         )
-    difference = (recomputed - sample.log_prob).abs().nan_to_num(nan=torch.inf)
+    axes = ("environment", "denoising step", "step", "dimension")
+    for name, log_prob in (("log_prob of the rollout", sample.log_prob), ("log_prob in training", recomputed)):
+        check_finite(name, log_prob, axes, suspects={"policy weight": policy})
+    difference = (recomputed - sample.log_prob).abs()
     report = [
         StepDifference(step=step, max=float(values.max()), mean=float(values.mean()))
         for step, values in enumerate(difference.unbind(1))

@@ -19,6 +19,7 @@ from torch import Tensor
 from policies.compact_encoder import HasCompactEncoder
 from policies.policy import Policy
 from policies.tensor_file import digest, read_tensors
+from sims.devices.crossing import crossing
 from sims.errors import UserError
 
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -32,13 +33,14 @@ class BackboneError(UserError):
 
 def save_backbone(policy: Policy, path: Path, *, notes: Mapping[str, object]) -> None:
     """Write the encoder of ``policy``; ``notes``: how it was made, kept in the file's header. Raises BackboneError."""
-    tensors = {name: tensor.detach().half().contiguous() for name, tensor in _tensors(policy).items()}
+    with crossing("weights"):
+        tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in _tensors(policy).items()}
     header = json.dumps(_shape(policy) | {"notes": notes}, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors, {"backbone": header, "sha256": digest(tensors, header)}))
 
 
-def load_backbone(policy: Policy, name: str) -> None:
+def load_backbone(policy: Policy, name: str | Path) -> None:
     """Copy a backbone into ``policy``. ``name``: a file, or one that ships with the package ("tabletop").
 
     The policy's normalizer then keeps the scale of states. Raises BackboneError.
@@ -55,7 +57,7 @@ def load_backbone(policy: Policy, name: str) -> None:
     ]
     if differing:
         raise BackboneError(f"{path} does not fit this policy: {'; '.join(differing)}")
-    with torch.no_grad():
+    with torch.no_grad(), crossing("weights"):
         for key, tensor in _tensors(policy).items():
             tensor.copy_(stored[key])
     _compact(policy).normalizer.state_fixed = True

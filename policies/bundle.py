@@ -9,21 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from policies.device import CPU, Device
 from policies.policy import Policy, RobotSpec
 from policies.registry import PolicyConfig, build_policy
+from sims.devices.crossing import crossing
 from sims.errors import UserError
+from sims.numbers.finite import check_tree, is_finite, named_tensors
 
 FORMAT = 2
 MANIFEST = "bundle.json"
@@ -63,9 +65,10 @@ class BundleInfo:
 def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
     """Write ``policy`` to the folder ``path``, replacing a bundle that is there; a crash leaves the old or the new.
 
-    ``created`` and torch's version are filled in where ``provenance`` does not say.
+    ``created`` and torch's version are filled in where ``provenance`` does not say. Raises NotFinite.
     """
     given = provenance or Provenance()
+    check_tree(policy, "policy weight", where=f"bundle {path}")
     data = save({name: _plain(tensor) for name, tensor in policy.state_dict().items()})
     info = BundleInfo(
         format=FORMAT,
@@ -100,13 +103,16 @@ def read_bundle_info(path: Path) -> BundleInfo:
     got = manifest.get("format") if isinstance(manifest, dict) else None
     if got != FORMAT:
         raise BundleError(f"{path / MANIFEST} has format {got!r}; this version reads {FORMAT}. Train it again")
-    _refuse_unknown_keys(manifest, path / MANIFEST)
     try:
-        return TypeAdapter(BundleInfo).validate_python(manifest)
+        # In a list, because only there the settings reach every level. A key that nothing reads would change behavior
+        # silently in the version that wrote it.
+        strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+        return TypeAdapter(list[BundleInfo], config=strict).validate_json(json.dumps([manifest]))[0]
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{path / MANIFEST}: {where}: {first['msg']}, got {first['input']!r}") from None
+        where = ".".join(str(part) for part in first["loc"][1:])
+        problem = "unknown key" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        raise BundleError(f"{path / MANIFEST}: {where}: {problem}, got {first['input']!r}") from None
     except ValueError as error:
         raise BundleError(f"{path / MANIFEST}: {error}") from None
 
@@ -114,16 +120,16 @@ def read_bundle_info(path: Path) -> BundleInfo:
 def load_bundle(
     path: Path,
     *,
-    action_dim: int | None = None,
-    cameras: Sequence[str] | None = None,
-    device: torch.device | str = "cpu",
+    robot: RobotSpec | None = None,
+    device: Device = CPU,
 ) -> Policy:
-    """The policy of the folder ``path``, in eval mode, bit for bit as it was saved.
+    """The policy of the folder ``path`` on ``device``, in eval mode, bit for bit as it was saved.
 
-    ``action_dim`` and ``cameras``: what the robot has; given, they must match. Raises BundleError.
+    ``robot``: of the simulator or arm that it is to act on; given, it must match. Raises BundleError.
     """
     info = read_bundle_info(path)
-    _check_robot(info.robot, path, action_dim, cameras)
+    if robot is not None and (differences := info.robot.differences(robot)):
+        raise BundleError(f"{path} was made for another robot or simulator: {differences}")
     try:
         data = (path / info.tensors).read_bytes()
     except FileNotFoundError:
@@ -138,29 +144,17 @@ def load_bundle(
         policy = build_policy(info.config, info.robot)
         policy.load_state_dict(load(data))
     except (SafetensorError, RuntimeError, ValueError) as error:
-        raise BundleError(f"{path}: the tensors do not fit the config in {MANIFEST}: {error}") from None
-    return policy.to(device).eval()
-
-
-def _check_robot(robot: RobotSpec, path: Path, action_dim: int | None, cameras: Sequence[str] | None) -> None:
-    if action_dim is not None and action_dim != robot.action_dim:
-        raise BundleError(f"{path} was made for {robot.action_dim} action dimensions, this robot has {action_dim}")
-    if cameras is not None and tuple(cameras) != robot.cameras:
-        raise BundleError(
-            f"{path} was made for cameras {list(robot.cameras)} in this order, this robot has {list(cameras)}"
-        )
-
-
-def _refuse_unknown_keys(manifest: dict[str, Any], path: Path) -> None:
-    """A key that nothing reads would change behavior silently in the version that wrote it."""
-    allowed = set(BundleInfo.__dataclass_fields__)
-    unknown = sorted(set(manifest) - allowed)
-    if unknown:
-        raise BundleError(f"{path}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(allowed))}")
+        first = str(error).strip().splitlines()
+        detail = first[1].strip() if len(first) > 1 else first[0]  # torch lists every tensor, one a line
+        raise BundleError(f"{path}: the tensors do not fit the config in {MANIFEST}: {detail}") from None
+    if wrong := [name for name, tensor in named_tensors(policy) if not is_finite(tensor)]:
+        raise BundleError(f"{path}: {wrong[0]} and {len(wrong) - 1} other tensors have entries that are not finite")
+    return device.place(policy).eval()
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu").contiguous()
+    with crossing("weights"):
+        return tensor.detach().to("cpu").contiguous()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, EncodedContext, Encoding, store_encoded
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from sims.numbers.ranges import Depth, Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -26,11 +27,11 @@ class CategoricalPolicyConfig:
     most likely token. ``depth``, ``heads``: of the decoder."""
 
     name: Literal["categorical"] = "categorical"
-    action_horizon: int = 8
-    bins: int = 64
-    temperature: float = 1.0
-    depth: int = 2
-    heads: int = 4
+    action_horizon: Width = 8
+    bins: Annotated[int, Interval(ge=2, le=16384)] = 64
+    temperature: PositiveFloat = 1.0
+    depth: Depth = 2
+    heads: Width = 4
     encoder: CompactEncoderConfig = field(default_factory=CompactEncoderConfig)
 
     def __post_init__(self) -> None:
@@ -79,7 +80,9 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
         self.normalizer.fit(state, action)
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
-        return EncodedContext(encoding=self.encoder(obs, self.normalizer.normalize_state(obs.state)), obs=obs), state
+        with self.autocast():
+            encoding = self.encoder(obs, self.normalizer.normalize_state(obs.state))
+        return EncodedContext(encoding=encoding.map(Tensor.float), obs=obs), state
 
     @torch.no_grad()
     def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
@@ -125,8 +128,9 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
 
     def _logits(self, context: EncodedContext) -> Float[Tensor, "B H A bins"]:
         queries = self.queries.expand(len(context), -1, -1)
-        logits: Tensor = self.logits(self.decoder(queries, context.encoding.tokens))
-        return logits
+        with self.autocast():
+            logits: Tensor = self.logits(self.decoder(queries, context.encoding.tokens))
+        return logits.float()
 
     def _distribution(self, context: EncodedContext) -> Categorical:
         return Categorical(logits=self._logits(context) / self.config.temperature, validate_args=False)

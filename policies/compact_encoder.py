@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from policies.normalizer import Normalizer
 from sims.errors import UserError
+from sims.numbers.ranges import Depth, Interval, PositiveInt, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -40,18 +41,18 @@ class CompactEncoderConfig:
     in pretraining (``vla-rl pretrain``) and appended to ``Encoding.pooled``. 0: no such head.
     """
 
-    image_patch: int = 4
-    image_widths: tuple[int, ...] = (32,)
-    image_depths: tuple[int, ...] = (1,)
-    queries: int = 4
-    query_heads: int = 4
-    text_width: int = 64
-    text_depth: int = 1
-    text_heads: int = 4
-    width: int = 192
-    forecast_steps: tuple[int, ...] = (16, 32)
-    forecast_dims: int | None = None
-    landmarks: int = 0
+    image_patch: Width = 4
+    image_widths: tuple[Width, ...] = (32,)
+    image_depths: tuple[Depth, ...] = (1,)
+    queries: Width = 4
+    query_heads: Width = 4
+    text_width: Width = 64
+    text_depth: Depth = 1
+    text_heads: Width = 4
+    width: Width = 192
+    forecast_steps: tuple[PositiveInt, ...] = (16, 32)
+    forecast_dims: Width | None = None
+    landmarks: Annotated[int, Interval(ge=0, le=16384)] = 0
 
     def __post_init__(self) -> None:
         if len(self.image_widths) != len(self.image_depths) or not self.image_widths:
@@ -232,8 +233,8 @@ class CompactEncoder(nn.Module):
         return encoding.pooled[..., self.pooled_width - self.config.landmarks :]
 
     def _read(self, instruction: UInt8[Tensor, "B bytes"]) -> Words:
-        """Each distinct instruction of the batch is encoded once."""
-        if len(instruction) > 1:
+        """On a CPU each distinct instruction of the batch is encoded once; a GPU would have to wait to know them."""
+        if len(instruction) > 1 and instruction.device.type == "cpu":
             unique, index = torch.unique(instruction, dim=0, return_inverse=True)
             return self.text(unique)[index]
         return self.text(instruction)

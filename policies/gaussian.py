@@ -15,6 +15,7 @@ from torch.distributions import Normal
 from episodes.sampler import Targets
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from sims.numbers.ranges import PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -24,9 +25,9 @@ class GaussianPolicyConfig:
     """``hidden``: layer widths. ``initial_std``: of the exploration noise in normalized action units; it is learned."""
 
     name: Literal["gaussian"] = "gaussian"
-    action_horizon: int = 1
-    hidden: tuple[int, ...] = (64, 64)
-    initial_std: float = 0.5
+    action_horizon: Width = 1
+    hidden: tuple[Width, ...] = (64, 64)
+    initial_std: PositiveFloat = 0.5
 
     def __post_init__(self) -> None:
         if self.action_horizon < 1:
@@ -91,7 +92,7 @@ class GaussianPolicy(Policy[StateContext, DrawnAction]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(self.mean(context.state))
+        action = self._to_action(self._mean(context))
         return keep_committed(action, committed, known)
 
     def store(self, context: StateContext) -> TensorDataclass:
@@ -112,11 +113,16 @@ class GaussianPolicy(Policy[StateContext, DrawnAction]):
 
     def bc_loss(self, context: StateContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the mean over valid actions."""
-        error = self.mean(context.state) - self.normalizer.normalize_action(targets.action)
+        error = self._mean(context) - self.normalizer.normalize_action(targets.action)
         return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
 
+    def _mean(self, context: StateContext) -> Float[Tensor, "B H A"]:
+        with self.autocast():
+            mean: Tensor = self.mean(context.state)
+        return mean.float()
+
     def _distribution(self, context: StateContext) -> Normal:
-        mean = self.mean(context.state)
+        mean = self._mean(context)
         return Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
 
     def _to_action(self, x: Tensor) -> Tensor:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sims.devices.crossing import crossing
+
 # A dimension that moves less than this is constant: dividing by its spread would amplify noise.
 CONSTANT_SPREAD = 1e-4
+Part = Literal["state", "action"]
+_BUFFERS: Mapping[Part, tuple[str, str]] = {
+    "state": ("state_mean", "state_std"),
+    "action": ("action_center", "action_scale"),
+}
 
 
 class Normalizer(nn.Module):
@@ -33,6 +43,7 @@ class Normalizer(nn.Module):
         self.register_buffer("action_scale", torch.ones(action_dim))
 
     @torch.no_grad()
+    @crossing("scales")
     def fit(
         self,
         state: Float[Tensor, "N state_dim"],
@@ -58,6 +69,12 @@ class Normalizer(nn.Module):
         half = (high - low) / 2
         self.action_center.copy_((low + high) / 2)
         self.action_scale.copy_(torch.where(half > CONSTANT_SPREAD, half, 1.0))
+
+    @torch.no_grad()
+    def set_scale(self, part: Part, center: Float[Tensor, " n"], scale: Float[Tensor, " n"]) -> None:
+        """Of states or actions: x -> (x - center) / scale, as a published checkpoint has it."""
+        for name, value in zip(_BUFFERS[part], (center, scale), strict=True):
+            getattr(self, name).copy_(value)
 
     def normalize_state(self, state: Float[Tensor, "*B state_dim"]) -> Float[Tensor, "*B state_dim"]:
         return (state - self.state_mean) / self.state_std

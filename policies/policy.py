@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from policies.device import OnDevice, Precision
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import EnvSpec, Observation
@@ -44,12 +45,23 @@ class RobotSpec:
             control_hz=spec.control_hz,
         )
 
+    def differences(self, other: RobotSpec) -> str:
+        """For example "state_dim 8, not 9; control_hz 20.0, not 10.0"; empty where nothing differs.
+
+        Sizes of images are compared where there are images.
+        """
+        names = [name for name in self.__dataclass_fields__ if name != "image_size" or self.cameras]
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return "; ".join(f"{name} {own}, not {theirs}" for name, own, theirs in pairs if own != theirs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """``value_dim``: width of ``value_features``. ``max_prefix``: longest prefix of committed actions for ``act``.
 
     ``future_steps``: control steps ahead whose states ``bc_loss`` wants as ``Targets.future``, besides the end.
+    ``cloned_horizon``: actions that ``bc_loss`` wants as targets (default: ``action_horizon``). ``noise_shape``: of a
+    draw of ``act_from_noise`` (default: a chunk's). Both are larger where a network predicts more than is executed.
     """
 
     robot: RobotSpec
@@ -57,6 +69,14 @@ class PolicySpec:
     value_dim: int
     max_prefix: int = 0
     future_steps: tuple[int, ...] = ()
+    cloned_horizon: int = None  # type: ignore[assignment]  # __post_init__ fills it
+    noise_shape: tuple[int, int] = None  # type: ignore[assignment]  # __post_init__ fills it
+
+    def __post_init__(self) -> None:
+        if self.cloned_horizon is None:
+            object.__setattr__(self, "cloned_horizon", self.action_horizon)
+        if self.noise_shape is None:
+            object.__setattr__(self, "noise_shape", (self.action_horizon, self.robot.action_dim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +100,16 @@ C = TypeVar("C", bound=TensorDataclass)
 T = TypeVar("T", bound=TensorDataclass)
 
 
-class Policy(nn.Module, ABC, Generic[C, T]):
+class Policy(OnDevice, ABC, Generic[C, T]):
     """A policy that predicts action chunks; sampling and scoring share one code path.
 
-    C is the context, T the trace, both TensorDataclasses that only the policy itself looks into. Random numbers come
-    from the generator that is passed in, which lives on the policy's device.
+    C is the context, T the trace, both TensorDataclasses that only the policy itself looks into. Observations, memory
+    and generators that are passed in live on the policy's device. Network calls run inside ``autocast``.
     """
 
     spec: PolicySpec
     config: Any  # the dataclass that policies/registry.py maps to this class
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
+    can_be_traced: bool = True  # whether ``encode`` and ``act_from_noise`` can be exported as a graph (ONNX)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """torch.compile the modules that ``encode`` and ``act_from_noise`` call; arguments as of nn.Module.compile."""
@@ -121,8 +138,8 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
         ``prefix``: actions already committed, returned unchanged. ValueError if longer than ``spec.max_prefix``.
         """
-        horizon, action_dim = self.spec.action_horizon, self.spec.robot.action_dim
-        noise = torch.randn(len(context), horizon, action_dim, generator=generator, device=self.device)
+        horizon = self.spec.action_horizon
+        noise = torch.randn(len(context), *self.spec.noise_shape, generator=generator, device=self.device)
         if prefix is None:
             return self.act_from_noise(context, noise)
         length = prefix.shape[1]
@@ -138,7 +155,7 @@ class Policy(nn.Module, ABC, Generic[C, T]):
     def act_from_noise(
         self,
         context: C,
-        noise: Float[Tensor, "B H A"],
+        noise: Float[Tensor, "B noise_length noise_width"],
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
@@ -151,12 +168,19 @@ class Policy(nn.Module, ABC, Generic[C, T]):
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
+    def prepare_to_explore(self) -> None:
+        """Called once on the policy that reinforcement learning starts from, before its optimizer is made."""
+
     @abstractmethod
     def store(self, context: C) -> TensorDataclass:
         """What a rollout keeps of ``context``: the encoding where its parameters are frozen, else the inputs.
 
         Including the memory that ``encode`` was given, where the context depends on it.
         """
+
+    def plan_storage(self, records: int) -> None:
+        """About to ``store`` as many records, which are kept together: choose where they fit."""
+        return
 
     @abstractmethod
     def restore(self, record: TensorDataclass) -> C:
@@ -165,6 +189,21 @@ class Policy(nn.Module, ABC, Generic[C, T]):
     @abstractmethod
     def log_prob(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
         """Per element, float32, differentiable; the same code as ``sample``."""
+
+    def counted(self, trace: T, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
+        """The elements of ``log_prob`` that belong to the likelihood of what was executed.
+
+        An element may be left out only if nothing that was executed depends on it; then its score has mean zero, and
+        leaving it out removes noise, not signal. Here: the executed actions of every step, for policies whose actions
+        are drawn independently of each other.
+        """
+        steps = self.log_prob_steps
+        return executed_mask(num_executed, self.spec.action_horizon)[:, None].expand(-1, steps, -1)
+
+    @property
+    def log_prob_steps(self) -> int:
+        """S, the number of stochastic steps of a chunk that ``log_prob`` scores."""
+        return 1
 
     @abstractmethod
     def entropy(self, context: C, trace: T) -> Float[Tensor, "B S H A"]:
@@ -219,11 +258,24 @@ class GuidedPolicy(Protocol):
 class LikelihoodModel(Protocol):
     """What a likelihood update without critic, reference and average asks of a policy (see ``Policy``)."""
 
+    @property
+    def precision(self) -> Precision: ...
+
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]: ...
 
     def restore(self, record: Any) -> Any: ...
 
     def log_prob(self, context: Any, trace: Any) -> Tensor: ...
+
+    def counted(self, trace: Any, num_executed: Tensor) -> Tensor: ...
+
+    @property
+    def log_prob_steps(self) -> int: ...
+
+
+def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:
+    """True for the actions of a chunk that really ran."""
+    return torch.arange(action_horizon, device=num_executed.device) < num_executed[:, None]
 
 
 def keep_committed(
@@ -237,7 +289,10 @@ P = TypeVar("P", bound=Policy)
 
 
 def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
-    """Freeze these parameter groups and train all others. UserError for a name that the policy does not have."""
+    """Freeze these parameter groups and train all others.
+
+    UserError for a name that the policy does not have, and where nothing is left to train.
+    """
     groups = policy.parameter_groups()
     for name in frozen:
         if name not in groups:
@@ -245,6 +300,8 @@ def set_frozen(policy: LikelihoodModel, frozen: Sequence[str]) -> None:
     for name, parameters in groups.items():
         for parameter in parameters:
             parameter.requires_grad_(name not in frozen)
+    if not trained_parameters(policy):
+        raise UserError(f"frozen: {', '.join(frozen)} are all parameter groups of this policy; leave one to be trained")
 
 
 def trained_parameters(policy: LikelihoodModel) -> list[nn.Parameter]:

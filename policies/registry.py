@@ -11,12 +11,24 @@ from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import Policy, RobotSpec
+from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig
+from policies.pretrained.diffusion_policy.policy import DiffusionChunkPolicy
+from policies.pretrained.openvla.config import OpenVLAConfig
+from policies.pretrained.openvla.policy import OpenVLAPolicy
+from policies.pretrained.pi0.config import Pi0Config
+from policies.pretrained.pi0.policy import Pi0
+from policies.pretrained.smolvla.config import SmolVLAConfig
+from policies.pretrained.smolvla.policy import SmolVLAPolicy
 from sims.plugins import with_plugins
 
 BUILT_IN: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     DenoisingPolicyConfig: DenoisingPolicy,
     CategoricalPolicyConfig: CategoricalPolicy,
     GaussianPolicyConfig: GaussianPolicy,
+    Pi0Config: Pi0,
+    SmolVLAConfig: SmolVLAPolicy,
+    DiffusionPolicyConfig: DiffusionChunkPolicy,
+    OpenVLAConfig: OpenVLAPolicy,
 }
 POLICIES: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = with_plugins(BUILT_IN, "vla_rl.policies")
 

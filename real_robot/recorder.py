@@ -8,6 +8,7 @@ starts a new process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -23,20 +24,24 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from episodes.schema import POLICY, Episode, EpisodeError
+from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 from real_robot.priority import give_up_priority
 from real_robot.serving.protocol import pack_map, unpack_map
 
 # Observations and actions that may wait for the disk; beyond it the episode is dropped, the loop is not delayed.
 MAX_QUEUED = 4000
+# A longer episode is recorded in parts of so many steps, so that memory does not grow with its length.
+MAX_STEPS = 6000
+CLOSE_S = 30.0
 _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
     """``observation`` and ``action`` return at once, from any thread; ``problem``: why an episode was not recorded.
 
-    The constructor waits until the process is ready; what is written from then on outlives this process.
+    The constructor waits until the process is ready; what is written from then on outlives this process. Actions are
+    those that the arm was sent, with who chose them.
     """
 
     def __init__(self, store: Path) -> None:
@@ -46,9 +51,15 @@ class Recorder:
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=MAX_QUEUED)
         self._process: subprocess.Popen[bytes] | None = None
         self._open = False  # an episode is being recorded
+        self._closing = threading.Event()
         self._ensure_process()
-        self._thread = threading.Thread(target=self._write_all, name="recorder")
+        self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive() or self._closing.is_set()
 
     def begin(
         self,
@@ -59,10 +70,14 @@ class Recorder:
         control_hz: float,
         policy_version: str,
         fingerprint: Mapping[str, str],
+        source: str = "policy",
     ) -> None:
-        """``fingerprint``: the versions that the recording depends on (``EnvSpec.fingerprint``)."""
+        """``source``: who the episode is recorded of (``episodes.schema.ACTORS``).
+
+        ``fingerprint``: the versions that the recording depends on (``EnvSpec.fingerprint``).
+        """
         self._open = True
-        head = {"instruction": instruction, "task": task, "seed": seed, "control_hz": control_hz}
+        head = {"instruction": instruction, "task": task, "seed": seed, "control_hz": control_hz, "source": source}
         self._put({"kind": "begin", **head, "policy_version": policy_version, "fingerprint": dict(fingerprint)})
 
     def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None:
@@ -72,9 +87,9 @@ class Recorder:
         """
         self._put({"kind": "observation", "step": step, "images": dict(images), "state": state})
 
-    def action(self, action: NDArray[np.float32]) -> None:
-        """An action [A] that was taken."""
-        self._put({"kind": "action", "action": np.asarray(action, dtype=np.float32)})
+    def action(self, action: NDArray[np.float32], actor: int) -> None:
+        """An action [A] as the arm was sent; ``actor``: who chose it (``episodes.schema.ACTORS``)."""
+        self._put({"kind": "action", "action": np.asarray(action, dtype=np.float32), "actor": actor})
 
     def end(self, *, success: bool) -> None:
         """The episode ends; it is committed in the background."""
@@ -82,12 +97,16 @@ class Recorder:
         self._open = False
 
     def close(self) -> None:
-        """No more episodes. Returns at once; the interpreter does not end before the last one is committed."""
-        self._queue.put(None)
+        """No more episodes. Returns at once, even if the disk hangs; the interpreter's end waits a little for it."""
+        self._closing.set()
+        atexit.register(self.join)
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
 
-    def join(self) -> None:
-        """After ``close``: returns when everything is committed."""
-        self._thread.join()
+    def join(self, timeout_s: float = CLOSE_S) -> bool:
+        """After ``close``: whether everything was handed over within ``timeout_s``."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _put(self, entry: dict[str, Any]) -> None:
         if not self._open:
@@ -99,7 +118,7 @@ class Recorder:
             self.problem = f"the disk of {self._store} is too slow; this episode is truncated"
 
     def _write_all(self) -> None:
-        while (entry := self._queue.get()) is not None:
+        while (entry := self._next()) is not None:
             try:
                 if entry["kind"] == "begin":
                     self._ensure_process()
@@ -109,6 +128,15 @@ class Recorder:
                 self._end_process()
                 self.problem = f"the recorder's process ended: {error}"
         self._end_process()
+
+    def _next(self) -> dict[str, Any] | None:
+        """The next entry; None when there will be none."""
+        while True:
+            try:
+                return self._queue.get(timeout=0.2)
+            except queue.Empty:
+                if self._closing.is_set():
+                    return None
 
     def _ensure_process(self) -> None:
         """Start the process unless it runs; returns when it is ready."""
@@ -155,16 +183,29 @@ class Recorder:
 class EpisodeBuilder:
     """The episode that is being recorded, in the recorder's process."""
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        self._head = head
+    def __init__(self, head: Mapping[str, Any], first_step: int = 0) -> None:
+        self._head, self._first_step = head, first_step
         self._observations: dict[int, Mapping[str, Any]] = {}
         self._actions: list[NDArray[np.float32]] = []
+        self._actors: list[int] = []
 
     def add(self, entry: Mapping[str, Any]) -> None:
         if entry["kind"] == "observation":
-            self._observations[entry["step"]] = entry
+            self._observations[entry["step"] - self._first_step] = entry
         else:
             self._actions.append(entry["action"])
+            self._actors.append(entry["actor"])
+
+    def continued(self) -> EpisodeBuilder | None:
+        """The builder of the next part, if this one is long enough and its last observation is there."""
+        last = max(self._observations, default=0)
+        if last < MAX_STEPS:
+            return None
+        part = EpisodeBuilder(self._head, self._first_step + last)
+        part.add(self._observations[last])
+        part._actions, part._actors = self._actions[last:], self._actors[last:]
+        del self._actions[last:], self._actors[last:]
+        return part
 
     def build(self, *, success: bool) -> Episode:
         """EpisodeError if nothing happened in it."""
@@ -187,12 +228,12 @@ class EpisodeBuilder:
             terminated=last & success,
             truncated=last & (not success),
             success=last & success,
-            actor=np.full(count, POLICY, dtype=np.uint8),
+            actor=np.array(self._actors, dtype=np.uint8),
             instruction=head["instruction"],
             task=head["task"],
             split="robot",
             seed=head["seed"],
-            source="policy",
+            source=head["source"],
             control_hz=head["control_hz"],
             policy_version=head["policy_version"],
             fingerprint=head["fingerprint"],
@@ -217,6 +258,9 @@ def record(source: BinaryIO, store: EpisodeStore) -> None:
             builder = None
         elif builder is not None:
             builder.add(entry)
+            if (part := builder.continued()) is not None:
+                _commit(builder, store, success=False)
+                builder = part
     _commit(builder, store, success=False)
 
 

@@ -5,7 +5,7 @@ thread and returns when it is taken, so the actions of a chunk follow each other
 the last one has been executed. While nobody steps (policy inference, an update) the arm brakes and holds.
 
 Episodes come from the robot file's ``episode_node``, which sets up a (task, seed) and publishes success and failure.
-``~/stop`` and ``~/release`` of the node ``vla_rl_env`` latch and undo a protective hold.
+``~/stop`` of the node ``vla_rl_env`` latches a protective hold; ``~/release`` and ``~/resume`` let the arm move again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from real_robot.control.stepped_source import SteppedSource
 from real_robot.control.thread import ControlThread
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
+from sims.numbers.ranges import ImageSize, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
 
@@ -41,13 +42,13 @@ class RobotConfig:
 
     name: Literal["robot"] = "robot"
     file: Path
-    tasks: tuple[str, ...]
+    tasks: SomeNames
     num_envs: Literal[1] = 1
-    image_size: tuple[int, int] = (64, 64)
-    control_hz: float = 20.0
-    max_steps: int = 100
-    timeout_s: float = 10.0
-    reset_timeout_s: float = 600.0
+    image_size: ImageSize = (64, 64)
+    control_hz: PositiveFloat = 20.0
+    max_steps: PositiveInt = 100
+    timeout_s: PositiveFloat = 10.0
+    reset_timeout_s: PositiveFloat = 600.0
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
@@ -69,12 +70,14 @@ class RobotEnv:
     def __init__(self, config: RobotConfig) -> None:
         try:
             self._robot = robot = load_robot(config.file)
-            self._embodiment = build_embodiment(
-                robot.control.embodiment, robot.limits.axes, control_hz=config.control_hz
-            )
+            self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
             self._actions = SteppedSource()
             loop = ControlLoop(
-                robot.limits, control_hz=config.control_hz, embodiment=self._embodiment, source=self._actions
+                robot.limits,
+                control_hz=config.control_hz,
+                embodiment=self._embodiment,
+                source=self._actions,
+                lead_s=robot.lead_s,
             )
         except (ValueError, OSError) as error:
             raise RobotError(str(error)) from error
@@ -96,9 +99,11 @@ class RobotEnv:
             can_capture=False,
         )
         require_ros()
-        from real_robot.ros.connection import RobotConnection
+        from real_robot.ros.connection import EpisodeService, RobotConnection
 
-        self._connection = RobotConnection(robot, loop, timeout_s=config.timeout_s)
+        self._connection = RobotConnection(robot)
+        self._episodes = EpisodeService(self._connection.node, robot.ros.episode_node, timeout_s=config.timeout_s)
+        self._control = self._connection.connect(loop)
         self._started = False
         self._instruction = ""
         self._elapsed = 0
@@ -109,7 +114,7 @@ class RobotEnv:
     @property
     def control(self) -> ControlThread:
         """What drives the arm: its counters and timings."""
-        return self._connection.control
+        return self._control
 
     # -- VectorEnv -------------------------------------------------------------------------------------------------
 
@@ -125,8 +130,7 @@ class RobotEnv:
         if not 0 <= state.task < len(self.spec.tasks):
             raise ValueError(f"reset: task {state.task} is not in 0..{len(self.spec.tasks) - 1} ({self.spec.tasks})")
         self._hold()
-        episodes = self._connection.episodes
-        self._instruction = episodes.reset(
+        self._instruction = self._episodes.reset(
             self.spec.tasks[state.task], state.seed, timeout_s=self.config.reset_timeout_s
         )
         self._wait_for_joints()
@@ -134,7 +138,6 @@ class RobotEnv:
             self.control.start()
         except ValueError as error:
             raise RobotError(f"the arm cannot start: {error}") from error
-        self.control.loop.resume()
         self._started, self._elapsed, self._moving, self._observation = True, 0, False, None
         self._result = {"terminated": False, "truncated": False, "success": False, "valid": True}
 
@@ -153,7 +156,7 @@ class RobotEnv:
             timed_out = self._elapsed >= self.spec.max_steps
             if timed_out and taken:
                 self._settle()
-            success, failure = self._connection.episodes.success, self._connection.episodes.failure
+            success, failure = self._episodes.success, self._episodes.failure
             self._result = {
                 "terminated": taken and (success or failure),
                 "truncated": not taken or (timed_out and not (success or failure)),
@@ -192,6 +195,7 @@ class RobotEnv:
         """Wait until the action under way is executed; then the arm brakes."""
         if self._moving:
             self._actions.finish(self.config.timeout_s)
+            time.sleep(self._robot.lead_s)  # decided, but not yet executed
             self._moving = False
 
     def _hold(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -11,19 +11,28 @@ from typing import Any, Literal, TypeVar, get_args
 import yaml
 
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
-from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits
+from real_robot.control.embodiment import ActionScales
+from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
+from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
+from real_robot.safety.stopping import AxisLimits
 from sims.errors import UserError
 
 T = TypeVar("T")
-EmbodimentName = Literal["joint_positions", "joint_steps", "panda_end_effector"]
+EmbodimentName = str  # a key of EMBODIMENTS
 CommandType = Literal[
-    "joint_trajectory", "follow_joint_trajectory", "float64_multi_array", "joint_jog", "twist_stamped"
+    "joint_trajectory",
+    "follow_joint_trajectory",
+    "float64_multi_array",
+    "float64_velocities",
+    "joint_jog",
+    "twist_stamped",
 ]
 _CHOICES = {
-    "EmbodimentName": get_args(EmbodimentName),
+    "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
     "ChunkingMethod": get_args(ChunkingMethod),
 }
+_SCALE_KEYS = ("joint_range", "joint_step")
 _RENAMED_KEYS = {"tool_frame": "end_effector_frame", "scene": "episode_node"}
 _RENAMED_VALUES = {"panda_tool": "panda_end_effector"}
 
@@ -34,7 +43,8 @@ class RobotError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlSection:
-    """``embodiment``: what the policy's state and action mean (control/registry.py).
+    """``embodiment``: what the policy's state and action mean (control/registry.py). ``scales``: from ``joint_range``
+    and ``joint_step``, for the embodiments that need them; they are the policy's, independent of the limits.
 
     ``max_image_age_s``: older images are not sent to the policy. ``server_timeout_s``: a policy server that does not
     answer for longer is treated as lost.
@@ -44,6 +54,10 @@ class ControlSection:
     max_image_age_s: float = 0.2
     server_timeout_s: float = 2.0
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
+    scales: ActionScales = field(default_factory=ActionScales)
+
+
+_CONTROL_KEYS = {f.name for f in dataclasses.fields(ControlSection)} - {"scales"} | set(_SCALE_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +66,8 @@ class RosSection:
 
     ``command_type`` (ros/registry.py): the default, a trajectory, carries its own stop. ``follow_joint_trajectory``:
     the same as goals of the action that ``command`` names. ``float64_multi_array``: positions for a
-    forward_command_controller. ``joint_jog`` and ``twist_stamped``: velocities of the joints or of the end effector
+    forward_command_controller, ``float64_velocities``: velocities for one. ``joint_jog`` and ``twist_stamped``:
+    velocities of the joints or of the end effector
     [rad/s, m/s] in ``command_frame`` for MoveIt Servo; with a twist, the positions of joints that the kinematic chain
     does not name go to the topic ``gripper``.
 
@@ -60,6 +75,8 @@ class RosSection:
     ``command_frame`` must agree with the kinematic chain of the limits.
 
     ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
+    ``emergency_stop``: a Bool topic, true while pressed. ``enabling_device``: a Bool topic, true while it is held.
+    Both are published at 10 Hz at least; silence counts as pressed, or released. Either latches the stop.
     ``episode_node``: the node that prepares episodes and reports success: parameters ``task`` and ``seed``, service
     ``~/reset``, topics ``~/instruction``, ``~/success`` and ``~/failure``.
     """
@@ -72,6 +89,8 @@ class RosSection:
     gripper: str = ""
     end_effector_frame: str = ""
     residuals: str = ""
+    emergency_stop: str = ""
+    enabling_device: str = ""
     episode_node: str = ""
 
 
@@ -83,6 +102,12 @@ class Robot:
     control: ControlSection
     ros: RosSection
 
+    @property
+    def lead_s(self) -> float:
+        """How long before its time a point of the motion is sent: 0 to controllers that take no times."""
+        timed = self.ros.command_type in ("joint_trajectory", "follow_joint_trajectory")
+        return self.limits.command_lead_s if timed else 0.0
+
 
 def load_robot(path: Path) -> Robot:
     """The whole file. ValueError names the file and the place of what is wrong."""
@@ -90,14 +115,49 @@ def load_robot(path: Path) -> Robot:
     document = yaml.safe_load(path.read_text())
     try:
         check_table(document, "", required={"limits", "control", "ros"}, optional=set())
-        chunking = document["control"].pop("chunking", {}) if isinstance(document["control"], dict) else {}
-        control = _section(ControlSection, document["control"], ".control")
-        control = dataclasses.replace(control, chunking=_section(ChunkingConfig, chunking, ".control.chunking"))
+        table = dict(check_table(document["control"], ".control", required={"embodiment"}, optional=_CONTROL_KEYS))
+        chunking, scales = table.pop("chunking", {}), {key: table.pop(key, None) for key in _SCALE_KEYS}
+        control = dataclasses.replace(
+            _section(ControlSection, table, ".control"),
+            chunking=_section(ChunkingConfig, chunking, ".control.chunking"),
+            scales=_action_scales(scales, str(table["embodiment"]), limits.axes),
+        )
         robot = Robot(limits=limits, control=control, ros=_section(RosSection, document["ros"], ".ros"))
         _check_output(robot)
         return robot
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
+
+
+def _action_scales(tables: Mapping[str, Any], embodiment: str, axes: Sequence[AxisLimits]) -> ActionScales:
+    """From ``joint_range`` (joint -> [low, high]) and ``joint_step`` (joint -> distance)."""
+    for key in NEEDED_SCALES.get(embodiment, ()):
+        if tables[key] is None:
+            raise ValueError(
+                f".control.{key}: missing; {embodiment} needs it for every joint, as in the policy's training"
+            )
+    names = {axis.name for axis in axes}
+    given = {
+        key: {} if table is None else check_table(table, f".control.{key}", required=names, optional=set())
+        for key, table in tables.items()
+    }
+    ranges, steps = [], []
+    for axis in axes:
+        kind = {"rad": "angle", "m": "length"}[axis.unit]
+        if given["joint_range"]:
+            where, pair = f".control.joint_range.{axis.name}", given["joint_range"][axis.name]
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise ValueError(f"{where}: got {pair!r}; expected a list of 2")
+            low, high = (quantity(value, where, kind) for value in pair)
+            if not low < high:
+                raise ValueError(f"{where}: {pair[0]!r} is not below {pair[1]!r}")
+            ranges.append((low, high))
+        if given["joint_step"]:
+            where = f".control.joint_step.{axis.name}"
+            steps.append(quantity(given["joint_step"][axis.name], where, kind))
+            if steps[-1] <= 0.0:
+                raise ValueError(f"{where}: must be above zero")
+    return ActionScales(ranges=tuple(ranges), steps=tuple(steps))
 
 
 def _check_output(robot: Robot) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sims.adapters.isaaclab import IsaacLabConfig
 from sims.adapters.libero import Libero, LiberoConfig
 from sims.adapters.maniskill import ManiSkill, ManiSkillConfig
 from sims.adapters.metaworld import Metaworld, MetaworldConfig
+from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
 from sims.install import interpreter
@@ -73,6 +75,13 @@ def _aloha(num_envs: int, image_size: int) -> GymnasiumConfig:
     )
 
 
+def _own_scene(num_envs: int, image_size: int) -> MujocoSceneConfig:
+    """Its scene file names the cameras; nothing is rendered outside ``observe``."""
+    scene = Path(__file__).parents[1] / "configs" / "scenes" / "two_arms.yaml"
+    side = image_size or 64
+    return MujocoSceneConfig(scene=scene, num_envs=num_envs, image_size=(side, side))
+
+
 def _with_cameras(config_class: type[Any], **settings: Any) -> Callable[[int, int], Any]:
     """For simulators with the settings ``image_size`` and ``cameras``."""
 
@@ -103,6 +112,7 @@ EXAMPLES: Mapping[str, Example] = _of_registry() | {
     "metaworld": Example(module="metaworld", make=_with_cameras(MetaworldConfig), simulator=Metaworld),
     "maniskill": Example(module="mani_skill", make=_with_cameras(ManiSkillConfig), simulator=ManiSkill),
     "libero": Example(module="libero", make=_with_cameras(LiberoConfig, tasks=(0,)), simulator=Libero),
+    "mujoco_scene": Example(module="mujoco", make=_own_scene, simulator=MujocoScene),
     "pusht": Example(module="gym_pusht", make=_pusht, simulator=Gymnasium, image_size=96),
     "aloha": Example(module="gym_aloha", make=_aloha, simulator=Gymnasium),
     "isaaclab": Example(module="isaaclab", make=lambda num_envs, _: IsaacLabConfig(num_envs=num_envs), num_envs=2),

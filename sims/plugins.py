@@ -7,7 +7,8 @@ A distribution declares, for example in its pyproject.toml,
 
 where ``SIMULATOR = (WarehouseConfig, make_warehouse)``: a frozen dataclass with ``name: Literal["warehouse"]``, and the
 function or class that takes it. The groups are "vla_rl.simulators", "vla_rl.policies", "vla_rl.algorithms" and
-"vla_rl.world_models"; the registry of each says what its constructors take and return.
+"vla_rl.world_models"; the registry of each says what its constructors take and return. The group "vla_rl.embodiments"
+has constructors alone, which robot files choose by the entry point's name (real_robot/control/registry.py).
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ def with_plugins(built_in: Mapping[type[Any], Constructor], group: str) -> dict[
     return merged
 
 
+def with_named_plugins(built_in: Mapping[str, Constructor], group: str) -> dict[str, Constructor]:
+    """``built_in`` and the constructors of ``group``, by the entry points' names. Raises PluginError."""
+    merged = dict(built_in)
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        if entry.name in merged:
+            raise PluginError(f"{_where(entry)}: there is another of that name")
+        merged[entry.name] = _import(entry)
+        if not callable(merged[entry.name]):
+            raise PluginError(f"{_where(entry)} must be callable, got {merged[entry.name]!r}")
+    return merged
+
+
 def config_name(config_class: type[Any]) -> str:
     """The value of ``name: Literal["..."]`` of a configuration class."""
     values = typing.get_args(typing.get_type_hints(config_class).get("name"))
@@ -53,12 +66,7 @@ def config_name(config_class: type[Any]) -> str:
 
 
 def _load(entry: EntryPoint) -> tuple[type[Any], Constructor]:
-    distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
-    where = f"plugin {entry.name!r} of {distribution} ({entry.group}: {entry.value})"
-    try:
-        loaded = entry.load()
-    except Exception as error:  # whatever the plugin's own module raises
-        raise PluginError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    where, loaded = _where(entry), _import(entry)
     if not (isinstance(loaded, tuple) and len(loaded) == 2 and callable(loaded[1])):
         raise PluginError(f"{where} must be a tuple (configuration class, constructor), got {loaded!r}")
     config_class, constructor = loaded
@@ -69,3 +77,15 @@ def _load(entry: EntryPoint) -> tuple[type[Any], Constructor]:
     except (TypeError, NameError) as error:
         raise PluginError(f"{where}: {error}") from error
     return config_class, constructor
+
+
+def _where(entry: EntryPoint) -> str:
+    distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
+    return f"plugin {entry.name!r} of {distribution} ({entry.group}: {entry.value})"
+
+
+def _import(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # whatever the plugin's own module raises
+        raise PluginError(f"{_where(entry)} cannot be imported: {type(error).__name__}: {error}") from error

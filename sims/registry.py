@@ -20,6 +20,7 @@ from sims.adapters.libero import Libero, LiberoConfig
 from sims.adapters.maniskill import ManiSkillConfig
 from sims.adapters.maniskill_gpu import make_maniskill
 from sims.adapters.metaworld import Metaworld, MetaworldConfig
+from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.errors import UserError
 from sims.plugins import with_plugins
@@ -39,6 +40,7 @@ BUILT_IN: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
     LiberoConfig: partial(SubprocVectorEnv, simulator=Libero),
     GymnasiumConfig: partial(SubprocVectorEnv, simulator=Gymnasium),
     IsaacLabConfig: IsaacLabEnv,
+    MujocoSceneConfig: partial(SubprocVectorEnv, simulator=MujocoScene),
 }
 CONSTRUCTORS: Mapping[type[Any], Callable[[Any], VectorEnv]] = with_plugins(BUILT_IN, PLUGIN_GROUP)
 
@@ -65,8 +67,12 @@ ObjectLocator = Callable[[Tensor, Sequence[str]], Tensor]
 class HasEvaluationStarts(Protocol):
     """A configuration whose benchmark publishes its start states."""
 
-    def evaluation_starts(self, num_tasks: int, episodes: int) -> list[tuple[int, int]] | None:
-        """(task, seed) of each episode; None where the configuration does not ask for the published ones."""
+    def evaluation_starts(self, num_tasks: int, episodes: int | None) -> list[tuple[int, int]] | None:
+        """(task, seed) of each episode, all for ``episodes`` None; None where the published ones are not asked for."""
+        ...
+
+    def under_protocol(self, name: str) -> Any:
+        """The configuration that the benchmark's published numbers belong to. Raises UserError for another name."""
         ...
 
 
@@ -133,11 +139,22 @@ def with_split(config: C, split: str) -> C:
     return dataclasses.replace(changed, split=split) if split != split_of(config) else config
 
 
-def evaluation_starts(config: EnvConfig, *, num_tasks: int, seed: int, episodes: int) -> list[StartState]:
-    """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them."""
+def under_protocol(config: EnvConfig, name: str) -> Any:
+    """With all settings of a benchmark's evaluation protocol. Raises UserError where the simulator has none."""
+    if not isinstance(config, HasEvaluationStarts):
+        raise UserError(f"--protocol: {config.name} publishes no starts, so it has no protocol {name!r}")
+    return config.under_protocol(name)
+
+
+def evaluation_starts(config: EnvConfig, *, num_tasks: int, seed: int, episodes: int | None) -> list[StartState]:
+    """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them.
+
+    ``episodes`` None: all published ones.
+    """
     published = config.evaluation_starts(num_tasks, episodes) if isinstance(config, HasEvaluationStarts) else None
     if published is not None:
         return [StartState(task=task, seed=number) for task, number in published]
+    assert episodes is not None
     return StartSequence("evaluation", seed=seed, num_tasks=num_tasks).take(episodes)
 
 

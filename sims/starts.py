@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import Literal
 
 from sims.vector_env import StartState
 
 Stream = Literal["demos", "train", "validation", "evaluation"]
+LONGEST_GAP = 10_000  # consecutive starts without a kept episode
 _STREAMS: tuple[Stream, ...] = ("demos", "train", "validation", "evaluation")
 
 
@@ -34,3 +36,12 @@ class StartSequence:
             start_state(self.stream, seed=self.seed, index=i, num_tasks=self.num_tasks)
             for i in range(first, first + count)
         ]
+
+    def skip(self, seeds: Collection[int]) -> None:
+        """Go on after the last start that has one of ``seeds``; starts further ahead than LONGEST_GAP are not found."""
+        index, last = self.next_index, self.next_index - 1
+        while index <= last + LONGEST_GAP:
+            if start_state(self.stream, seed=self.seed, index=index, num_tasks=self.num_tasks).seed in seeds:
+                last = index
+            index += 1
+        self.next_index = last + 1

@@ -42,7 +42,7 @@ def clone(config: Any, env: type[PointEnv], *, episodes: int, steps: int, seed: 
         policy = build_policy(config, RobotSpec.of(train.spec))
         spec = policy.spec
         sampler = WindowSampler(
-            store, action_horizon=spec.action_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
+            store, action_horizon=spec.cloned_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
         )
         policy.fit_normalizer(*sampler.statistics())
         bc = BC(policy, BCConfig(steps=steps, learning_rate=2e-3, batch_size=64), [sampler], seed=seed)

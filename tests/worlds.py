@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, VectorEnv, encode_instructions
+from sims.devices.crossing import crossing
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
 
 
 class ChainEnv:
@@ -82,15 +83,6 @@ class ChainEnv:
     def close(self) -> None: ...
 
 
-class WithoutAdvance:
-    """The environment ``env`` without its method to execute a whole chunk."""
-
-    def __init__(self, env: VectorEnv) -> None:
-        self.spec = env.spec
-        self.reset, self.step, self.observe = env.reset, env.step, env.observe
-        self.capture, self.close = env.capture, env.close
-
-
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230)}
 
 
@@ -104,20 +96,25 @@ class PointEnv:
     size = 32
     reach = 0.12
 
-    def __init__(self, *, num_envs: int, max_steps: int = 40) -> None:
+    def __init__(self, *, num_envs: int, max_steps: int = 40, device: torch.device | None = None) -> None:
+        device = torch.device("cpu") if device is None else device
         self.spec = EnvSpec(
             name="point", num_envs=num_envs, action_dim=2, state_dim=2, cameras=("top",),
             image_size=(self.size, self.size), control_hz=10.0, max_steps=max_steps, tasks=tuple(COLORS),
-            device=torch.device("cpu"), fingerprint={},
+            device=device, fingerprint={},
         )  # fmt: skip
-        self.point = torch.zeros(num_envs, 2)
-        self.squares = torch.zeros(num_envs, 3, 2)
-        self.task = torch.zeros(num_envs, dtype=torch.int64)
-        self.elapsed = torch.zeros(num_envs, dtype=torch.int64)
-        self.success = torch.zeros(num_envs, dtype=torch.bool)
-        self.finished = torch.ones(num_envs, dtype=torch.bool)
+        self.point = torch.zeros(num_envs, 2, device=device)
+        self.squares = torch.zeros(num_envs, 3, 2, device=device)
+        self.task = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.elapsed = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.success = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.finished = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.envs = torch.arange(num_envs, device=device)
+        self.colors = torch.tensor([*COLORS.values(), (250, 250, 250)], dtype=torch.uint8).to(device)
+        self.instructions = encode_instructions([f"go to the {color} square" for color in COLORS]).to(device)
         self.starts: list[StartState] = [StartState(task=0, seed=0)] * num_envs
 
+    @crossing("starts")
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         ids = range(self.spec.num_envs) if env_ids is None else env_ids
         for env_id, state in zip(ids, start, strict=True):
@@ -128,13 +125,13 @@ class PointEnv:
                 gaps = np.linalg.norm(places[:, None] - places[None], axis=-1) + 9 * np.eye(4)
                 if gaps.min() > 0.5:
                     break
-            self.squares[env_id] = torch.from_numpy(places[:3])
-            self.point[env_id] = torch.from_numpy(places[3])
+            self.squares[env_id] = torch.from_numpy(places[:3]).to(self.squares)
+            self.point[env_id] = torch.from_numpy(places[3]).to(self.point)
             self.task[env_id], self.elapsed[env_id] = state.task, 0
             self.success[env_id] = self.finished[env_id] = False
             if state.snapshot is not None:
                 x, y, elapsed, success, finished = state.snapshot
-                self.point[env_id] = torch.tensor([x, y])
+                self.point[env_id] = torch.tensor([x, y]).to(self.point)
                 self.elapsed[env_id], self.success[env_id], self.finished[env_id] = (
                     int(elapsed),
                     bool(success),
@@ -147,7 +144,7 @@ class PointEnv:
         self.point = torch.where(running[:, None], moved, self.point)
         self.elapsed = self.elapsed + running
         near = (self.squares - self.point[:, None]).norm(dim=-1) < self.reach
-        named = near[torch.arange(len(near)), self.task]
+        named = near[self.envs, self.task]
         won, wrong = running & named, running & near.any(-1) & ~named
         self.success = self.success | won
         truncated = ~self.success & (self.elapsed >= self.spec.max_steps)
@@ -159,16 +156,17 @@ class PointEnv:
         )  # fmt: skip
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
-        cell = (torch.arange(self.size) + 0.5) / self.size * 2 - 1
-        image = torch.full((len(ids), self.size, self.size, 3), 30, dtype=torch.uint8)
-        squares = [(self.squares[ids, i], 0.12, color) for i, color in enumerate(COLORS.values())]
-        for place, half, color in [*squares, (self.point[ids], 0.07, (250, 250, 250))]:
+        device = self.spec.device
+        with crossing("starts"):
+            ids = self.envs if env_ids is None else torch.tensor(list(env_ids)).to(device)
+        cell = (torch.arange(self.size, device=device) + 0.5) / self.size * 2 - 1
+        image = torch.full((len(ids), self.size, self.size, 3), 30, dtype=torch.uint8, device=device)
+        squares = [(self.squares[ids][:, i], 0.12) for i in range(len(COLORS))]
+        for color, (place, half) in zip(self.colors, [*squares, (self.point[ids], 0.07)], strict=True):
             inside_x = (cell - place[:, :1]).abs() < half
             inside_y = (cell - place[:, 1:]).abs() < half
-            image[inside_y[:, :, None] & inside_x[:, None, :]] = torch.tensor(color, dtype=torch.uint8)
-        instructions = [f"go to the {list(COLORS)[task]} square" for task in self.task[ids].tolist()]
-        return Observation(images=image[:, None], state=self.point[ids], instruction=encode_instructions(instructions))
+            image = torch.where((inside_y[:, :, None] & inside_x[:, None, :])[..., None], color, image)
+        return Observation(images=image[:, None], state=self.point[ids], instruction=self.instructions[self.task[ids]])
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         ids = range(self.spec.num_envs) if env_ids is None else env_ids
@@ -177,7 +175,7 @@ class PointEnv:
                 task=self.starts[env_id].task,
                 seed=self.starts[env_id].seed,
                 snapshot=np.array(
-                    [*self.point[env_id].tolist(), self.elapsed[env_id], self.success[env_id], self.finished[env_id]],
+                    [*self.point[env_id].tolist(), *self._flags(env_id)],
                     np.float64,
                 ),
             )

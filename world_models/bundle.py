@@ -12,8 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from policies.bundle import write_atomically
+from policies.device import CPU, Device
 from policies.policy import RobotSpec
 from policies.tensor_file import digest, read_tensors
+from sims.devices.crossing import crossing
+from sims.numbers.finite import check_tree, is_finite
 from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import DynamicsConfig, build_world_model
 from world_models.reward_model import RewardModel, RewardModelConfig
@@ -64,15 +67,20 @@ def save_world_model(
     )
     tensors = {f"dynamics.{name}": value for name, value in dynamics.state_dict().items()}
     tensors |= {f"reward_model.{name}": value for name, value in reward_model.state_dict().items()}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with crossing("weights"):
+        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    check_tree(tensors, "world model weight", where=str(path))
     metadata = {"format": FORMAT, "info": json.dumps(asdict(info)), "sha256": digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(tensors, metadata=metadata))
     return info
 
 
-def load_world_model(path: Path) -> FittedWorldModel:
-    """The models bit for bit as saved. Raises WorldModelError if the file is missing, damaged or of another version."""
+def load_world_model(path: Path, device: Device = CPU) -> FittedWorldModel:
+    """The models on ``device``, bit for bit as saved.
+
+    Raises WorldModelError if the file is missing, damaged or of another version.
+    """
     if not path.is_file():
         raise WorldModelError(f"{path}: no such world model; fit one with: vla-rl world-model fit CONFIG")
     try:
@@ -83,6 +91,8 @@ def load_world_model(path: Path) -> FittedWorldModel:
         raise WorldModelError(f"{path}: not a world model of this version, format {metadata.get('format')!r}")
     if digest(tensors) != metadata["sha256"]:
         raise WorldModelError(f"{path}: the content does not match its checksum; fit it again")
+    if wrong := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+        raise WorldModelError(f"{path}: {wrong[0]} has entries that are not finite; fit it again")
     try:
         info = TypeAdapter(WorldModelInfo).validate_json(metadata["info"])
     except ValidationError as error:
@@ -91,13 +101,14 @@ def load_world_model(path: Path) -> FittedWorldModel:
     for prefix, module in (("dynamics.", dynamics), ("reward_model.", reward_model)):
         module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
     return FittedWorldModel(
-        dynamics=dynamics.eval(), reward_model=reward_model.eval(), info=info, sha256=metadata["sha256"]
+        dynamics=device.place(dynamics).eval(),
+        reward_model=device.place(reward_model).eval(),
+        info=info,
+        sha256=metadata["sha256"],
     )
 
 
 def check_robot(info: WorldModelInfo, robot: RobotSpec, *, what: str) -> None:
     """WorldModelError unless ``what`` (a policy, a simulator) has the observations and actions of the world model."""
-    for name in RobotSpec.__dataclass_fields__:
-        own, other = getattr(info.robot, name), getattr(robot, name)
-        if own != other:
-            raise WorldModelError(f"the world model has {name} {own}, {what} has {other}; fit one for this robot")
+    if differences := robot.differences(info.robot):
+        raise WorldModelError(f"{what} does not fit the world model: {differences}; fit one for this robot")

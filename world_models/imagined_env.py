@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sims.devices.crossing import crossing
+from sims.numbers.finite import check_finite
+from sims.numbers.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from sims.vector_env import EnvSpec, Observation, StartState, Step
 from world_models.data.clip import Clip, first_history
 from world_models.data.keyframes import ImaginedStarts
@@ -38,11 +41,11 @@ class ImaginedEnvConfig:
     reward model's ``reward_threshold``, for training; otherwise by ``success_threshold``, for estimates.
     """
 
-    num_envs: int = 64
-    reward_every: int = 4
-    branch_steps: int | None = None
-    max_error: float | None = None
-    error_penalty: float = 0.0
+    num_envs: PositiveInt = 64
+    reward_every: PositiveInt = 4
+    branch_steps: PositiveInt | None = None
+    max_error: PositiveFloat | None = None
+    error_penalty: NonNegativeFloat = 0.0
     strict: bool = True
 
 
@@ -73,7 +76,7 @@ class ImaginedEnv:
             control_hz=robot.control_hz,
             max_steps=longest if config.branch_steps is None else min(config.branch_steps, longest),
             tasks=starts.tasks,
-            device=torch.device("cpu"),
+            device=model.device,
             fingerprint={"world_model": fingerprint},
         )
         self._state = ImaginedState.finished(
@@ -88,6 +91,7 @@ class ImaginedEnv:
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
+    @crossing("starts")
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         ids = self._ids(env_ids)
         if len(ids) != len(start):
@@ -103,18 +107,20 @@ class ImaginedEnv:
     @torch.no_grad()
     def _begin(self, starts: Sequence[StartState]) -> ImaginedState:
         clips, past = zip(*[self.starts.clip(start) for start in starts], strict=True)
-        clip, elapsed = Clip.stack(clips), torch.tensor(past)
-        limit = torch.tensor([self.limits[start.task] for start in starts])
+        with crossing("starts"):
+            clip, elapsed = Clip.stack(clips).to(self.model.device), torch.tensor(past).to(self.model.device)
+            limit = torch.tensor([self.limits[start.task] for start in starts]).to(self.model.device)
         if self.config.branch_steps is not None:
             limit = torch.minimum(limit, elapsed + self.config.branch_steps)
-        count, flag = torch.zeros_like(elapsed), torch.zeros(len(starts), dtype=torch.bool)
+        count, flag = torch.zeros_like(elapsed), torch.zeros_like(elapsed, dtype=torch.bool)
+        pending = self._state.pending.new_zeros(len(starts), *self._state.pending.shape[1:])
         return ImaginedState(
             history=first_history(self.model, clip),
-            pending=torch.zeros(len(starts), self.model.action_horizon, self.model.robot.action_dim),
+            pending=pending,
             num_pending=count,
             instruction=clip.instruction,
             first=self.reward_model.encode(clip.first, clip.first_state, clip.instruction),
-            error=torch.zeros(len(starts)),
+            error=torch.zeros_like(elapsed, dtype=torch.float32),
             elapsed=elapsed,
             limit=torch.maximum(limit, elapsed + 1),
             num_noise=count,
@@ -135,6 +141,7 @@ class ImaginedEnv:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
+    @crossing("outcomes")
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         """One control step. Success, failure and reward change only where a reward is due; no image is decoded."""
         state = self._state
@@ -148,7 +155,7 @@ class ImaginedEnv:
         out_of_time = state.elapsed >= state.limit
         full = state.num_pending == self.model.action_horizon
         due = running & ((state.num_pending % self.config.reward_every == 0) | full | out_of_time)
-        reward = torch.zeros(len(running))
+        reward = torch.zeros_like(state.error)
         if due.any():
             index = due.nonzero().flatten()
             reward[index] = self._classify(index)
@@ -187,19 +194,23 @@ class ImaginedEnv:
 
     def _predict(self, index: Int[Tensor, " n"]) -> ImaginedObservation:
         """The observations that the pending actions of these environments lead to."""
-        state = self._state[index]
-        noise = torch.stack([self._noise(i) for i in index.tolist()])
+        state, env_ids = self._state[index], index.tolist()
+        with crossing("noise"):
+            used = state.num_noise.tolist()
+            noise = torch.stack([self._noise(i, n) for i, n in zip(env_ids, used, strict=True)]).to(self.model.device)
         prefill = self.model.prefill(state.history)
         imagined = self.model.sample_chunk(prefill, state.pending, state.num_pending, noise)
-        for row, i in enumerate(index.tolist()):
+        suspects = {"world model weight": self.model}
+        check_finite("prediction of the world model", imagined.latent, ("prediction", "camera"), suspects=suspects)
+        for row, i in enumerate(env_ids):
             self._predicted[i] = (imagined.latent[row], imagined.state[row])
         return imagined
 
-    def _noise(self, env_id: int) -> Float[Tensor, "cameras channels height width"]:
-        """The noise of the environment's present chunk; all predictions from the same history share it."""
+    def _noise(self, env_id: int, used: int) -> Float[Tensor, "cameras channels height width"]:
+        """Of the environment's present chunk, drawn on the host; all predictions from the same history share it."""
         start = self._started[env_id]
         assert start is not None
-        entropy = np.random.SeedSequence([start.seed, int(self._state.num_noise[env_id])])
+        entropy = np.random.SeedSequence([start.seed, used])
         seed = int(entropy.generate_state(1, np.uint64)[0])
         return self.model.noise(1, torch.Generator().manual_seed(seed))[0]
 
@@ -222,16 +233,18 @@ class ImaginedEnv:
 
     # -- observations ----------------------------------------------------------------------------------------------
 
+    @crossing("outcomes")
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Decodes these environments; runs the world model only for those that stopped where no reward was due."""
         ids = self._ids(env_ids)
         unknown = [i for i in ids if self._predicted[i] is None and self._state.num_pending[i] > 0]
         if unknown:
-            self._predict(torch.tensor(unknown))
+            self._predict(torch.tensor(unknown).to(self.model.device))
         history = self._state.history
         pairs = [self._predicted[i] or (history.current[i], history.state[i]) for i in ids]
         latent, state = (torch.stack(part) for part in zip(*pairs, strict=True))
-        return Observation(images=self.model.decode(latent), state=state, instruction=self._state.instruction[ids])
+        instruction = self._state.instruction[torch.tensor(ids).to(self.model.device)]
+        return Observation(images=self.model.decode(latent), state=state, instruction=instruction)
 
     @property
     def error(self) -> Float[Tensor, " N"]:

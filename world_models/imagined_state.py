@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int, UInt8
 from torch import Tensor
 
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from world_models.models.flow_model import FlowWorldModel
 from world_models.world_model import History
@@ -42,33 +43,36 @@ class ImaginedState(TensorDataclass):
         cls, model: FlowWorldModel, num_envs: int, *, feature_dim: int, instruction_bytes: int
     ) -> ImaginedState:
         """The state before the first reset: all episodes count as finished."""
-        n, robot, count = num_envs, model.robot, torch.zeros(num_envs, dtype=torch.int64)
-        latent, state = torch.zeros(n, *model.latent_shape), torch.zeros(n, robot.state_dim)
+        n, robot, count = num_envs, model.robot, torch.zeros(num_envs, dtype=torch.int64, device=model.device)
+        number, flag = torch.zeros(n, device=model.device), torch.zeros(n, dtype=torch.bool, device=model.device)
+        latent, state = number.new_zeros(n, *model.latent_shape), number.new_zeros(n, robot.state_dim)
         history = History.start(latent, state, action_horizon=model.action_horizon, action_dim=robot.action_dim)
         blank = cls(
             history=history,
-            pending=torch.zeros(n, model.action_horizon, robot.action_dim),
+            pending=number.new_zeros(n, model.action_horizon, robot.action_dim),
             num_pending=count,
-            instruction=torch.zeros(n, instruction_bytes, dtype=torch.uint8),
-            first=torch.zeros(n, feature_dim),
-            error=torch.zeros(n),
+            instruction=count.new_zeros(n, instruction_bytes, dtype=torch.uint8),
+            first=number.new_zeros(n, feature_dim),
+            error=number,
             elapsed=count,
             limit=count,
             num_noise=count,
-            terminated=torch.ones(n, dtype=torch.bool),
-            truncated=torch.zeros(n, dtype=torch.bool),
-            success=torch.zeros(n, dtype=torch.bool),
+            terminated=~flag,
+            truncated=flag,
+            success=flag,
         )
         return blank.map(torch.clone)  # no tensor shares memory with another
 
     def put(self, env_ids: list[int], values: ImaginedState) -> None:
         """Overwrite these environments in place."""
+        index = torch.tensor(env_ids).to(self.error.device)
         for own, new in zip(self.tensors(), values.tensors(), strict=True):
-            own[env_ids] = new.to(own.dtype)
+            own.index_copy_(0, index, new.to(own.dtype))
 
     def snapshot(self, env_id: int) -> Float32[np.ndarray, " size"]:
         """One environment's state as float32 numbers; 300 kB for two cameras of 64 x 64."""
-        return np.concatenate([tensor.float().flatten().numpy() for tensor in self[env_id].tensors()])
+        with crossing("checkpoint"):
+            return torch.cat([tensor.float().flatten() for tensor in self[env_id].tensors()]).cpu().numpy()
 
     def from_snapshot(self, snapshot: np.ndarray) -> ImaginedState:
         """One environment's state, shaped like this state's. ValueError if the sizes differ."""
@@ -77,4 +81,5 @@ class ImaginedState(TensorDataclass):
         if snapshot.shape != (sum(sizes),):
             raise ValueError(f"reset: a snapshot of this environment has {sum(sizes)} numbers, got {snapshot.shape}")
         parts = iter(np.split(snapshot, np.cumsum(sizes)[:-1]))
-        return like.map(lambda tensor: torch.from_numpy(next(parts)).to(tensor.dtype).reshape(tensor.shape))
+        with crossing("checkpoint"):
+            return like.map(lambda tensor: torch.from_numpy(next(parts)).to(tensor).reshape(tensor.shape))

@@ -11,6 +11,7 @@ episodes, because classifiers that are nearly perfect on recorded images err on 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, UInt8
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast, HasCompactEncoder
 from policies.normalizer import Normalizer
 from policies.policy import RobotSpec
+from sims.devices.crossing import crossing
+from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 from world_models.data.clip import FAILED, SUCCESS
@@ -43,18 +46,18 @@ class RewardModelConfig:
     """
 
     encoder: CompactEncoderConfig = field(default_factory=lambda: CompactEncoderConfig(width=128))
-    steps: int = 600
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    imagined_share: float = 0.5
-    imagined_clips: int = 1200
-    imagined_chunks: int = 4
-    near_end_steps: int = 12
-    shift: int = 2
-    goal_weight: float = 1.0
-    false_success: float = 0.05
-    min_successes: int = 10
+    steps: PositiveInt = 600
+    batch_size: PositiveInt = 128
+    learning_rate: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.05
+    imagined_share: Share = 0.5
+    imagined_clips: PositiveInt = 1200
+    imagined_chunks: PositiveInt = 4
+    near_end_steps: Count = 12
+    shift: Annotated[int, Interval(ge=0, le=4096)] = 2
+    goal_weight: NonNegativeFloat = 1.0
+    false_success: Share = 0.05
+    min_successes: PositiveInt = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,10 @@ class RewardModel(nn.Module):
         self.register_buffer("reward_threshold", torch.tensor(0.5))
         self.register_buffer("failed_threshold", torch.tensor(0.5))
 
+    @property
+    def device(self) -> torch.device:
+        return self.success_threshold.device
+
     def encode(self, images: Images, state: States, instruction: Instructions) -> Features:
         """Features of observations: the encoder's summary, and the normalized state in which the task ends."""
         obs = Observation(images=images, state=state, instruction=instruction)
@@ -124,5 +131,6 @@ class RewardModel(nn.Module):
             (self.forecast, policy.forecast),
             (self.normalizer, policy.normalizer),
         ):
-            own.load_state_dict(other.state_dict())
+            with crossing("weights"):
+                own.load_state_dict(other.state_dict())
         return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,38 @@ from jaxtyping import Bool, Float32, UInt8
 from episodes.formats.recording import ImportMapping, Orientation, Recording
 from episodes.formats.registry import read_recordings
 from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, Selection
 
 ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the excess is clipped
 
 
 def import_episodes(source: Path, store: EpisodeStore, mapping: ImportMapping) -> dict[str, Any]:
-    """Every episode of ``source``, in one of ``registry.FORMATS``; returns {episodes, successes}.
+    """Every episode of ``source``, in one of ``registry.FORMATS``; returns {episodes, successes, present}.
 
+    ``present``: how many were in ``store`` already, with the same states and actions; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing; what was imported before stays.
     """
-    successes = 0
+    successes = present = 0
+    known = {_digest(store.map(entry)) for entry in store.select(Selection(sources=(ACTORS[HUMAN],)))}
 
     def episodes() -> Iterator[Episode]:
-        nonlocal successes
+        nonlocal successes, present
         for number, recording in enumerate(read_recordings(source)):
             episode = to_episode(recording, mapping, number=number)
+            if _digest({"state": episode.state, "action": episode.action}) in known:
+                present += 1
+                continue
             successes += episode.succeeded
             yield episode
 
     written = store.add_all(episodes())
-    if not written:
+    if not written and not present:
         raise EpisodeError(f"{source}: there is no episode in it")
-    return {"episodes": len(written), "successes": successes}
+    return {"episodes": len(written), "successes": successes, "present": present}
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
+    return hashlib.sha256(arrays["state"].tobytes() + arrays["action"].tobytes()).digest()
 
 
 def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> Episode:

@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from policies.compact_encoder import Encoding, merge_heads, split_heads
 from policies.denoising.kernels import Prediction
+from sims.numbers.ranges import Depth, Width
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionExpertConfig:
     """``action_patch`` actions form one token (1: every action its own). Its width is the encoder's."""
 
-    depth: int = 2
-    heads: int = 4
-    mlp_ratio: int = 2
-    time_width: int = 64
-    action_patch: int = 8
+    depth: Depth = 2
+    heads: Width = 4
+    mlp_ratio: Width = 2
+    time_width: Width = 64
+    action_patch: Width = 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from policies.denoising.kernels import Kernel, Prediction, Transition
+from policies.policy import executed_mask
 from sims.tensor_dataclass import TensorDataclass
 
 Predict = Callable[[Tensor, Tensor], Prediction]
@@ -44,8 +45,10 @@ def denoise(
     generator: torch.Generator,
     *,
     frozen_predict: Predict | None = None,
-) -> tuple[DenoisingTrace, Float[Tensor, "B S H A"]]:
+) -> tuple[DenoisingTrace, Float[Tensor, "B S scored_H scored_A"]]:
     """Take the kernel's steps from noise ``x_1``; the trace and the log-prob of its trained transitions.
+
+    Of all elements, or of those that the kernel explores (executed.py).
 
     ``frozen_predict`` takes the steps before the first trained one (DPPO). Float32 throughout, no graph.
     """
@@ -90,6 +93,29 @@ def trace_transition(predict: Predict, kernel: Kernel, trace: DenoisingTrace) ->
     t, t_next = grid[trace.steps], grid[trace.steps + 1]
     prediction = predict(x_t, t)
     return kernel.transition(x_t, prediction, t[..., None, None], (t - t_next)[..., None, None]), x_next
+
+
+def no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
+    """For kernels whose std does not depend on the network."""
+    return Prediction(target=torch.zeros_like(x_t))
+
+
+def masked_square(error: Tensor, weight: Tensor) -> Tensor:
+    """Mean square of error [B, S, H, A] over A and over the weighted rest, weight [B, S, H]."""
+    return (error.square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)
+
+
+def counted_transitions(
+    kernel: Kernel, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]
+) -> Bool[Tensor, "B S H"]:
+    """``Policy.counted`` of a chain: all elements, except at the last transition the actions that never ran.
+
+    The network mixes the actions of a chunk, so what is drawn for one of them in an earlier transition moves the
+    others; only the draws of the last transition stay apart.
+    """
+    last = trace.steps == kernel.steps - 1
+    executed = executed_mask(num_executed, trace.states.shape[2])
+    return executed[:, None] | ~last[:, :, None]
 
 
 def _draw_noise(x_t: Tensor, kernel: Kernel, generator: torch.Generator) -> Tensor:

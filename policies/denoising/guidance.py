@@ -16,6 +16,7 @@ from torch import Tensor
 
 from policies.denoising.denoise import Predict
 from policies.denoising.kernels import Prediction
+from sims.devices.crossing import crossing
 
 
 def guidance_weights(horizon: int, *, delay: int, execute_steps: int, leftover: int) -> Float[Tensor, " H"]:
@@ -56,7 +57,8 @@ def guided(
     """
 
     def steered(x_t: Tensor, t: Tensor) -> Prediction:
-        time = float(t)
+        with crossing("requests"):
+            time = float(t)
         if jacobian == "identity":
             v = predict(x_t, t).target
             correction = weights[:, None] * (previous - (x_t - time * v))

@@ -11,20 +11,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from policies.denoising.objectives import Diffusion, FlowMatching, Objective
+from sims.numbers.ranges import Depth, Interval, PositiveFloat, Share
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def time_grid(steps: int, device: torch.device | str = "cpu") -> Float[Tensor, " steps_plus_1"]:
     """t_i = 1 - i/K for i = 0..K: the grid of every kernel, loss and evaluation."""
-    return (1 - torch.arange(steps + 1, dtype=torch.float64) / steps).to(device=device, dtype=torch.float32)
+    return (1 - torch.arange(steps + 1, dtype=torch.float64, device=device) / steps).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,11 @@ class Kernel(ABC):
         self.trained_steps = trained_steps
 
     @property
+    def scored_steps(self) -> int:
+        """S: the transitions of one sample whose log-prob counts."""
+        return 1 if self.one_step_per_sample else len(self.trained_steps)
+
+    @property
     def needs_frozen_copy(self) -> bool:
         """Whether steps before the trained ones are taken by a frozen copy of the network (DPPO)."""
         return self.frozen_early_steps and self.trained_steps.start > 0
@@ -104,7 +110,7 @@ class FlowODEConfig:
     """Euler steps of the deterministic flow."""
 
     name: Literal["flow_ode"] = "flow_ode"
-    steps: int = 4
+    steps: Depth = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +118,8 @@ class FlowSDEConfig:
     """``noise_level``: 0.5 in pi_RL (K = 3-5), 0.7 in Flow-GRPO (K = 10). ``random_steps``: "one", drawn per sample."""
 
     name: Literal["flow_sde"] = "flow_sde"
-    steps: int = 4
-    noise_level: float = 0.5
+    steps: Annotated[int, Interval(ge=2, le=256)] = 4
+    noise_level: PositiveFloat = 0.5
     random_steps: Literal["all", "one"] = "all"
 
 
@@ -122,8 +128,8 @@ class FlowCPSConfig:
     """``noise_level`` in (0, 1): the share of each step's noise that is fresh is sin(pi noise_level / 2)."""
 
     name: Literal["flow_cps"] = "flow_cps"
-    steps: int = 4
-    noise_level: float = 0.5
+    steps: Annotated[int, Interval(ge=2, le=256)] = 4
+    noise_level: Annotated[float, Interval(gt=0, lt=1)] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +137,9 @@ class FlowNoiseConfig:
     """The noise head chooses each element's std between the bounds (normalized action units)."""
 
     name: Literal["flow_noise"] = "flow_noise"
-    steps: int = 4
-    min_std: float = 0.08
-    max_std: float = 0.16
+    steps: Depth = 4
+    min_std: PositiveFloat = 0.08
+    max_std: PositiveFloat = 0.16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +147,11 @@ class DDPMConfig:
     """``train_last``: K', the last steps that are trained; earlier ones are taken by a frozen copy (DPPO)."""
 
     name: Literal["ddpm"] = "ddpm"
-    steps: int = 20
-    train_last: int = 10
-    min_std: float = 0.1
-    clip_action: float = 1.0
-    noise_clip: float = 3.0
+    steps: Depth = 20
+    train_last: Depth = 10
+    min_std: PositiveFloat = 0.1
+    clip_action: PositiveFloat = 1.0
+    noise_clip: PositiveFloat = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +159,12 @@ class DDIMConfig:
     """``eta`` = 0 is deterministic, 1 has DDPM's noise. The rest as in DDPMConfig; unused when eta = 0."""
 
     name: Literal["ddim"] = "ddim"
-    steps: int = 5
-    eta: float = 0.0
-    train_last: int = 5
-    min_std: float = 0.1
-    clip_action: float = 1.0
-    noise_clip: float = 3.0
+    steps: Depth = 5
+    eta: Share = 0.0
+    train_last: Depth = 5
+    min_std: PositiveFloat = 0.1
+    clip_action: PositiveFloat = 1.0
+    noise_clip: PositiveFloat = 3.0
 
 
 KernelConfig = FlowODEConfig | FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
@@ -255,7 +261,7 @@ class FlowNoise(Kernel):
         self, x_t: Tensor, prediction: Prediction, t: Tensor, dt: Tensor, explore: Tensor | None = None
     ) -> Transition:
         if prediction.noise is None:
-            raise ValueError("flow_noise needs a noise head and the network has none; set it by policy.explore_with")
+            raise ValueError("flow_noise needs a noise head and the network has none; set policy.explore to flow_noise")
         low, high = math.log(self.config.min_std), math.log(self.config.max_std)
         share = (torch.tanh(prediction.noise.to(x_t.dtype)) + 1) / 2
         mean = x_t - dt * prediction.target.to(x_t.dtype)

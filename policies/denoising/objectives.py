@@ -7,10 +7,12 @@ t = 1 is noise, t = 0 is action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from sims.numbers.ranges import Interval, PositiveFloat
 
 # Of normalized actions, roughly: only the network's starting point depends on it.
 ACTION_STD = 0.5
@@ -21,7 +23,7 @@ class FlowMatchingConfig:
     """Velocity prediction on straight paths. ``time_power`` p draws t with density p t^(p-1); pi0: 1.5, uniform: 1."""
 
     name: Literal["flow_matching"] = "flow_matching"
-    time_power: float = 1.5
+    time_power: PositiveFloat = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class DiffusionConfig:
     """Noise prediction on the squared-cosine schedule of ``levels`` noise levels (Nichol & Dhariwal 2021)."""
 
     name: Literal["diffusion"] = "diffusion"
-    levels: int = 100
+    levels: Annotated[int, Interval(ge=1, le=100_000)] = 100
 
 
 ObjectiveConfig = FlowMatchingConfig | DiffusionConfig
@@ -62,26 +64,30 @@ class FlowMatching:
         return gain * (x_t - (1 - t) * anchor) - anchor
 
 
-class Diffusion:
+class Diffusion(nn.Module):
     """x_t = sqrt(alpha_bar) action + sqrt(1 - alpha_bar) noise, target = noise (Ho et al. 2020, Eq. 4 and 14).
 
     Level n of ``levels`` is time t = n / levels, so t = 0 is the clean action and the grid of a sampler with K steps
     is the flow's own, t_i = 1 - i/K (``diffusers`` calls this spacing "trailing").
     """
 
+    _alpha_bar: Tensor  # of every level; a buffer, so that it is where the policy is
+
     def __init__(self, config: DiffusionConfig) -> None:
+        super().__init__()
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
         if config.levels < 1:
             raise ValueError(f"objective.levels must be at least 1, got {config.levels}")
         self.config = config
         schedule = DDPMScheduler(num_train_timesteps=config.levels, beta_schedule="squaredcos_cap_v2")
-        self._alpha_bar = torch.cat([torch.ones(1), schedule.alphas_cumprod]).to(torch.float32)
+        alpha_bar = torch.cat([torch.ones(1), schedule.alphas_cumprod]).to(torch.float32)
+        self.register_buffer("_alpha_bar", alpha_bar, persistent=False)
 
     def alpha_bar(self, t: Tensor) -> Tensor:
         """Signal power left at time ``t`` (rounded to the nearest level), same shape."""
         level = torch.round(t * self.config.levels).long()
-        return self._alpha_bar.to(t.device)[level].to(t.dtype)
+        return self._alpha_bar[level].to(t.dtype)
 
     def draw_time(self, shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
         """Training times, one of the levels 1/levels..1."""

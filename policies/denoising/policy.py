@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -23,7 +22,16 @@ from policies.compact_encoder import (
     store_encoded,
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
-from policies.denoising.denoise import DenoisingTrace, Predict, denoise, integrate, trace_transition
+from policies.denoising.denoise import (
+    DenoisingTrace,
+    Predict,
+    counted_transitions,
+    denoise,
+    integrate,
+    masked_square,
+    no_prediction,
+    trace_transition,
+)
 from policies.denoising.guidance import guided
 from policies.denoising.kernels import (
     DDIMConfig,
@@ -38,10 +46,10 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from sims.numbers.ranges import Count, NonNegativeFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
-Precision = Literal["float32", "bfloat16"]
 ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | DDIMConfig
 
 
@@ -52,12 +60,11 @@ class DenoisingPolicyConfig:
     ``anchor_weight``: of a plain regression beside the flow loss, whose gradient has no sampling noise; without it the
     encoder needs about twice the frames before it localizes a named object. ``forecast_weight``: of the auxiliary loss
     that predicts later states of the demonstration (docs/algorithms.md). ``max_prefix``: in bc_loss, up to this many
-    leading actions are given clean (training-time real-time chunking). ``precision`` and ``compile`` take effect on
-    CUDA alone.
+    leading actions are given clean (training-time real-time chunking).
     """
 
     name: Literal["denoising"] = "denoising"
-    action_horizon: int = 8
+    action_horizon: Width = 8
     encoder: CompactEncoderConfig = field(default_factory=CompactEncoderConfig)
     expert: ActionExpertConfig = field(default_factory=ActionExpertConfig)
     objective: Annotated[FlowMatchingConfig | DiffusionConfig, Field(discriminator="name")] = field(
@@ -65,12 +72,10 @@ class DenoisingPolicyConfig:
     )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
-    loss_draws: int = 4
-    anchor_weight: float = 10.0
-    forecast_weight: float = 5.0
-    max_prefix: int = 0
-    precision: Precision = "float32"
-    compile: bool = False
+    loss_draws: Width = 4
+    anchor_weight: NonNegativeFloat = 10.0
+    forecast_weight: NonNegativeFloat = 5.0
+    max_prefix: Count = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_prefix < self.action_horizon:
@@ -83,6 +88,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig
+    frozen_encoder: CompactEncoder | None
     frozen_expert: ActionExpert | None
 
     def __init__(self, config: DenoisingPolicyConfig, robot: RobotSpec) -> None:
@@ -109,26 +115,20 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             max_prefix=config.max_prefix,
             future_steps=config.encoder.forecast_steps,
         )
-        self.frozen_expert = None
-        self._compiled = False
+        self.frozen_encoder = self.frozen_expert = None
         self.config = config
-        self.explore_with(config.explore)
-
-    def explore_with(self, explore: ExploreConfig) -> None:
-        """Set the exploring kernel and what it needs, made from the present weights.
-
-        A noise head for flow_noise; for ddpm and ddim that train only the last steps, a frozen copy of the expert
-        for the earlier ones. Call it on a pre-trained policy, before its optimizer is made.
-        """
-        self.explore_kernel = build_kernel(explore, self.objective)
+        self.explore_kernel = build_kernel(config.explore, self.objective)
         if not self.explore_kernel.trained_steps:
-            raise ValueError(f"explore must be stochastic; got {explore}")
+            raise ValueError(f"explore must be stochastic; got {config.explore}")
         if self.explore_kernel.learned_noise:
             self.expert.add_noise_head()
-        self.frozen_expert = None
+        self.prepare_to_explore()
+
+    def prepare_to_explore(self) -> None:
+        """Where only the last steps are trained (ddpm, ddim): the steps before them keep the present weights."""
         if self.explore_kernel.needs_frozen_copy:
+            self.frozen_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
             self.frozen_expert = copy.deepcopy(self.expert).requires_grad_(False)
-        self.config = replace(self.config, explore=explore)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {
@@ -142,10 +142,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     # -- acting ----------------------------------------------------------------------------------------------------
 
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
-        self._compile_once()
-        with self._precision():
-            encoding = self.encoder(obs, self.normalizer.normalize_state(obs.state))
-        return EncodedContext(encoding=encoding.map(Tensor.float), obs=obs), state
+        return EncodedContext(encoding=self._encoding(self.encoder, obs), obs=obs), state
 
     @torch.no_grad()
     def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
@@ -155,7 +152,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             self.explore_kernel,
             torch.randn(shape, generator=generator, device=self.device),
             generator,
-            frozen_predict=self._predict(context, self.frozen_expert) if self.frozen_expert is not None else None,
+            frozen_predict=self._frozen_predict(context),
         )
         return ActionSample(action=self._to_action(trace.states[:, -1]), trace=trace, log_prob=log_prob)
 
@@ -207,8 +204,15 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
         return transition.log_prob(x_next)
 
+    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
+        return counted_transitions(self.explore_kernel, trace, num_executed)
+
+    @property
+    def log_prob_steps(self) -> int:
+        return self.explore_kernel.scored_steps
+
     def entropy(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        predict = self._predict(context) if self.explore_kernel.learned_noise else _no_prediction
+        predict = self._predict(context) if self.explore_kernel.learned_noise else no_prediction
         transition, _ = trace_transition(predict, self.explore_kernel, trace)
         return transition.entropy()
 
@@ -238,31 +242,43 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             times = torch.where(in_prefix, 0.0, t[..., None])[..., None]
             t, weight = times.squeeze(-1), weight * ~in_prefix
         x_t, target = self.objective.corrupt(clean, noise, times)
-        prefill = self._prefill(context, self.expert)
+        prefill = self._prefill(context.encoding, self.expert)
         error = self._bind(self.expert, prefill)(x_t, t).target - target
         anchor_error = prefill.anchor.float() - clean[:, :1]
-        loss = _masked_square(error, weight) + self.config.anchor_weight * _masked_square(anchor_error, mask[:, None])
+        loss = masked_square(error, weight) + self.config.anchor_weight * masked_square(anchor_error, mask[:, None])
         if targets.future is not None and any(parameter.requires_grad for parameter in self.forecast.parameters()):
             reached = self.normalizer.normalize_state(targets.future)[..., : self.forecast.dims]
-            forecast = self.forecast(context.encoding.pooled)
+            with self.autocast():
+                forecast = self.forecast(context.encoding.pooled).float()
             loss = loss + self.config.forecast_weight * (forecast - reached).square().mean()
         return loss
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def _predict(self, context: EncodedContext, expert: ActionExpert | None = None) -> Predict:
-        """The expert (default: the trained one) bound to this context."""
-        network = self.expert if expert is None else expert
-        return self._bind(network, self._prefill(context, network))
+    def _encoding(self, encoder: CompactEncoder, obs: Observation) -> Encoding:
+        with self.autocast():
+            return encoder(obs, self.normalizer.normalize_state(obs.state)).map(Tensor.float)
 
-    def _prefill(self, context: EncodedContext, expert: ActionExpert) -> Prefill:
-        self._compile_once()
-        with self._precision():
-            return expert.prefill(context.encoding)
+    def _predict(self, context: EncodedContext) -> Predict:
+        """The trained expert bound to this context."""
+        return self._bind(self.expert, self._prefill(context.encoding, self.expert))
+
+    def _frozen_predict(self, context: EncodedContext) -> Predict | None:
+        """The frozen copy, if there is one, bound to its own encoding: it must not change with the trained encoder."""
+        if self.frozen_expert is None or self.frozen_encoder is None:
+            return None
+        encoding = context.encoding
+        if context.obs is not None and any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            encoding = self._encoding(self.frozen_encoder, context.obs)
+        return self._bind(self.frozen_expert, self._prefill(encoding, self.frozen_expert))
+
+    def _prefill(self, encoding: Encoding, expert: ActionExpert) -> Prefill:
+        with self.autocast():
+            return expert.prefill(encoding)
 
     def _bind(self, expert: ActionExpert, prefill: Prefill) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            with self._precision():
+            with self.autocast():
                 prediction = expert(x_t, t, prefill)
             times = t.unsqueeze(-1) if t.ndim == 3 else t[..., None, None]
             target = self.objective.guess(x_t, times, prefill.anchor.float()) + prediction.target
@@ -273,20 +289,10 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     def _to_action(self, x_0: Tensor) -> Tensor:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.config.precision == "bfloat16" and self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Not the text encoder, which would be compiled again for every length of the instruction."""
         for module in (*self.encoder.cameras, self.expert):
             module.compile(*args, **kwargs)
-
-    def _compile_once(self) -> None:
-        if self.config.compile and self.device.type == "cuda" and not self._compiled:
-            self.compile()
-            self._compiled = True
 
 
 def _hold_clean(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[Tensor, " H"]) -> Predict:
@@ -297,13 +303,3 @@ def _hold_clean(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[T
         return predict(torch.where(known[:, None], clean, x_t), times)
 
     return predict_rest
-
-
-def _no_prediction(x_t: Tensor, t: Tensor) -> Prediction:
-    """For kernels whose std does not depend on the network."""
-    return Prediction(target=torch.zeros_like(x_t))
-
-
-def _masked_square(error: Tensor, weight: Tensor) -> Tensor:
-    """Mean square of error [B, S, H, A] over A and over the weighted rest, weight [B, S, H]."""
-    return (error.square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)

@@ -1,12 +1,13 @@
 """The action of each control tick, while the next chunk is still being computed.
 
-    old chunk   | executed | leftover ............|          request at tick k, index 0 is tick k's own action
+    old chunk   | executed | sent | leftover ............|    request at tick k; index 0 is the action under way
     new chunk              |  d: consumed | free .................|
-                           k              k + d, delivery
+                           k - lead       k + ..., delivery
 
-Each action belongs to an absolute control tick. The **delay** d of a chunk is the number of actions that were consumed
-between its request and its delivery. Ticks on which the arm only held are not counted, so a chunk that arrives after a
-hold starts at the arm's position. The scheduler has no clock and no thread: the caller passes the tick.
+Each action belongs to an absolute control tick. Actions are taken ``lead_ticks`` before they are executed, so those
+taken last are still to come when an observation is made. The **delay** d of a chunk is the number of actions from the
+one under way at its observation up to its delivery. Ticks on which the arm only held are not counted, so a chunk that
+arrives after a hold starts at the arm's position. The scheduler has no clock and no thread: the caller passes the tick.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class ChunkingConfig:
 class ChunkRequest:
     """Input of the policy beside the observation of tick ``tick``.
 
-    ``leftover`` [L, A]: actions still planned from this tick on, not padded. ``delay`` <= L: estimate of how many of
-    them are consumed before the new chunk arrives.
+    ``leftover`` [L, A]: the actions that are sent but not yet executed, then those still planned, not padded.
+    ``delay`` <= L: estimate of how many of them are consumed before the new chunk arrives. ``sent`` <= delay.
     """
 
     tick: int
     leftover: Actions
     delay: int
+    sent: int = 0
 
     @property
     def prefix(self) -> Actions:
@@ -111,6 +113,7 @@ class ChunkScheduler:
     def clear(self) -> None:
         """Drop all plans and the request under way: after a stop, a takeover, or a new episode."""
         self._chunks: list[tuple[int, Actions]] = []  # (tick of its first action, actions), oldest first
+        self._taken: deque[tuple[int, NDArray[np.float32]]] = deque(maxlen=self._shape[0])
         self._consumed = 0
         self._next_tick: int | None = None
         self._pending: tuple[ChunkRequest, int] | None = None
@@ -121,15 +124,18 @@ class ChunkScheduler:
         """Actions expected to be consumed by the next inference."""
         return min(self._tracker.estimate(), self.config.max_delay)
 
-    def request(self, tick: int) -> ChunkRequest | None:
+    def request(self, tick: int, lead_ticks: int = 0) -> ChunkRequest | None:
         """A request for a new chunk if one is due: ``execute_steps`` actions after the last, or nothing is planned."""
         self._skip_to(tick)
-        leftover = self._leftover(tick)
+        planned = self._leftover(tick)
         due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
-        if self._pending or (len(leftover) and not due):
+        if self._pending or (len(planned) and not due):
             return None
-        request = ChunkRequest(tick=tick, leftover=leftover, delay=min(self.delay_estimate, len(leftover)))
-        self._pending = (request, self._consumed)
+        sent = self._sent(tick, lead_ticks)
+        leftover = np.concatenate([sent, planned])[: self._shape[0]]
+        delay = min(max(self.delay_estimate, len(sent)), len(leftover))
+        request = ChunkRequest(tick=tick, leftover=leftover, delay=delay, sent=len(sent))
+        self._pending = (request, self._consumed - len(sent))
         self._last_request = self._consumed
         return request
 
@@ -152,7 +158,9 @@ class ChunkScheduler:
         self._skip_to(tick)
         consumed = self._consumed - self._pending[1]
         self._pending = None
-        if len(request.leftover):  # without a plan nothing is consumed, which is no measurement of the delay
+        if (
+            len(request.leftover) > request.sent
+        ):  # without a plan nothing is consumed, which is no measurement of the delay
             self._tracker.add(consumed)
         # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
         keep = self._chunks if self.config.method == "ensemble" else []
@@ -167,11 +175,25 @@ class ChunkScheduler:
         if not self._chunks:
             return None
         self._consumed += 1
+        action = self._combined(tick)
+        self._taken.append((tick, action))
+        return action
+
+    def _combined(self, tick: int) -> NDArray[np.float32]:
         candidates = np.stack([chunk[tick - start] for start, chunk in self._chunks])
         if len(candidates) == 1:
             return candidates[0]
         weights = np.exp(-self.config.ensemble_decay * np.arange(len(candidates), dtype=np.float32))
         return np.asarray(weights @ candidates / weights.sum(), dtype=np.float32)
+
+    def _sent(self, tick: int, lead_ticks: int) -> Actions:
+        """The actions taken in the last ``lead_ticks`` without a hold between, [<= lead_ticks, A]."""
+        sent: list[NDArray[np.float32]] = []
+        for taken, action in reversed(self._taken):
+            if taken != tick - len(sent) - 1 or len(sent) == lead_ticks:
+                break
+            sent.insert(0, action)
+        return np.stack(sent) if sent else np.zeros((0, self._shape[1]), dtype=np.float32)
 
     def _skip_to(self, tick: int) -> None:
         """Missed ticks consume their actions too."""

@@ -2,13 +2,22 @@
 
 Two rates on one grid: every *command tick* (about 100 Hz) a position goes through the safety filter to the controller;
 every *control tick* (the policy's rate) the next action becomes the goal, which the commands approach in a straight
-line in joint space.
+line in joint space. Points of the motion are decided ``lead`` ahead of their time.
+
+Who may move the arm:
+
+    stopped --release--> paused --resume--> running --pause--> paused      stop, a person's or the filter's: from each
+
+Only while ``running`` actions are taken. Otherwise the arm brakes, and once it is at rest nothing is sent at all
+(``live`` is False), so that another controller or a person may move it; the next motion begins where it then is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from math import isfinite
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -18,13 +27,28 @@ from real_robot.safety.commands import Command, Measurement, SafeCommand
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import RobotLimits
 
+Mode = Literal["stopped", "paused", "running"]
+# After a stop the highest speed rises from this share to the whole within this time.
+_RAMP_FROM, _RAMP_S = 0.1, 3.0
+
+
+class Action(NamedTuple):
+    """``values`` [A] in [-1, 1]; ``observed_s``: when what they are based on was observed [loop's clock]."""
+
+    values: Float[np.ndarray, " A"]
+    observed_s: float
+
 
 @runtime_checkable
 class ActionSource(Protocol):
     """What chooses actions: a policy on a server, a program that steps the robot, a person."""
 
-    def action(self, tick: int, measured: Measurement) -> Float[np.ndarray, " A"] | None:
-        """The action of this control period, in [-1, 1]; None: brake and hold. Returns at once."""
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        """For control tick ``tick``, ``lead_ticks`` from now; None: brake and hold. Returns at once."""
+        ...
+
+    def executed(self, tick: int, action: Float[np.ndarray, " A"]) -> None:
+        """The action of ``tick`` as the arm was sent, after all limits."""
         ...
 
     def clear(self) -> None:
@@ -45,41 +69,87 @@ class LoopCounters:
     last_rejection: str = ""
 
 
-class ControlLoop:
-    """Call ``tick`` once per command period, with the time of a monotonic clock [s].
+class _Goal(NamedTuple):
+    """Of one control tick: joint positions at its start and end, and the action."""
 
-    ValueError if ``command_hz`` is not a multiple of ``control_hz``.
+    tick: int
+    start: Sequence[float]
+    end: Sequence[float]
+    action: Action
+
+
+class ControlLoop:
+    """Call ``tick`` once per command period, with the time of a monotonic clock [s]. It begins paused.
+
+    ``lead_s``: how long before its time a point is decided; 0 for controllers that do not take times. ``speed`` in
+    (0, 1]: share of the highest speed that is used. ValueError if ``command_hz`` is not a multiple of ``control_hz``.
     """
 
-    def __init__(self, limits: RobotLimits, *, control_hz: float, embodiment: Embodiment, source: ActionSource) -> None:
+    def __init__(
+        self,
+        limits: RobotLimits,
+        *,
+        control_hz: float,
+        embodiment: Embodiment,
+        source: ActionSource,
+        lead_s: float = 0.0,
+    ) -> None:
         ratio = limits.command_hz / control_hz
         if abs(ratio - round(ratio)) > 1e-6 or ratio < 1:
             raise ValueError(
                 f"command_rate {limits.command_hz:g} Hz must be a multiple of the policy's {control_hz:g} Hz"
             )
-        self.filter = SafetyFilter(limits)
+        self.filter = SafetyFilter(limits, lead_s=lead_s)
         self.counters = LoopCounters()
-        self.paused = False
         self.source = source
+        self.live, self.speed = False, 1.0
+        self._paused = True
         self._embodiment = embodiment
         self._period = round(ratio)
-        # joint positions at the start and at the end of this control period
-        self._from: list[float] = []
-        self._goal: list[float] | None = None
+        self._ramp_from_s: float | None = None  # of the resume after a stop
+        self._ramp_is_due = False
+        self._goal: _Goal | None = None
+        self._executing: _Goal | None = None
+
+    @property
+    def mode(self) -> Mode:
+        if self.filter.stopped:
+            return "stopped"
+        return "paused" if self._paused else "running"
 
     def warm_up(self, joints: list[float]) -> None:
         """Run the embodiment once before ``start``: the first call of numerical code is slow."""
         self._embodiment.begin(joints)
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
 
-    def start(self, joints: list[float], now_s: float) -> None:
-        """Start from rest at ``joints``. ValueError as ``SafetyFilter.start``."""
+    def start(self, joints: Sequence[float], now_s: float) -> None:
+        """Hold at ``joints`` and take actions. ValueError while stopped, and as ``SafetyFilter.start``."""
+        if self.filter.stopped:
+            raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
         self.filter.start(joints, now_s)
-        self._tick, self._control_tick = 0, -1
+        self._tick, self._control_tick = self.filter.tick, -1
+        self.live, self._paused = True, False
+        self._ramp_from_s, self._ramp_is_due = (self.filter.last_point_s if self._ramp_is_due else None), False
+        self._goal = self._executing = None
         self._clear_plan()
 
-    def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand:
-        """The command for this tick."""
+    def resume(self, measured: Measurement, now_s: float) -> None:
+        """Take actions again, slowly at first if there was a stop.
+
+        ValueError while stopped, and if the arm is no longer where it came to rest.
+        """
+        if self.live and not self.filter.stopped and not self._ramp_is_due:
+            self._paused = False
+            return
+        if self.live and not self.filter.at_rest:
+            raise ValueError("the arm is still braking")
+        self._check_pose(measured, [axis.step_from_measured for axis in self.filter.limits.axes])
+        self.start(measured.positions, now_s)
+
+    def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand | None:
+        """The command for this tick; None: nothing is to be sent."""
+        if not self.live and not self._continue(measured, now_s):
+            return None
         control_tick, part = divmod(self._tick, self._period)
         if control_tick > self._control_tick and measured is not None:
             self._control_tick = control_tick
@@ -87,41 +157,95 @@ class ControlLoop:
         command = None
         if self._goal is not None:
             share = (part + 1) / self._period
-            positions = [a + share * (b - a) for a, b in zip(self._from, self._goal, strict=True)]
-            command = Command(positions, now_s)
+            positions = [a + share * (b - a) for a, b in zip(self._goal.start, self._goal.end, strict=True)]
+            command = Command(positions, self._goal.action.observed_s)
+        self.filter.speed_scale = self._speed_scale(now_s)
         out = self.filter.filter(command, measured, now_s)
         self._account(out)
         self._tick = out.tick
-        return out
+        if self.filter.at_rest and (self.mode != "running" or self.filter.braking):
+            self.live = False
+            return None
+        return None if self.filter.lost else out
 
     def stop(self, reason: str) -> None:
         """Latched protective hold."""
         self.filter.stop(reason)
+        self._paused = self._ramp_is_due = True
         self._clear_plan()
+
+    def release(self) -> None:
+        """Unlatch the stop; the arm stays paused. ValueError while it is still braking."""
+        if self.live and not self.filter.at_rest:
+            raise ValueError("the arm is still braking; release the stop when it is at rest")
+        self.filter.release()
 
     def pause(self) -> None:
         """Brake and hold until ``resume``; the plan is dropped."""
-        self.paused = True
+        self._paused = True
         self._clear_plan()
 
-    def resume(self) -> None:
-        self.paused = False
+    def _continue(self, measured: Measurement | None, now_s: float) -> bool:
+        """Go on by itself after the measurements were missing, if the arm is where it came to rest."""
+        if self.mode != "running" or measured is None:
+            return False
+        if not abs(now_s - measured.stamp_s) <= self.filter.limits.max_measurement_age_s:
+            return False
+        if not all(map(isfinite, measured.positions)):
+            return False
+        try:
+            self._check_pose(measured, [axis.hold_tolerance for axis in self.filter.limits.axes])
+            self.start(measured.positions, now_s)
+        except ValueError as error:
+            self.stop(str(error))
+            return False
+        return True
+
+    def _check_pose(self, measured: Measurement, tolerances: Sequence[float]) -> None:
+        sent = self.filter.positions
+        axes = self.filter.limits.axes
+        for axis, q, p, tolerance in zip(axes, measured.positions, sent, tolerances, strict=True):
+            if not abs(q - p) <= tolerance:
+                raise ValueError(
+                    f"joint {axis.name} is {abs(q - p):.3f} {axis.unit} away from where the arm came to rest; end this "
+                    "episode and begin one from here"
+                )
+
+    def _speed_scale(self, now_s: float) -> float:
+        if self._ramp_from_s is None:
+            return self.speed
+        share = _RAMP_FROM + (1.0 - _RAMP_FROM) * max(0.0, now_s - self._ramp_from_s) / _RAMP_S
+        if share >= 1.0:
+            self._ramp_from_s = None
+        return self.speed * min(1.0, share)
 
     def _control(self, tick: int, measured: Measurement) -> None:
         """Choose the goal of this control period."""
         self.counters.control_ticks += 1
-        idle = self.paused or self.filter.stopped
-        action = None if idle else self.source.action(tick, measured)
+        self._report_executed()
+        lead_ticks = self.filter.lead // self._period
+        action = self.source.action(tick, measured, lead_ticks) if self.mode == "running" else None
         if action is None:
             self.counters.holds += 1
             self._goal = None
             return
         self.counters.actions += 1
-        joints = list(measured.positions)
+        sent = self.filter.sent_position(measured.stamp_s)
+        start = self._goal.end if self._goal else self.filter.positions
+        # where the arm will be when the action begins, if it then lags as it does now
+        joints = [p + q - at for p, q, at in zip(self.filter.positions, measured.positions, sent, strict=True)]
         if self._goal is None:
             self._embodiment.begin(joints)
-        self._from = self._goal or list(self.filter.positions)
-        self._goal = self._embodiment.targets(action, joints)
+        self._goal = _Goal(tick, start, self._embodiment.targets(action.values, joints), action)
+        self._executing = self._goal._replace(start=self.filter.positions)
+
+    def _report_executed(self) -> None:
+        """Tell the source what came of its last action."""
+        if self._executing is not None:
+            tick, start, _, action = self._executing
+            achieved = self._embodiment.achieved(action.values, start, self.filter.positions)
+            self.source.executed(tick, np.clip(achieved, -1.0, 1.0).astype(np.float32))
+            self._executing = None
 
     def _account(self, out: SafeCommand) -> None:
         """Count events. After a rejection the goal is dropped, so that motion continues from where the arm brakes."""
@@ -130,6 +254,8 @@ class ControlLoop:
                 self.counters.rejected += 1
                 self.counters.last_rejection = str(out.events[-1])
                 self._goal = None
+            if self.filter.stopped and not self._ramp_is_due:
+                self.stop(self.filter.stopped)
         elif out.events:
             self.counters.clamped += 1
         self.counters.missed_ticks += sum(int(e.value) for e in out.events if e.reason == "missed_ticks")

@@ -12,9 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from real_robot.safety.stopping import AxisLimits
-from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
-from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.end_effector_control import (
+    POSITION_SCALE,
+    ROTATION_SCALE,
+    EndEffectorControl,
+    EndEffectorState,
+    EndEffectorTarget,
+    finger_target,
+)
+from sims.tabletop.kinematics import end_effector_orientation, rotation_vector
 from sims.tabletop.layout import START_JOINTS
+from sims.tabletop.scene import FINGER_OPEN
 
 
 class PandaEndEffector:
@@ -51,6 +59,15 @@ class PandaEndEffector:
         move = torch.from_numpy(np.asarray(action, dtype=np.float64)).clamp(-1, 1)[None]
         self._target = self._control.next_target(self._target, move, self._pose(joints))
         return [*self._target.joints[0].tolist(), float(finger_target(move[0, 6]))]
+
+    def achieved(
+        self, action: NDArray[np.float32], start: Sequence[float], end: Sequence[float]
+    ) -> NDArray[np.float32]:
+        before, after = self._pose(start), self._pose(end)
+        move = (after.position - before.position)[0] / POSITION_SCALE
+        turn = rotation_vector(torch.bmm(after.rotation, before.rotation.mT).double())[0] / ROTATION_SCALE
+        gripper = torch.tensor([1.0 - 2.0 * end[7] / FINGER_OPEN], dtype=torch.float64)
+        return np.asarray(torch.cat([move.double(), turn, gripper]).float().numpy())
 
     def _pose(self, joints: Sequence[float]) -> EndEffectorState:
         arm = torch.tensor([joints[:7]], dtype=torch.float64)

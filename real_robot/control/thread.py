@@ -1,6 +1,7 @@
 """The thread that drives an arm: every command tick it measures, decides, filters and sends; slow work comes after.
 
-It requests real-time priority; without the permission it runs with ordinary priority and ``real_time`` says so.
+It requests real-time priority; without the permission it runs with ordinary priority and ``real_time`` says so. An
+error in this thread, or of what it depends on (``checks``), stops the arm and is named.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -16,11 +18,12 @@ import numpy as np
 
 from real_robot.control.loop import ControlLoop
 from real_robot.priority import take_priority
-from real_robot.safety.commands import Measurement, SafeCommand, StopPath
+from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
 LIMIT_TOLERANCE = 1e-3  # [rad or m]
+CHECK_EVERY = 10  # ticks
 
 
 @runtime_checkable
@@ -42,7 +45,7 @@ class JointSource(Protocol):
 class CommandSink(Protocol):
     """The controller."""
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None: ...
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None: ...
 
 
 class Timings:
@@ -65,7 +68,8 @@ class Timings:
 class ControlThread:
     """From ``start`` until ``brake``. ``lock`` guards the loop between this thread and others.
 
-    ``after_tick(now_s)``: work that may take milliseconds, called when the tick's command has been sent.
+    ``after_tick(now_s)``: work that may take milliseconds, called when the tick's command has been sent. ``checks``:
+    each returns why the arm must stop, or "".
     """
 
     def __init__(
@@ -75,12 +79,13 @@ class ControlThread:
         output: CommandSink,
         *,
         after_tick: Callable[[float], None] = lambda now_s: None,
+        checks: Sequence[Callable[[], str]] = (),
     ) -> None:
         self.loop, self.lock, self.timings = loop, threading.Lock(), Timings()
-        self.real_time = "not started"
-        self._joints, self._output, self._after_tick = joints, output, after_tick
+        self.real_time, self.failure = "not started", ""
+        self._joints, self._output, self._after_tick, self._checks = joints, output, after_tick, checks
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
-        self._running = self._resting = False
+        self._running = False
 
     @property
     def running(self) -> bool:
@@ -88,10 +93,7 @@ class ControlThread:
 
     def start(self) -> None:
         """Start from rest at the measured position. ValueError if that is unknown, old, or not inside the limits."""
-        if not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
-            raise ValueError(self._joints.problem)
-        measured = self._joints.measure()
-        assert measured is not None
+        measured = self._measured()
         joints = self._within_limits(measured.positions)
         with self.lock:
             self.loop.warm_up(joints)
@@ -99,10 +101,39 @@ class ControlThread:
                 gc.collect()
                 gc.freeze()  # a full collection takes ten ticks
             self.loop.start(joints, time.monotonic())
-            self._resting = False
         if not self._running:
             self._running = True
             self._thread.start()
+
+    def resume(self) -> None:
+        """Take actions again. ValueError as ``ControlLoop.resume``, and if the arm's position is not known."""
+        measured = self._measured()
+        with self.lock:
+            self.loop.resume(measured._replace(positions=self._within_limits(measured.positions)), time.monotonic())
+
+    def stop(self, reason: str) -> None:
+        """Latched protective hold."""
+        with self.lock:
+            self.loop.stop(reason)
+
+    def rest(self) -> None:
+        """Brake to rest, then send nothing until ``start``: between episodes people or other nodes may move the arm."""
+        with self.lock:
+            self.loop.pause()
+
+    def brake(self) -> None:
+        """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero."""
+        self.rest()
+        if self._running:
+            self._running = False
+            self._thread.join(timeout=10.0)
+
+    def _measured(self) -> Measurement:
+        if not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
+            raise ValueError(self._joints.problem)
+        measured = self._joints.measure()
+        assert measured is not None
+        return measured
 
     def _within_limits(self, positions: Sequence[float]) -> list[float]:
         """Joints that are measured up to ``LIMIT_TOLERANCE`` beyond a limit are set to the limit."""
@@ -112,37 +143,46 @@ class ControlThread:
             inside.append(clipped if abs(q - clipped) <= LIMIT_TOLERANCE else q)
         return inside
 
-    def rest(self) -> None:
-        """Brake to rest, then send nothing until ``start``: between episodes people or other nodes may move the arm."""
-        with self.lock:
-            self.loop.pause()
-            self._resting = True
-
-    def brake(self) -> None:
-        """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero."""
-        with self.lock:
-            self.loop.pause()
-        if self._running:
-            self._running = False
-            self._thread.join(timeout=10.0)
-
     def _run(self) -> None:
-        """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
         self.real_time = take_priority(PRIORITY)
+        try:
+            self._drive()
+        except Exception as error:  # what was sent last ends in a stop, which the controller finishes
+            traceback.print_exc()
+            self._fail(error)
+            self.loop.stop(self.failure)
+            self._running = self.loop.live = False
+
+    def _drive(self) -> None:
+        """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
         period_s = 1.0 / self.loop.filter.limits.command_hz
-        due_s = time.monotonic() + period_s
-        while self._running or not self.loop.filter.at_rest:
+        due_s, ticks = time.monotonic() + period_s, 0
+        while self._running or (self.loop.live and not self.loop.filter.at_rest):
             time.sleep(max(0.0, due_s - time.monotonic()))
             with self.lock:  # time is read inside the lock: ``start`` may reset the clock meanwhile
                 measured, now_s = self._joints.measure(), time.monotonic()
-                silent = self._resting and self.loop.filter.at_rest
-                if not silent:
-                    out = self.loop.tick(measured, now_s)
-                    stop_path = self.loop.filter.stop_path()
-            if not silent:
-                self._output.send(out, stop_path)
+                out = self.loop.tick(measured, now_s)
+                path = self.loop.filter.path() if out is not None else []
+            if out is not None:
+                self._output.send(out, path)
                 self.timings.late_s.append(now_s - due_s)
                 if measured is not None:
                     self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
-            self._after_tick(now_s)
+            ticks += 1
+            self._do_slow_work(now_s, check=ticks % CHECK_EVERY == 0)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
+
+    def _do_slow_work(self, now_s: float, *, check: bool) -> None:
+        """An error here stops the arm; the thread goes on, as it must brake it."""
+        try:
+            self._after_tick(now_s)
+            for reason in [reason for problem in self._checks if (reason := problem())] if check else ():
+                self.stop(reason)
+        except Exception as error:
+            if not self.failure:
+                traceback.print_exc()
+            self._fail(error)
+            self.stop(self.failure)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = self.failure or f"the control thread failed: {type(error).__name__}: {error}"

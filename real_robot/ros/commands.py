@@ -54,8 +54,8 @@ def deploy(
             "token_file": token_file or default_token_file(),
         }
         if instruction:
-            values["instruction"] = json.dumps(instruction)  # a parameter's value is YAML: quoted, it remains a string
-        return node.main(_ros_arguments(values), autostart_s=START_S)
+            values["instruction"] = instruction
+        return node.main(ros_arguments(values), autostart_s=START_S)
 
 
 def fake_arm(*, image_size: tuple[int, int] = (480, 640), camera_hz: int = 30) -> int:
@@ -64,11 +64,13 @@ def fake_arm(*, image_size: tuple[int, int] = (480, 640), camera_hz: int = 30) -
     from real_robot.ros.fake_arm import node
 
     values = {"image_height": image_size[0], "image_width": image_size[1], "camera_hz": camera_hz}
-    return node.main(_ros_arguments(values))
+    return node.main(ros_arguments(values))
 
 
-def _ros_arguments(parameters: Mapping[str, object]) -> list[str]:
-    return ["--ros-args", *(flag for name, value in parameters.items() for flag in ("-p", f"{name}:={value}"))]
+def ros_arguments(parameters: Mapping[str, object]) -> list[str]:
+    """A node's command line that sets these parameters. Texts are quoted, as a parameter's value is YAML."""
+    values = {name: json.dumps(str(v)) if isinstance(v, str | Path) else v for name, v in parameters.items()}
+    return ["--ros-args", *(flag for name, value in values.items() for flag in ("-p", f"{name}:={value}"))]
 
 
 def _check(bundle: Path, robot: Path) -> None:
@@ -104,8 +106,9 @@ def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str,
     token_file, ready = folder / "token", folder / "ready"
     token_file.touch(mode=0o600)
     token_file.write_text(secrets.token_hex(16))
-    arguments = [str(bundle), str(token_file), str(ready), "--runtime", runtime]
-    process = subprocess.Popen([sys.executable, "-m", "real_robot.serving.commands", *arguments])
+    arguments = [str(bundle), str(token_file), str(ready), "--runtime", runtime, "--end-with-stdin"]
+    command = [sys.executable, "-m", "real_robot.serving.commands", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)  # the server ends when this end of the pipe is closed
     try:
         deadline = time.monotonic() + START_S
         while not (ready.exists() and ready.read_text().endswith("\n")):
@@ -116,3 +119,5 @@ def _server(bundle: Path, folder: Path, runtime: Runtime) -> Iterator[tuple[str,
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=10)
+        assert process.stdin is not None
+        process.stdin.close()

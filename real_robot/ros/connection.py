@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import rclpy
@@ -19,7 +20,7 @@ from std_srvs.srv import Trigger
 from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.robot_file import Robot, RobotError
-from real_robot.ros.inputs import CameraInput, JointInput
+from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
 from real_robot.ros.messages import LATCHED_QOS
 from real_robot.ros.registry import build_output
 
@@ -72,44 +73,72 @@ class EpisodeService:
 
 
 class RobotConnection:
-    """Independent of any other use of ROS in the program. Services ``~/stop`` and ``~/release`` of ``vla_rl_env``."""
+    """Independent of any other use of ROS in the program. Services of the node ``name``: ~/stop, ~/release, ~/resume.
 
-    def __init__(self, robot: Robot, loop: ControlLoop, *, timeout_s: float) -> None:
+    ``connect`` gives it the loop to drive; ``control`` and ``episodes`` are there from then on.
+    """
+
+    def __init__(
+        self, robot: Robot, *, after_tick: Callable[[float], None] = lambda now_s: None, name: str = "vla_rl_env"
+    ) -> None:
         self._context = Context()
         rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
-        self._node = Node("vla_rl_env", context=self._context)
-        self.joints = JointInput(self._node, robot.ros, [axis.name for axis in robot.limits.axes])
-        self.cameras = CameraInput(self._node, robot.ros.cameras)
-        self.episodes = EpisodeService(self._node, robot.ros.episode_node, timeout_s=timeout_s)
-        self.control = ControlThread(loop, self.joints, build_output(self._node, robot))
+        self.node = Node(name, context=self._context)
+        self.joints = JointInput(self.node, robot.ros, [axis.name for axis in robot.limits.axes])
+        self.cameras = CameraInput(self.node, robot.ros.cameras)
+        self._stops = StopInputs(self.node, robot.ros)
+        self._robot, self._after_tick = robot, after_tick
+
+    def connect(self, loop: ControlLoop) -> ControlThread:
+        """Spin, and offer the services; the control thread drives ``loop`` when it is started."""
+        self._output = build_output(self.node, self._robot)
+        self.control = ControlThread(
+            loop,
+            self.joints,
+            self._output,
+            after_tick=self._after_tick,
+            checks=(self._output.problem, self._stops.problem),
+        )
         self._services = [
-            self._node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
-            for name in ("stop", "release")
+            self.node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
+            for name in ("stop", "release", "resume")
         ]
         self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self._node)
+        self._executor.add_node(self.node)
         self._spinning = threading.Thread(target=self._executor.spin, name="ros", daemon=True)
         self._spinning.start()
+        return self.control
+
+    def problem(self) -> str:
+        """Why the arm may not move, or ""."""
+        return self._stops.problem() or self._output.problem()
 
     def close(self) -> None:
         """Brake, hold, and leave ROS."""
         self.control.brake()
         self._executor.shutdown()
         self._spinning.join()
-        self._node.destroy_node()
+        self.node.destroy_node()
         rclpy.shutdown(context=self._context)
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        with self.control.lock:
-            self.control.loop.stop("the stop service was called")
+        self.control.stop("the stop service was called")
         response.success, response.message = True, "braking; protective hold is latched until ~/release"
         return response
 
+    def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success, response.message = True, ""
+        try:
+            self.control.resume()
+        except ValueError as error:
+            response.success, response.message = False, str(error)
+        return response
+
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, "released"
+        response.success, response.message = True, "released; the arm does not move before ~/resume"
         try:
             with self.control.lock:
-                self.control.loop.filter.release()
+                self.control.loop.release()
         except ValueError as error:
             response.success, response.message = False, str(error)
         return response

@@ -18,7 +18,8 @@ from real_robot.control.thread import ControlThread
 from real_robot.recorder import Recorder
 from real_robot.robot_file import load_robot
 from real_robot.ros.frame_input import FrameInput
-from real_robot.ros.inputs import CameraInput, JointInput
+from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
+from real_robot.ros.outputs import CommandOutput
 from real_robot.ros.registry import build_output
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.protocol import EpisodeOutcome, Hello
@@ -61,8 +62,8 @@ class EpisodeRunner:
             self._frames = FrameInput(node) if robot.ros.end_effector_frame else None
             if self._frames is not None:
                 stack.callback(self._frames.close)
-            self._output = build_output(node, robot)
-            stack.callback(self._output.close)
+            self._stops = StopInputs(node, robot.ros)
+            stack.callback(self._stops.close)
             self._joints = JointInput(node, robot.ros, [axis.name for axis in robot.limits.axes])
             stack.callback(self._joints.close)
             self._cameras = CameraInput(node, robot.ros.cameras)
@@ -70,10 +71,12 @@ class EpisodeRunner:
             self._client = PolicyClient(connections.policy_url, token=token, timeout_s=robot.control.server_timeout_s)
             stack.callback(self._client.close)
             self._resources = stack.pop_all()
+        self._node = node
+        self._output: CommandOutput | None = None  # while active: whoever has one may move the arm
         self._policy: RemotePolicy | None = None
         self._control: ControlThread | None = None
         self._outcome: EpisodeOutcome | None = None  # of the episode that is ending
-        self.in_episode = False
+        self.in_episode, self.speed = False, 1.0
 
     def close(self) -> None:
         """Disconnect everything; ``brake`` comes first."""
@@ -84,9 +87,15 @@ class EpisodeRunner:
     def activate(self, episode: EpisodeRequest) -> None:
         """Start control with a first episode. ValueError says why it cannot."""
         self._policy = self._control = None
+        self._close_output()
         if self._frames is not None:
             self._frames.check(self.robot, self._joints)
-        self._begin(episode)
+        self._output = build_output(self._node, self.robot)
+        try:
+            self._begin(episode)
+        except ValueError:
+            self._close_output()
+            raise
 
     def begin_episode(self, episode: EpisodeRequest) -> None:
         """Begin an episode from rest, with the policy that the server now offers. ValueError says why it cannot."""
@@ -107,6 +116,12 @@ class EpisodeRunner:
             self._outcome = self._outcome or ("unknown" if self.in_episode else None)
             self._control.brake()
             self._close_episode()
+        self._close_output()
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._output.close()
+            self._output = None
 
     def _begin(self, episode: EpisodeRequest) -> None:
         hello = self._client.hello
@@ -115,6 +130,10 @@ class EpisodeRunner:
         if hello is None:
             raise ValueError(f"no policy server: {self._client.problem}")
         control, policy = self._prepare(hello)
+        for reason in (self._stops.problem(), self._output.problem() if self._output else ""):
+            if reason:
+                raise ValueError(reason)
+        self._client.bind(hello.fingerprint)
         with control.lock:
             policy.begin_episode(episode.instruction)
         control.start()
@@ -128,8 +147,6 @@ class EpisodeRunner:
                 fingerprint={"robot": self._connections.robot_file.stem},
             )
         self.in_episode = True
-        with control.lock:
-            control.loop.resume()
 
     def _prepare(self, hello: Hello) -> tuple[ControlThread, RemotePolicy]:
         """The control thread, and a source of actions for this policy."""
@@ -138,7 +155,7 @@ class EpisodeRunner:
         robot = self.robot
         if missing := set(hello.cameras) ^ set(robot.ros.cameras):
             raise ValueError(f"policy and robot file disagree about the cameras {sorted(missing)}")
-        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, control_hz=hello.control_hz)
+        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
         policy = RemotePolicy(
             hello,
             robot.control.chunking,
@@ -149,15 +166,29 @@ class EpisodeRunner:
             max_image_age_s=robot.control.max_image_age_s,
         )
         if self._control is None:
-            loop = ControlLoop(robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy)
-            self._control = ControlThread(loop, self._joints, self._output, after_tick=self._after_tick)
+            assert self._output is not None
+            loop = ControlLoop(
+                robot.limits,
+                control_hz=hello.control_hz,
+                embodiment=embodiment,
+                source=policy,
+                lead_s=robot.lead_s,
+            )
+            checks = [self._stops.problem, self._output.problem, self._threads_problem]
+            self._control = ControlThread(loop, self._joints, self._output, after_tick=self._after_tick, checks=checks)
         elif self._policy is not None and self._policy.hello.control_hz != hello.control_hz:
             raise ValueError(f"the new policy runs at {hello.control_hz:g} Hz; deactivate and activate to change over")
         else:
             with self._control.lock:
                 self._control.loop.source = policy
-        self._policy = policy
+        self._policy, self._control.loop.speed = policy, self.speed
         return self._control, policy
+
+    def _threads_problem(self) -> str:
+        """Whether a thread that the arm depends on has ended."""
+        parts = {"policy client": self._client, "recorder": self._recorder}
+        dead = [name for name, part in parts.items() if part is not None and not part.alive]
+        return f"a thread ended: {', '.join(dead)}" if dead else ""
 
     def _after_tick(self, now_s: float) -> None:
         """In the control thread, when the tick's command has been sent."""
@@ -186,23 +217,31 @@ class EpisodeRunner:
     def stop(self, reason: str) -> None:
         """Latched protective hold."""
         if self._control is not None:
-            with self._control.lock:
-                self._control.loop.stop(reason)
+            self._control.stop(reason)
 
     def release(self) -> None:
-        """Unlatch the stop. ValueError while the arm is still braking."""
+        """Unlatch the stop; the arm stays paused. ValueError while it is braking, or its cause is still there."""
+        if reason := self._stops.problem():
+            raise ValueError(reason)
         if self._control is not None:
             with self._control.lock:
-                self._control.loop.filter.release()
+                self._control.loop.release()
 
     def set_paused(self, paused: bool) -> None:
         """Hold, or continue with a new plan. ValueError if no episode is under way."""
         if not self.in_episode or self._outcome is not None:
             raise ValueError("no episode is under way")
         if self._control is not None:
-            loop = self._control.loop
-            with self._control.lock:
-                loop.pause() if paused else loop.resume()
+            if paused:
+                self._control.rest()
+            else:
+                self._control.resume()
+
+    def set_speed(self, speed: float) -> None:
+        """Share of the highest speed that is used, in (0, 1]."""
+        self.speed = speed
+        if self._control is not None:
+            self._control.loop.speed = speed
 
     def set_instruction(self, instruction: str) -> None:
         """Of the episode under way, from the next request on."""
@@ -217,7 +256,7 @@ class EpisodeRunner:
         if self._recorder is not None:
             problems.append(self._recorder.problem)
         if self._control is not None and self._policy is not None:
-            problems.append(self._policy.problem)
+            problems += [self._policy.problem, self._control.failure]
         return problems
 
     def values(self) -> dict[str, object]:
@@ -226,7 +265,8 @@ class EpisodeRunner:
         if self._control is not None and self._policy is not None:
             loop, running = self._control.loop, self._control.running
             values |= vars(loop.counters) | vars(self._policy.counters) | self._control.timings.summary()
-            values |= {"active": running, "at_rest": not running or loop.filter.at_rest}
+            values |= {"active": running, "at_rest": not running or not loop.live or loop.filter.at_rest}
+            values |= {"mode": loop.mode, "sending": loop.live, "speed": loop.speed}
             values |= {"real_time": self._control.real_time, "policy": self._policy.hello.fingerprint}
         if self._recorder is not None:
             values["recorded"] = self._recorder.recorded

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_msgs.msg import Bool
 
 from real_robot.images import fit_image
 from real_robot.robot_file import RosSection
@@ -19,52 +20,61 @@ from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds
 from real_robot.safety.commands import Measurement
 
 RESIDUAL_AGE_S = 0.1  # older external torques are not used
+JOINT_MESSAGES = 16  # between two ticks, of all publishers of joint states
+STOP_INPUT_AGE_S = 0.25
+# red, green and blue among the channels of an encoding
+ENCODINGS = {"rgb8": (0, 1, 2), "bgr8": (2, 1, 0), "rgba8": (0, 1, 2), "bgra8": (2, 1, 0), "mono8": (0, 0, 0)}
 REORDERED_NS = 1_000_000_000  # a header that is older than the last one by more: the arm's clock was set
 
 
 class JointInput:
-    """Joint measurements by name, never by position in the message."""
+    """Joint measurements by name, never by position in the message; several publishers share the topic."""
 
     def __init__(self, node: Node, ros: RosSection, names: Sequence[str]) -> None:
         self._node, self._names = node, list(names)
-        self._states = LatestMessage(node, JointState, ros.joint_states)
+        self._states = LatestMessage(node, JointState, ros.joint_states, depth=JOINT_MESSAGES)
         self._residuals = LatestMessage(node, JointState, ros.residuals) if ros.residuals else None
-        self._last: tuple[int, Measurement] | None = None  # header stamp [ns], what it said
+        self._joints: dict[str, tuple[float, int, float]] = {}  # position, header stamp [ns], when measured [s]
+        self.stamp_s = -math.inf
         self.problem = f"nothing received on {ros.joint_states}"
 
     def measure(self) -> Measurement | None:
-        """The newest measurement, stamped on the monotonic clock by the older of header and receipt.
+        """The newest position of every joint; when the oldest of them was measured, on the monotonic clock.
 
-        A message whose header is up to a second older than the last one's was reordered and is not used; if it is
-        older, the arm's clock was set. None before the first message and while joints are missing (``problem``).
+        None before the first message and while joints are missing (``problem``).
         """
-        taken = self._states.take()
-        if taken is None:
+        messages = self._states.take_new()
+        for message in messages:
+            self._add(message)
+        if not self._joints and not messages:
             return None
-        message, received_s = taken
-        stamp_ns = nanoseconds(message.header.stamp)
-        if self._last is not None and 0 < self._last[0] - stamp_ns < REORDERED_NS:
-            self.problem = "joint states arrive out of order"
-            return self._last[1]
-        positions = _by_name(message, message.position, self._names)
-        if positions is None:
-            missing = [name for name in self._names if name not in message.name]
-            self.problem = (
-                f"joint states lack {missing}" if missing else "joint states without a position for each name"
-            )
+        if missing := [name for name in self._names if name not in self._joints]:
+            self.problem = f"joint states lack {missing}"
             return None
-        self.problem = ""
+        joints = [self._joints[name] for name in self._names]
+        self.stamp_s = min(stamp_s for _, _, stamp_s in joints)
+        return Measurement([q for q, _, _ in joints], self.stamp_s, self._external_torques())
+
+    def _add(self, message: JointState) -> None:
+        """A position is stamped by the older of header and receipt.
+
+        A header up to a second older than the last one of the joint was reordered and is not used; if it is older, the
+        arm's clock was set.
+        """
+        if len(message.position) != len(message.name):
+            self.problem = "joint states without a position for each name"
+            return
+        stamp_ns, received_s = nanoseconds(message.header.stamp), time.monotonic()
         taken_s = monotonic_s(self._node, message.header.stamp)
         # a stamp from the future is kept, so that the filter rejects it
         stamp_s = taken_s if taken_s > received_s + 0.005 else min(received_s, taken_s)
-        measurement = Measurement(positions, stamp_s, self._external_torques())
-        self._last = stamp_ns, measurement
-        return measurement
-
-    @property
-    def stamp_s(self) -> float:
-        """When the last measurement was taken [s, monotonic]; -inf before the first."""
-        return -math.inf if self._last is None else self._last[1].stamp_s
+        for name, position in zip(message.name, message.position, strict=True):
+            if name in self._joints and 0 < self._joints[name][1] - stamp_ns < REORDERED_NS:
+                self.problem = "joint states arrive out of order"
+                return
+            if name in self._names:
+                self._joints[name] = position, stamp_ns, stamp_s
+                self.problem = ""
 
     def fresh(self, max_age_s: float) -> bool:
         """Whether the joints were measured within ``max_age_s``; ``problem`` says why not."""
@@ -92,11 +102,36 @@ class JointInput:
         return [effort.get(name, math.nan) for name in self._names]
 
 
-def _by_name(message: JointState, values: Sequence[float], names: Sequence[str]) -> list[float] | None:
-    index = {name: i for i, name in enumerate(message.name)}
-    if len(values) != len(message.name) or any(name not in index for name in names):
-        return None
-    return [values[index[name]] for name in names]
+class StopInputs:
+    """The emergency stop and the enabling device of the robot file, if it names them; both are Bool topics.
+
+    The emergency stop is also pressed when it was last heard longer than ``STOP_INPUT_AGE_S`` ago, and the enabling
+    device is held only while it says so often enough: a lost cable stops the arm.
+    """
+
+    def __init__(self, node: Node, ros: RosSection) -> None:
+        self._inputs = {
+            name: (LatestMessage(node, Bool, topic), wanted)
+            for name, topic, wanted in (
+                ("emergency stop", ros.emergency_stop, False),
+                ("enabling device", ros.enabling_device, True),
+            )
+            if topic
+        }
+
+    def problem(self) -> str:
+        """Why the arm may not move, or ""."""
+        for name, (topic, wanted) in self._inputs.items():
+            taken = topic.take()
+            if taken is None or time.monotonic() - taken[1] > STOP_INPUT_AGE_S:
+                return f"the {name} on {topic.topic} is silent"
+            if taken[0].data is not wanted:
+                return f"the {name} is {'released' if wanted else 'pressed'}"
+        return ""
+
+    def close(self) -> None:
+        for topic, _ in self._inputs.values():
+            topic.close()
 
 
 class CameraInput:
@@ -134,14 +169,22 @@ class CameraInput:
 
 
 def image_array(message: Image | CompressedImage) -> UInt8[np.ndarray, "height width 3"]:
-    """RGB. ValueError on an encoding other than rgb8, bgr8, or what Pillow reads."""
+    """RGB. ValueError, also OSError for a compressed image, if it cannot be read."""
     if isinstance(message, CompressedImage):
         from PIL import Image as PillowImage
 
         with PillowImage.open(io.BytesIO(bytes(message.data))) as image:
             return np.asarray(image.convert("RGB"))
-    if message.encoding not in ("rgb8", "bgr8"):
-        raise ValueError(f"image encoding {message.encoding!r} is not supported; publish rgb8 or bgr8")
+    if message.encoding not in ENCODINGS:
+        raise ValueError(f"image encoding {message.encoding!r} is not supported; publish one of {', '.join(ENCODINGS)}")
+    channels = ENCODINGS[message.encoding]
+    depth = 1 if message.encoding == "mono8" else len(message.encoding) - 1
+    width = depth * message.width
+    if not message.width or len(message.data) != message.height * message.step or message.step < width:
+        raise ValueError(
+            f"an image of {message.width} x {message.height}, {message.encoding}, has {len(message.data)} bytes in "
+            f"lines of {message.step}"
+        )
     lines = np.frombuffer(message.data, dtype=np.uint8).reshape(message.height, message.step)
-    rgb = lines[:, : 3 * message.width].reshape(message.height, message.width, 3)
-    return rgb if message.encoding == "rgb8" else np.ascontiguousarray(rgb[..., ::-1])
+    pixels = lines[:, :width].reshape(message.height, message.width, depth)
+    return pixels if channels == (0, 1, 2) and depth == 3 else np.ascontiguousarray(pixels[..., list(channels)])

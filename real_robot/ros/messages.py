@@ -33,21 +33,32 @@ class _Polled(CallbackGroup):
 
 
 class LatestMessage:
-    """The last message of a topic and when it was received [s, monotonic]."""
+    """The last message of a topic and when it was received [s, monotonic]. ``depth``: messages kept."""
 
-    def __init__(self, node: Node, kind: type, topic: str) -> None:
-        self._node, self.topic = node, topic
-        self._subscription = node.create_subscription(kind, topic, self._never, SENSOR_QOS, callback_group=_Polled())
+    def __init__(self, node: Node, kind: type, topic: str, *, depth: int = 1, qos: QoSProfile | None = None) -> None:
+        self._node, self.topic, self._depth = node, topic, depth
+        profile = qos or QoSProfile(depth=depth, reliability=ReliabilityPolicy.BEST_EFFORT)
+        self._subscription = node.create_subscription(kind, topic, self._never, profile, callback_group=_Polled())
         self._last: tuple[Any, float] | None = None
 
     def take(self) -> tuple[Any, float] | None:
         """(message, when), or None before the first."""
-        handle = self._subscription.handle
-        with handle:
-            taken = handle.take_message(self._subscription.msg_type, False)
-        if taken is not None:
-            self._last = taken[0], time.monotonic()
+        self.take_new()
         return self._last
+
+    def take_new(self) -> list[Any]:
+        """The messages received since the last call, oldest first; at most ``depth``."""
+        handle = self._subscription.handle
+        messages: list[Any] = []
+        with handle:
+            while len(messages) < self._depth:
+                taken = handle.take_message(self._subscription.msg_type, False)
+                if taken is None:
+                    break
+                messages.append(taken[0])
+        if messages:
+            self._last = messages[-1], time.monotonic()
+        return messages
 
     def close(self) -> None:
         self._node.destroy_subscription(self._subscription)

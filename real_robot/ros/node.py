@@ -4,7 +4,8 @@
 
 Activation begins an episode. ``~/end_episode`` reports its result; the arm brakes, then nothing is commanded, so that
 the scene can be set up again and the policy server may change the policy, until ``~/begin_episode``. ``~/stop`` latches
-a protective hold (published on ``~/stopped``), ``~/release`` undoes it; ``~/pause`` and ``~/resume`` hold and continue.
+a protective hold (published on ``~/stopped``); ``~/release`` undoes it, and only ``~/resume`` lets the arm move again,
+slowly at first. ``~/pause`` holds until ``~/resume``. The parameter ``speed`` lowers every joint's speed.
 Deactivation and SIGTERM brake to rest first. The stop is software: it is not an emergency stop.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rcl_interfaces.msg import IntegerRange, ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy._rclpy_pybind11 import RCLError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -58,6 +59,10 @@ class PolicyNode(LifecycleNode):
         self.declare_parameter(
             "seed", 0, ParameterDescriptor(description="recorded with the episode", integer_range=[seeds])
         )
+        shares = FloatingPointRange(from_value=0.05, to_value=1.0, step=0.0)
+        self.declare_parameter(
+            "speed", 1.0, ParameterDescriptor(description="share of every joint's speed", floating_point_range=[shares])
+        )
         self.add_on_set_parameters_callback(self._on_parameters)
         self._runner: EpisodeRunner | None = None
         self._stop_reason = ""
@@ -82,6 +87,7 @@ class PolicyNode(LifecycleNode):
         )
         try:
             self._runner = EpisodeRunner(self, connections, on_tick=self._on_tick)
+            self._runner.set_speed(float(self.get_parameter("speed").value or 1.0))
         except (ValueError, OSError, EpisodeError) as error:
             self.get_logger().error(f"cannot configure: {error}")
             return TransitionCallbackReturn.FAILURE
@@ -169,7 +175,7 @@ class PolicyNode(LifecycleNode):
         return response
 
     def _on_release(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success, response.message = True, "released"
+        response.success, response.message = True, "released; the arm does not move before ~/resume"
         try:
             if self._runner is not None:
                 self._runner.release()
@@ -212,6 +218,8 @@ class PolicyNode(LifecycleNode):
             if parameter.name in _CONNECTIONS and self._runner is not None:
                 reason = f"{parameter.name} is read on configuration; deactivate and clean up first"
                 return SetParametersResult(successful=False, reason=reason)
+            if parameter.name == "speed" and self._runner is not None:
+                self._runner.set_speed(parameter.value)
             if parameter.name == "instruction" and self._runner is not None:
                 self._runner.set_instruction(parameter.value)
         return SetParametersResult(successful=True)
@@ -226,7 +234,8 @@ class PolicyNode(LifecycleNode):
             values |= runner.values()
         status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
         status.message = "; ".join(problem for problem in problems if problem) or "ok"
-        status.level = DiagnosticStatus.OK if status.message == "ok" else DiagnosticStatus.WARN
+        level = DiagnosticStatus.ERROR if self._stop_reason else DiagnosticStatus.WARN
+        status.level = DiagnosticStatus.OK if status.message == "ok" else level
         array = DiagnosticArray(status=[status])
         array.header.stamp = self.get_clock().now().to_msg()
         self._diagnostics.publish(array)

@@ -5,10 +5,12 @@ Every class is constructed from (node, ros section, limits); ValueError if the R
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from builtin_interfaces.msg import Duration
+from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import TwistStamped
 from rclpy.action import ActionClient
 from rclpy.node import Node
@@ -18,38 +20,64 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.robot_file import RosSection
 from real_robot.ros.messages import ros_type
-from real_robot.safety.commands import SafeCommand, StopPath
+from real_robot.safety.commands import PathPoint, SafeCommand
 from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import RobotLimits
 
-# A stop path is thinned to at most this many points per trajectory; the controller's splines interpolate.
-STOP_POINTS = 6
+# The message of a stop is sent so often, in case that one is lost.
+URGENT_COPIES = 4
+# A goal of an action is answered, so only every third tick sends one; the others are as if they were lost.
+TICKS_PER_GOAL = 3
+# With nothing sent for longer, the relation of the two clocks is read again.
+SILENT_S = 0.25
+MAX_CLOCK_STEP_S = 0.005
 
 
 @runtime_checkable
 class CommandOutput(Protocol):
     """Publishes the command of every tick."""
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
-        """``stop_path``: the motion that follows if no further command arrives."""
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        """``path``: the points to come, and the stop that follows if no further command arrives."""
+        ...
+
+    def problem(self) -> str:
+        """Why commands cannot be sent safely, or ""."""
         ...
 
     def close(self) -> None: ...
 
 
-class TrajectoryOutput:
-    """JointTrajectory that ends in the whole stop, for joint_trajectory_controller."""
+class _TopicOutput:
+    """The publisher of a command topic, on which nobody else may publish."""
 
-    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        self._node = node
-        self._trajectory = TrajectoryBuilder(limits)
-        self._publisher = node.create_publisher(JointTrajectory, ros.command, QoSProfile(depth=1))
+    def __init__(self, node: Node, kind: Any, topic: str) -> None:
+        self._node, self._topic = node, topic
+        self._publisher = node.create_publisher(kind, topic, QoSProfile(depth=1))
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
-        self._publisher.publish(self._trajectory(out, stop_path))
+    def problem(self) -> str:
+        """Whether another node publishes commands for this arm."""
+        others = self._node.count_publishers(self._topic) - 1
+        return f"{others} other publishers on {self._topic}: only one node may move the arm" if others > 0 else ""
 
     def close(self) -> None:
         self._node.destroy_publisher(self._publisher)
+
+
+class TrajectoryOutput(_TopicOutput):
+    """JointTrajectory with absolute times that ends in the whole stop, for joint_trajectory_controller."""
+
+    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
+        super().__init__(node, JointTrajectory, ros.command)
+        self._trajectory = TrajectoryBuilder(node, limits)
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        message = self._trajectory(path)
+        for _ in range(URGENT_COPIES if out.urgent else 1):
+            self._publisher.publish(message)
+
+    def problem(self) -> str:
+        return super().problem() or self._trajectory.problem()
 
 
 class TrajectoryActionOutput:
@@ -62,68 +90,80 @@ class TrajectoryActionOutput:
         self._type = ros_type(
             "control_msgs.action", "FollowJointTrajectory", setting="command_type: follow_joint_trajectory"
         )
-        self._trajectory = TrajectoryBuilder(limits)
+        self._trajectory = TrajectoryBuilder(node, limits)
+        self._node, self._topic = node, ros.command
         self._client = ActionClient(node, self._type, ros.command)
+        self._ticks = 0
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
-        if self._client.server_is_ready():
-            self._client.send_goal_async(self._type.Goal(trajectory=self._trajectory(out, stop_path)))
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        self._ticks += 1
+        if (out.urgent or self._ticks % TICKS_PER_GOAL == 0) and self._client.server_is_ready():
+            self._client.send_goal_async(self._type.Goal(trajectory=self._trajectory(path)))
+
+    def problem(self) -> str:
+        """Whether another client may send goals: the service of the action shows who can."""
+        others = self._node.count_clients(f"{self._topic}/_action/send_goal") - 1
+        problem = f"{others} other clients of {self._topic}: only one node may move the arm" if others > 0 else ""
+        return problem or self._trajectory.problem()
 
     def close(self) -> None:
         self._client.destroy()
 
 
-class PositionOutput:
-    """Float64MultiArray of joint positions, for forward_command_controller."""
+class PositionOutput(_TopicOutput):
+    """Float64MultiArray of joint positions, for a forward_command_controller of positions."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        self._node = node
-        self._publisher = node.create_publisher(Float64MultiArray, ros.command, QoSProfile(depth=1))
+        super().__init__(node, Float64MultiArray, ros.command)
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self._publisher.publish(Float64MultiArray(data=list(out.positions)))
 
-    def close(self) -> None:
-        self._node.destroy_publisher(self._publisher)
+
+class VelocityOutput(_TopicOutput):
+    """Float64MultiArray of joint velocities, for a forward_command_controller of velocities."""
+
+    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
+        super().__init__(node, Float64MultiArray, ros.command)
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        self._publisher.publish(Float64MultiArray(data=list(out.velocities)))
 
 
-class JointVelocityOutput:
+class JointVelocityOutput(_TopicOutput):
     """JointJog with every joint's velocity, for MoveIt Servo."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
-        self._node, self._frame = node, ros.command_frame
+        self._frame = ros.command_frame
         self._names = [axis.name for axis in limits.axes]
         self._dt = 1.0 / limits.command_hz
         self._type = ros_type("control_msgs.msg", "JointJog", setting="command_type: joint_jog")
-        self._publisher = node.create_publisher(self._type, ros.command, QoSProfile(depth=1))
+        super().__init__(node, self._type, ros.command)
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         message: Any = self._type(joint_names=self._names, velocities=list(out.velocities))
         message.duration = self._dt
         message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops commands that are too old
         message.header.frame_id = self._frame
         self._publisher.publish(message)
 
-    def close(self) -> None:
-        self._node.destroy_publisher(self._publisher)
 
-
-class TwistOutput:
+class TwistOutput(_TopicOutput):
     """TwistStamped of the end effector, for MoveIt Servo; positions of joints outside of the chain to ``gripper``."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
         box = limits.workspace
         assert box is not None  # checked by robot_file
         chain = {frame.joint for frame in box.frames}
-        self._node, self._frame = node, ros.command_frame
+        super().__init__(node, TwistStamped, ros.command)
+        self._frame = ros.command_frame
         self._point = EndEffectorPoint(box.frames, box.end_effector, limits.axes)
-        self._publisher = node.create_publisher(TwistStamped, ros.command, QoSProfile(depth=1))
         self._others = [i for i, axis in enumerate(limits.axes) if axis.name not in chain]
         self._gripper = (
             node.create_publisher(Float64MultiArray, ros.gripper, QoSProfile(depth=1)) if self._others else None
         )
 
-    def send(self, out: SafeCommand, stop_path: StopPath) -> None:
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         message = TwistStamped()
         message.header.stamp = self._node.get_clock().now().to_msg()
         message.header.frame_id = self._frame
@@ -135,33 +175,48 @@ class TwistOutput:
             self._gripper.publish(Float64MultiArray(data=[out.positions[i] for i in self._others]))
 
     def close(self) -> None:
-        self._node.destroy_publisher(self._publisher)
+        super().close()
         if self._gripper is not None:
             self._node.destroy_publisher(self._gripper)
 
 
 class TrajectoryBuilder:
-    """The next point and the stop that follows it as a JointTrajectory message."""
+    """A JointTrajectory message from a path. Its times are on the ROS clock, which the controller reads too."""
 
-    def __init__(self, limits: RobotLimits) -> None:
+    def __init__(self, node: Node, limits: RobotLimits) -> None:
+        self._node = node
         self._names = [axis.name for axis in limits.axes]
-        self._dt = 1.0 / limits.command_hz
+        self._offset_s, self._sent_s = 0.0, -SILENT_S  # ROS clock less monotonic clock, when it was last used
 
-    def __call__(self, out: SafeCommand, stop_path: StopPath) -> JointTrajectory:
-        points = [_point(out.positions, out.velocities, self._dt)]
-        every = max(1, -(-len(stop_path) // STOP_POINTS))
-        last = len(stop_path) - 1
-        for i, (positions, velocities) in enumerate(stop_path):
-            if i == last or (i + 1) % every == 0:
-                points.append(_point(positions, velocities, (i + 2) * self._dt))
-        # header stamp zero: "start on arrival", so the controller's clock need not agree with ours
-        return JointTrajectory(joint_names=self._names, points=points)
+    def __call__(self, path: Sequence[PathPoint]) -> JointTrajectory:
+        now_s = time.monotonic()
+        if now_s - self._sent_s >= SILENT_S:  # never in motion: one offset for all messages of a motion
+            self._offset_s = self._clock_offset_s()
+        self._sent_s = now_s
+        first = path[0].time_s
+        points = [
+            JointTrajectoryPoint(
+                positions=array("d", point.positions),
+                velocities=array("d", point.velocities),
+                accelerations=array("d", point.accelerations),
+                time_from_start=Duration(**_time_fields(point.time_s - first)),
+            )
+            for point in path
+        ]
+        message = JointTrajectory(joint_names=self._names, points=points)
+        message.header.stamp = Time(**_time_fields(first + self._offset_s))
+        return message
+
+    def problem(self) -> str:
+        """Whether the clock was set while the arm moves."""
+        step_s = self._clock_offset_s() - self._offset_s
+        moving = time.monotonic() - self._sent_s < SILENT_S
+        return f"the ROS clock was set by {step_s:.3f} s" if moving and abs(step_s) > MAX_CLOCK_STEP_S else ""
+
+    def _clock_offset_s(self) -> float:
+        return float(self._node.get_clock().now().nanoseconds * 1e-9 - time.monotonic())
 
 
-def _point(positions: Sequence[float], velocities: Sequence[float], after_s: float) -> JointTrajectoryPoint:
-    seconds, rest = divmod(round(after_s * 1e9), 1_000_000_000)
-    return JointTrajectoryPoint(
-        positions=list(positions),
-        velocities=list(velocities),
-        time_from_start=Duration(sec=seconds, nanosec=rest),
-    )
+def _time_fields(seconds: float) -> dict[str, int]:
+    whole, rest = divmod(round(seconds * 1e9), 1_000_000_000)
+    return {"sec": whole, "nanosec": rest}

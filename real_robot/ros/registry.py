@@ -14,6 +14,7 @@ from real_robot.ros.outputs import (
     TrajectoryActionOutput,
     TrajectoryOutput,
     TwistOutput,
+    VelocityOutput,
 )
 from real_robot.safety.limits import RobotLimits
 
@@ -21,6 +22,7 @@ OUTPUTS: Mapping[str, Callable[[Node, RosSection, RobotLimits], CommandOutput]] 
     "joint_trajectory": TrajectoryOutput,
     "follow_joint_trajectory": TrajectoryActionOutput,
     "float64_multi_array": PositionOutput,
+    "float64_velocities": VelocityOutput,
     "joint_jog": JointVelocityOutput,
     "twist_stamped": TwistOutput,
 }

@@ -16,13 +16,12 @@ Rejection = Literal[  # the whole command is dropped and every joint brakes
     "contact",
     "workspace",
 ]
-Clamp = Literal["position", "velocity", "acceleration", "jerk", "braking_distance", "catching_up"]  # one joint, limited
+Clamp = Literal["position", "velocity", "acceleration", "braking_distance"]  # one joint is limited
 Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # irregular calls
-StopPath = Sequence[tuple[Sequence[float], Sequence[float]]]  # positions and velocities of the coming ticks
 
 
 class Command(NamedTuple):
-    """Wanted position of each joint at this tick [rad or m], and when that was decided [s, the filter's clock]."""
+    """Wanted position of each joint [rad or m], and when that was observed which it is based on [s, filter's clock]."""
 
     positions: Sequence[float]
     stamp_s: float
@@ -46,7 +45,10 @@ class SafetyEvent(NamedTuple):
 
 
 class SafeCommand(NamedTuple):
-    """Output to the controller for ``tick``. ``accepted``: the policy's command was used, clamped or not."""
+    """Where the arm is sent at ``tick``, in SI units. ``accepted``: the command was used, limited or not.
+
+    ``urgent``: the motion that was sent before is replaced by a stop.
+    """
 
     tick: int
     positions: tuple[float, ...]
@@ -54,3 +56,13 @@ class SafeCommand(NamedTuple):
     accelerations: tuple[float, ...]
     accepted: bool
     events: tuple[SafetyEvent, ...]
+    urgent: bool = False
+
+
+class PathPoint(NamedTuple):
+    """Where the arm is to be at ``time_s`` [the filter's clock], in SI units."""
+
+    time_s: float
+    positions: Sequence[float]
+    velocities: Sequence[float]
+    accelerations: Sequence[float]

@@ -1,81 +1,133 @@
 """One pure, deterministic filter between every source of commands (policy or human) and the controller.
 
-Every command tick goes through ``SafetyFilter.filter``: a command that breaks a hard rule is rejected as a whole and
-the arm brakes; one that is only too far or too fast is followed as closely as the limits allow. The positions that come
-out, tick by tick, never exceed a limit of position, velocity, acceleration or jerk, and a stop that keeps all limits is
-always possible (see ``real_robot.safety.stopping``). Every change is reported as an event.
+    ... | executed | sent: executed next | new point | stop from there, sent with it
+                   now                   now + lead
 
-This is a *protective hold* in software. It is not an emergency stop and not certified.
+At every command tick ``SafetyFilter.filter`` decides one more point of the motion, ``lead`` ticks ahead of now, and
+``path`` is what is sent: the points that are still to come with their absolute times, and the stop after them. A
+message that arrives late or is lost changes nothing as long as a later one arrives before the ``lead`` is used up.
+After a pause of a third of it nothing is sent until the arm has come to rest by the stop that it has.
+
+A command that breaks a hard rule is rejected as a whole and the arm brakes; one that is only too far or too fast is
+followed as closely as the limits allow. Position, velocity, acceleration and jerk stay within the limits at the points
+and between them, and a stop that keeps all limits is always possible (``real_robot.safety.stopping``).
+
+A latched stop replaces what was sent ``_PROMPT_S`` from now on. This is a *protective hold* in software. It is not an
+emergency stop and not certified.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from math import inf, isfinite, nan
+from math import ceil, inf, isfinite, nan
+from typing import NamedTuple
 
-from real_robot.safety.commands import Command, Measurement, SafeCommand, SafetyEvent
+from real_robot.safety.commands import Command, Measurement, PathPoint, SafeCommand, SafetyEvent
 from real_robot.safety.limits import RobotLimits
-from real_robot.safety.stopping import Axis
-from real_robot.safety.workspace import WorkspaceCheck
+from real_robot.safety.stopping import AT_REST, Axis, Stop, along, duration, rest_of
+from real_robot.safety.workspace import Motions, WorkspaceCheck
 
-State = tuple[list[float], list[float], list[float]]  # positions, speeds, accelerations of every joint
-
-# A command may pass unchanged this close to its limits: rad or m, and rad/s or m/s.
+# A command may pass this close to its limits: rad or m.
 _SLACK = 1e-9
+# A stop changes the motion from this long after now on: until its message has certainly arrived.
+_PROMPT_S = 0.04
+# Points before now that are sent, so that the controller has one before the time at which the message arrives.
+_SENT_BEFORE_S = 0.03
+# Farthest that a controller's position is taken to be from the measured one before anything was sent to it.
+UNKNOWN_OFFSET = {"rad": 0.02, "m": 0.005}
+# A joint at rest for longer must be within its ``hold_tolerance``.
+_SETTLED_S = 0.5
+
+
+class _Point(NamedTuple):
+    """The motion at one tick, in ticks and in SI units; ``moved``: the last tick up to here that is not at rest."""
+
+    tick: int
+    motions: Motions
+    sent: PathPoint
+    moved: int
 
 
 class SafetyFilter:
-    """One robot's filter. Call it every tick, with or without a command; it keeps the commanded state.
+    """One robot's filter. Call it every tick, with or without a command; it keeps the motion.
 
-    Ticks are on the grid start + k / command_hz. A late call has missed ticks: the controller was then executing the
-    stop path that every command carries, so the filter advances along that path too.
+    Ticks are on the grid start + k / command_hz. A late call has missed ticks: what was sent before ended in a stop, so
+    the points of the missed ticks brake. ``speed_scale`` in (0, 1] lowers the speed of every joint.
+    ``lost``: after a pause; what was sent is no longer known, so nothing may be sent before the next ``start``.
     """
 
-    def __init__(self, limits: RobotLimits) -> None:
+    def __init__(self, limits: RobotLimits, *, lead_s: float = 0.0) -> None:
         self.limits = limits
         self.dt = 1.0 / limits.command_hz
+        self.speed_scale = 1.0
+        self.lead = round(lead_s / self.dt)
+        self._prompt = min(self.lead, ceil(_PROMPT_S / self.dt))
+        self._sent_before, self._settled = ceil(_SENT_BEFORE_S / self.dt), ceil(_SETTLED_S / self.dt)
         self._axes = [Axis(axis, self.dt) for axis in limits.axes]
         self._steps = [axis.step_from_measured for axis in limits.axes]
+        self._held = [min(axis.hold_tolerance, axis.step_from_measured) for axis in limits.axes]
         self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
         box = limits.workspace
-        self._workspace = WorkspaceCheck(box, limits.axes, self._axes) if box else None
+        self._workspace = WorkspaceCheck(box, limits.axes) if box else None
         self._stop_reason: str | None = None
-        self._started = False
+        self._started = self.lost = False
+        kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
+        self._path: deque[_Point] = deque(maxlen=self.lead + kept)
 
     def start(self, positions: Sequence[float], now_s: float) -> None:
-        """The measured position becomes the commanded one, at rest. ValueError if it is not inside the limits."""
+        """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there.
+
+        The first point of the motion is so late that the controller comes to it within the limits, whether it holds
+        the measured position or the one where it was sent last. ValueError if the arm is not inside the limits.
+        """
         if self._started and not self.at_rest:
             raise ValueError(
                 "the commanded motion has not come to rest: call filter(None, ...) until at_rest, then start"
             )
-        axes = self.limits.axes
-        if len(positions) != len(axes):
-            raise ValueError(f"{len(positions)} joint positions were measured, the limits name {len(axes)} joints")
-        for axis, q in zip(axes, positions, strict=True):
-            low, high = axis.position
-            if not low <= q <= high:
-                raise ValueError(
-                    f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
-                )
-        if self._workspace and self._workspace.depth(positions)[0] < 0.0:
-            where = ", ".join(f"{x:.3f}" for x in self._workspace.position(positions))
-            raise ValueError(
-                f"the end effector is at ({where}) m, outside the workspace box; move the arm inside by hand"
-            )
-        n = len(axes)
-        self._commit(([float(q) for q in positions], [0.0] * n, [0.0] * n), positions, accepted=False)
+        self._check_start(positions)
+        sent = self.positions if self._started else positions
+        offsets = [abs(q - p) for q, p in zip(positions, sent, strict=True)]
+        held = [
+            p if offset <= tolerance else float(q)
+            for q, p, offset, tolerance in zip(positions, sent, offsets, self._held, strict=True)
+        ]
+        unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
+        ticks = max([axis.take_up_ticks(max(d, o)) for axis, d, o in zip(self._axes, unknown, offsets, strict=True)])
+        ticks += self.lead  # the message may be as late
+        rest = Motions(held, [0.0] * len(held), [0.0] * len(held), [AT_REST] * len(held))
         self._time_s, self._tick, self._started = now_s, 0, True
-        self._last = SafeCommand(0, tuple(self._state[0]), (0.0,) * n, (0.0,) * n, False, ())
+        self._braking = self.lost = False
+        self._path.clear()
+        for tick in range(ticks, max(ticks + 1, self.lead) + 1):
+            self._append(tick, rest, moved=ticks - 1)
+        self._targets = held
+        self._last = self._command(accepted=True, events=[])
+
+    @property
+    def tick(self) -> int:
+        """Of the last point that was decided."""
+        return self._path[-1].tick
+
+    @property
+    def last_point_s(self) -> float:
+        """When the last point that was decided is due."""
+        return self._path[-1].sent.time_s
+
+    @property
+    def braking(self) -> bool:
+        """Whether the arm, not a command, is why it brakes: a stop, or measurements that are missing."""
+        return self._braking
 
     @property
     def at_rest(self) -> bool:
-        """Whether speed and acceleration of every joint are zero."""
-        return not any(self._state[1]) and not any(self._state[2])
+        """Whether the arm was sent to rest, at this tick and from now on."""
+        return self._tick > self._path[-1].moved
 
     @property
     def positions(self) -> tuple[float, ...]:
-        """Commanded position of every joint at this tick."""
-        return tuple(self._state[0])
+        """Where every joint is sent, ``lead`` ticks from now."""
+        return tuple(self._path[-1].motions.positions)
 
     @property
     def stopped(self) -> str | None:
@@ -101,34 +153,160 @@ class SafetyFilter:
             raise RuntimeError("the arm's position is not known: call start(positions, now_s) first")
         events: list[SafetyEvent] = []
         if not self._advance_clock(now_s, events):
-            return self._last._replace(events=tuple(events))
-        rejection = self._rejection(command, measured, now_s)
+            return self._last._replace(events=tuple(events), urgent=False)
+        problem = self._arm_problem(measured, now_s)
+        urgent = problem is not None and not self._braking and not self.lost
+        if urgent:
+            self._drop_from(self._tick + self._prompt)
+        self._braking = problem is not None
+        frontier, accepted = self._tick + self.lead, True
+        while self._path[-1].tick < frontier - 1:  # missed ticks, and what was dropped
+            self._brake()
+        if self._path[-1].tick < frontier:
+            accepted = self._decide(command, problem, now_s, events)
+        elif problem:
+            events.append(problem)
+            accepted = False
+        self._last = self._command(accepted=accepted, events=events)
+        return self._last._replace(urgent=urgent)
+
+    def path(self) -> list[PathPoint]:
+        """What is sent at this tick: the points from shortly before now on, and the stop that follows the last one."""
+        first = self._tick - self._sent_before
+        points = [point.sent for point in self._path if point.tick >= first]
+        tick, (positions, speeds, accels, stops), *_ = self._path[-1]
+        # the jerk is constant between these ticks of the stop
+        ends = {end for (_, n1, n2, _, n3), *_ in stops for end in (n1, n1 + n2, n1 + n2 + n3)}
+        for ticks in sorted(ends - {0}):
+            joints = zip(positions, speeds, accels, stops, strict=True)
+            motions = [(q, *along(stop[0], u, w, ticks)) for q, u, w, stop in joints]
+            points.append(self._in_si(tick + ticks, [q + d for q, d, _, _ in motions],
+                                      [u for _, _, u, _ in motions], [w for *_, w in motions]))  # fmt: skip
+        return points
+
+    def sent_position(self, time_s: float) -> list[float]:
+        """Where every joint was sent for this time."""
+        path = self._path
+        ticks = (time_s - self._time_s) * self.limits.command_hz + self._tick - path[0].tick
+        ticks = min(max(ticks, 0.0), len(path) - 1.0)
+        i = min(int(ticks), len(path) - 2)
+        if i < 0:
+            return list(path[0].motions.positions)
+        share = ticks - i
+        pairs = zip(path[i].motions.positions, path[i + 1].motions.positions, strict=True)
+        return [a + share * (b - a) for a, b in pairs]
+
+    # -- the motion ------------------------------------------------------------------------------------------------
+
+    def _decide(
+        self, command: Command | None, problem: SafetyEvent | None, now_s: float, events: list[SafetyEvent]
+    ) -> bool:
+        """One more point of the motion; whether it follows the command."""
+        rejection = problem or self._command_problem(command, now_s)
         if rejection is None:
             assert command is not None
-            state, distances = self._follow(command.positions, events)
-            rejection = self._workspace.violation(*state, distances) if self._workspace else None
-        accepted = rejection is None
+            motions = self._follow(command.positions, events)
+            if self._workspace is not None:
+                rejection = self._workspace.violation(self._path[-1].motions.positions, motions)
         if rejection is not None:
             events.append(rejection)
-            state = self._braked(self._state)
-            if rejection.reason == "contact":
-                self.stop(f"contact at joint {rejection.joint}")
-        self._commit(state, command.positions if accepted and command else state[0], accepted=accepted)
-        positions, speeds, accels = state
-        self._last = SafeCommand(self._tick, tuple(positions), tuple(speeds), tuple(accels), accepted, tuple(events))
-        return self._last
+            self._brake()
+            return False
+        assert command is not None
+        self._append(self._path[-1].tick + 1, motions)
+        self._targets = list(command.positions)
+        return True
 
-    def stop_path(self) -> list[tuple[list[float], list[float]]]:
-        """Positions and velocities of the coming ticks if no further command arrives, down to rest.
+    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> Motions:
+        """Each joint towards its wanted position as closely as the limits allow; one that cannot, brakes."""
+        positions, speeds, accels, stops = [], [], [], []
+        joints = zip(self._axes, wanted, self._targets, *self._path[-1].motions, strict=True)
+        for i, (axis, target, last, q, u, w, stop) in enumerate(joints):
+            if not axis.low - _SLACK <= target <= axis.high + _SLACK:
+                events.append(SafetyEvent("position", i, target, axis.low if target < axis.low else axis.high))
+                target = axis.low if target < axis.low else axis.high
+            if not axis.low <= last <= axis.high:
+                last = axis.low if last < axis.low else axis.high
+            target_speed = target - last
+            if not -axis.max_speed <= target_speed <= axis.max_speed:
+                events.append(SafetyEvent("velocity", i, target_speed / self.dt, axis.max_speed / self.dt))
+                target_speed = axis.max_speed if target_speed > 0.0 else -axis.max_speed
+            accel = axis.toward(target, target_speed, (q, u, w), self.speed_scale)
+            jerk = accel - w
+            position, speed = q + u + 0.5 * w + jerk / 6.0, u + w + 0.5 * jerk
+            after = axis.viable_stop(position, speed, accel, _SLACK)
+            if after is None or (w * accel < 0.0 and not -axis.max_speed <= u - 0.5 * w * w / jerk <= axis.max_speed):
+                events.append(SafetyEvent("braking_distance", i, target, axis.high if target > q else axis.low))
+                position, speed, accel, after = _braked(q, u, w, stop)
+            elif not -axis.far <= target - position <= axis.far:
+                events.append(SafetyEvent("acceleration", i, target - position, axis.far))
+            positions.append(position)
+            speeds.append(speed)
+            accels.append(accel)
+            stops.append(after)
+        return Motions(positions, speeds, accels, stops)
 
-        It is sent with every command, so that the controller can finish the stop if this process dies.
-        """
-        path = []
-        state = self._state
-        while any(state[1]) or any(state[2]):
-            state = self._braked(state)
-            path.append((state[0], state[1]))
-        return path
+    def _brake(self) -> None:
+        """One more tick of the stop that follows the last point."""
+        point = self._path[-1]
+        if point.motions.stops == [AT_REST] * len(self._axes):
+            self._append(point.tick + 1, point.motions)
+        else:
+            braked = [_braked(*joint) for joint in zip(*point.motions, strict=True)]
+            self._append(point.tick + 1, Motions(*(list(values) for values in zip(*braked, strict=True))))
+        self._targets = list(self._path[-1].motions.positions)
+
+    def _drop_from(self, tick: int) -> None:
+        """Forget the points after ``tick``, except the first of all."""
+        while self._path[-1].tick > max(tick, self._path[0].tick):
+            self._path.pop()
+
+    def _append(self, tick: int, motions: Motions, moved: int | None = None) -> None:
+        if moved is None:
+            moving = any(motions.speeds) or any(motions.accels)
+            moved = tick if moving else self._path[-1].moved
+        self._path.append(
+            _Point(tick, motions, self._in_si(tick, motions.positions, motions.speeds, motions.accels), moved)
+        )
+
+    def _in_si(
+        self, tick: int, positions: Sequence[float], speeds: Sequence[float], accels: Sequence[float]
+    ) -> PathPoint:
+        hz = self.limits.command_hz
+        time_s = self._time_s + (tick - self._tick) * self.dt
+        return PathPoint(
+            time_s, tuple(positions), tuple([u * hz for u in speeds]), tuple([w * hz * hz for w in accels])
+        )
+
+    def _command(self, *, accepted: bool, events: list[SafetyEvent]) -> SafeCommand:
+        point = self._path[-1]
+        sent = point.sent
+        return SafeCommand(
+            point.tick,
+            tuple(sent.positions),
+            tuple(sent.velocities),
+            tuple(sent.accelerations),
+            accepted,
+            tuple(events),
+        )
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    def _check_start(self, positions: Sequence[float]) -> None:
+        axes = self.limits.axes
+        if len(positions) != len(axes):
+            raise ValueError(f"{len(positions)} joint positions were measured, the limits name {len(axes)} joints")
+        for axis, q in zip(axes, positions, strict=True):
+            low, high = axis.position
+            if not low <= q <= high:
+                raise ValueError(
+                    f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
+                )
+        if self._workspace and self._workspace.depth(positions)[0] < 0.0:
+            where = ", ".join(f"{x:.3f}" for x in self._workspace.position(positions))
+            raise ValueError(
+                f"the end effector is at ({where}) m, outside the workspace box; move the arm inside by hand"
+            )
 
     def _advance_clock(self, now_s: float, events: list[SafetyEvent]) -> bool:
         """Move to the tick nearest to ``now_s``; False if that is not a new one."""
@@ -140,7 +318,7 @@ class SafetyFilter:
         if passed >= 1.5 and isfinite(passed):
             missed = round(passed) - 1
             events.append(SafetyEvent("missed_ticks", None, missed, 0.0))
-            self._brake_through(missed)
+            self.lost = self.lost or 3 * missed >= self.lead > 0
             self._time_s += (missed + 1) * self.dt
             self._tick += missed + 1
             return True
@@ -154,123 +332,63 @@ class SafetyFilter:
         self._tick += 1
         return True
 
-    def _brake_through(self, ticks: int) -> None:
-        for _ in range(ticks):
-            if self.at_rest:
-                break
-            state = self._braked(self._state)
-            self._commit(state, state[0], accepted=False)
-
-    def _rejection(self, command: Command | None, measured: Measurement | None, now_s: float) -> SafetyEvent | None:
-        """The first hard rule that this tick breaks. Comparisons are written so that NaN breaks the rule."""
-        limits = self.limits
+    def _arm_problem(self, measured: Measurement | None, now_s: float) -> SafetyEvent | None:
+        """Why the arm must brake now, whatever the command; comparisons are written so that NaN is a problem."""
         if self._stop_reason is not None:
             return SafetyEvent("stopped", None, 0.0, 0.0)
-        if command is None:
-            return SafetyEvent("no_command", None, 0.0, 0.0)
-        age = now_s - command.stamp_s
-        if not abs(age) <= limits.max_command_age_s:
-            return SafetyEvent("command_stale", None, age, limits.max_command_age_s)
+        if self.lost:
+            return SafetyEvent("missed_ticks", None, 0.0, 0.0)
+        limit = self.limits.max_measurement_age_s
         age = now_s - measured.stamp_s if measured else inf
-        if measured is None or not abs(age) <= limits.max_measurement_age_s:
-            return SafetyEvent("measurement_stale", None, age, limits.max_measurement_age_s)
-        if not len(command.positions) == len(measured.positions) == len(limits.axes):
-            return SafetyEvent("joint_count", None, len(command.positions), len(limits.axes))
-        for i, (step, q, m) in enumerate(zip(self._steps, command.positions, measured.positions, strict=True)):
-            if not -step <= q - m <= step:
-                finite = isfinite(q) and isfinite(m)
-                return SafetyEvent("step_from_measured" if finite else "not_finite", i, q - m, step)
+        if measured is None or not abs(age) <= limit:
+            return SafetyEvent("measurement_stale", None, age, limit)
+        if len(measured.positions) != len(self._axes):
+            return SafetyEvent("joint_count", None, len(measured.positions), len(self._axes))
+        tolerances = self._held if self._tick > self._path[-1].moved + self._settled else self._steps
+        sent = self.sent_position(measured.stamp_s)
+        for i, (tolerance, q, p) in enumerate(zip(tolerances, measured.positions, sent, strict=True)):
+            if not -tolerance <= q - p <= tolerance:
+                if not isfinite(q):
+                    return SafetyEvent("not_finite", i, q, tolerance)
+                name, unit = self.limits.axes[i].name, self.limits.axes[i].unit
+                self.stop(f"joint {name} is {abs(q - p):.3f} {unit} away from where it was sent")
+                return SafetyEvent("step_from_measured", i, q - p, tolerance)
         return self._contact(measured.residuals)
 
     def _contact(self, residuals: Sequence[float] | None) -> SafetyEvent | None:
-        """A residual above its limit, or a residual that has a limit and was not measured."""
+        """A residual above its limit, or a residual that has a limit and was not measured. Latches the stop."""
         for i, limit in self._residuals:
             residual = residuals[i] if residuals is not None and i < len(residuals) else nan
             if not -limit <= residual <= limit:
+                self.stop(f"contact at joint {self.limits.axes[i].name}")
                 return SafetyEvent("contact", i, residual, limit)
         return None
 
-    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> tuple[State, list[float]]:
-        """Each joint to its wanted position or as close as the limits allow; and upper bounds of stopping distances."""
-        dt = self.dt
-        positions, speeds, accels, distances = [], [], [], []
-        joints = zip(self._axes, wanted, *self._state, self._catching_up, strict=True)
-        for i, (axis, target, q, v, a, catching_up) in enumerate(joints):
-            if not axis.low - _SLACK <= target <= axis.high + _SLACK:
-                bound = axis.low if target < axis.low else axis.high
-                events.append(SafetyEvent("position", i, target, bound))
-                target = bound
-            speed = (target - q) / dt
-            accel = (speed - v) / dt
-            distance = None
-            if -axis.max_accel <= accel <= axis.max_accel and -axis.max_accel_step <= accel - a <= axis.max_accel_step:
-                distance = axis.stopping_distance(target, speed, accel, _SLACK)
-            if catching_up or distance is None:
-                target, speed, accel, distance = self._catch_up(i, target, speed, accel, distance, events)
-            positions.append(target)
-            speeds.append(speed)
-            accels.append(accel)
-            distances.append(distance)
-        return (positions, speeds, accels), distances
-
-    def _catch_up(
-        self, i: int, target: float, speed: float, accel: float, distance: float | None, events: list[SafetyEvent]
-    ) -> tuple[float, float, float, float]:
-        """Joint ``i`` towards a target that it cannot (``distance`` is None) or should not yet reach in this tick.
-
-        It reaches the target only when it can match the target's own speed in the next tick; otherwise it would
-        overshoot.
-        """
-        axis, dt = self._axes[i], self.dt
-        (positions, speeds, accels), last = self._state, self._targets[i]
-        q, v, a = positions[i], speeds[i], accels[i]
-        if not axis.low <= last <= axis.high:
-            last = axis.low if last < axis.low else axis.high
-        target_speed = (target - last) / dt
-        if not -axis.max_speed <= target_speed <= axis.max_speed:
-            target_speed = axis.max_speed if target_speed > 0.0 else -axis.max_speed
-        if distance is None:
-            events.append(_broken_limit(i, axis, target, speed, accel, a))
-        else:
-            settling = (target_speed - speed) / dt
-            if abs(settling) <= axis.max_accel and abs(settling - accel) <= axis.max_accel_step >= abs(settling):
-                self._catching_up[i] = False
-                return target, speed, accel, distance
-            events.append(SafetyEvent("catching_up", i, target - q, 0.0))
-        self._catching_up[i] = True
-        closer = axis.toward(target - target_speed * dt, target_speed, q, v, a)  # where both are now
-        position = q + (v + closer * dt) * dt
-        speed = (position - q) / dt
-        accel = (speed - v) / dt
-        distance = axis.stopping_distance(position, speed, accel, 0.0)
-        if distance is None:
-            position, speed, accel = axis.braked(q, v, a)
-            distance = axis.stop(speed, accel)[3]
-        return position, speed, accel, distance
-
-    def _braked(self, state: State) -> State:
-        """The next state of the stop law, every joint."""
-        positions, speeds, accels = [], [], []
-        for axis, q, v, a in zip(self._axes, *state, strict=True):
-            position, speed, accel = axis.braked(q, v, a)
-            positions.append(position)
-            speeds.append(speed)
-            accels.append(accel)
-        return positions, speeds, accels
-
-    def _commit(self, state: State, targets: Sequence[float], *, accepted: bool) -> None:
-        self._state = state
-        self._targets = list(targets)
-        if not accepted:
-            self._catching_up = [False] * len(self._axes)
+    def _command_problem(self, command: Command | None, now_s: float) -> SafetyEvent | None:
+        """Why this command is not followed."""
+        if command is None:
+            return SafetyEvent("no_command", None, 0.0, 0.0)
+        limit = self.limits.max_command_age_s
+        age = now_s - command.stamp_s
+        if not abs(age) <= limit:
+            return SafetyEvent("command_stale", None, age, limit)
+        if len(command.positions) != len(self._axes):
+            return SafetyEvent("joint_count", None, len(command.positions), len(self._axes))
+        for i, q in enumerate(command.positions):
+            if not isfinite(q):
+                return SafetyEvent("not_finite", i, q, 0.0)
+        return None
 
 
-def _broken_limit(joint: int, axis: Axis, target: float, speed: float, accel: float, old_accel: float) -> SafetyEvent:
-    """The limit that prevents ``joint`` from being at ``target`` now."""
-    if not -axis.max_speed <= speed <= axis.max_speed:
-        return SafetyEvent("velocity", joint, speed, axis.max_speed)
-    if not -axis.max_accel <= accel <= axis.max_accel:
-        return SafetyEvent("acceleration", joint, accel, axis.max_accel)
-    if not -axis.max_accel_step <= accel - old_accel <= axis.max_accel_step:
-        return SafetyEvent("jerk", joint, (accel - old_accel) / axis.dt, axis.max_accel_step / axis.dt)
-    return SafetyEvent("braking_distance", joint, target, axis.high if speed > 0.0 else axis.low)
+def _braked(position: float, speed: float, accel: float, stop: Stop) -> tuple[float, float, float, Stop]:
+    """One joint after one tick of its stop, and the rest of the stop."""
+    curve, lowest, highest, end, distance, fastest = stop
+    if not duration(curve):
+        return position, 0.0, 0.0, AT_REST
+    offset, speed, accel = along(curve, speed, accel, 1)
+    if 0.0 in (lowest, highest):  # it does not turn back
+        distance -= abs(offset)
+        lowest, highest = min(0.0, end - offset), max(0.0, end - offset)
+    else:
+        lowest, highest = lowest - offset, highest - offset
+    return position + offset, speed, accel, (rest_of(curve), lowest, highest, end - offset, distance, fastest)

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite, pi
+from math import inf, isfinite, pi
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,13 +33,19 @@ MAX_STOP_S = 2.0  # limits with a longer stop from full speed are refused
 
 @dataclass(frozen=True, kw_only=True)
 class RobotLimits:
-    """What the filter enforces. ``command_hz``: rate of the ticks; ages are seconds."""
+    """What the filter enforces. ``command_hz``: rate of the ticks.
+
+    ``max_command_age_s``: of the observation that a command is based on. ``command_lead_s``: how long before its time
+    every point of the motion is sent to a trajectory controller; a message may be late, or the messages of some ticks
+    lost, for so long (less one tick) without any effect on the motion.
+    """
 
     command_hz: float
     axes: tuple[AxisLimits, ...]
     workspace: Workspace | None
     max_command_age_s: float
     max_measurement_age_s: float
+    command_lead_s: float = 0.1
 
 
 def load_limits(path: Path) -> RobotLimits:
@@ -62,7 +68,7 @@ def load_limits(path: Path) -> RobotLimits:
 def parse_limits(section: Any) -> RobotLimits:
     """As ``load_limits``, from the parsed section; messages start at ``.key``."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
-    table = check_table(section, "", required=keys, optional={"workspace"})
+    table = check_table(section, "", required=keys, optional={"workspace", "command_lead"})
     rate = _positive(table["command_rate"], ".command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
         raise ValueError(".joints: expected a table from joint name to its limits")
@@ -72,6 +78,7 @@ def parse_limits(section: Any) -> RobotLimits:
         workspace=_workspace(table["workspace"]) if "workspace" in table else None,
         max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
         max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
+        command_lead_s=_positive(table.get("command_lead", "100 ms"), ".command_lead", "time"),
     )
     for axis in limits.axes:
         _check_stop(axis, rate)
@@ -104,7 +111,7 @@ def quantity(value: Any, where: str, dimension: str, derivative: int = 0) -> flo
 def _joint(name: str, entry: Any) -> AxisLimits:
     where = f".joints.{name}"
     keys = {"kind", "position", "velocity", "acceleration", "jerk", "step_from_measured"}
-    table = check_table(entry, where, required=keys, optional={"contact_residual"})
+    table = check_table(entry, where, required=keys, optional={"contact_residual", "hold_tolerance"})
     check_choice(table["kind"], _JOINT_KINDS, f"{where}.kind")
     unit, motion, effort = _JOINT_KINDS[table["kind"]]
     low, high = _sequence(table["position"], f"{where}.position", 2)
@@ -112,6 +119,7 @@ def _joint(name: str, entry: Any) -> AxisLimits:
     if not position[0] < position[1]:
         raise ValueError(f"{where}.position: the lower limit {low!r} is not below the upper limit {high!r}")
     residual = table.get("contact_residual")
+    tolerance = table.get("hold_tolerance", "0.02 rad" if unit == "rad" else "5 mm")
     return AxisLimits(
         name=name,
         unit=unit,
@@ -120,13 +128,14 @@ def _joint(name: str, entry: Any) -> AxisLimits:
         acceleration=_positive(table["acceleration"], f"{where}.acceleration", motion, 2),
         jerk=_positive(table["jerk"], f"{where}.jerk", motion, 3),
         step_from_measured=_positive(table["step_from_measured"], f"{where}.step_from_measured", motion),
+        hold_tolerance=_positive(tolerance, f"{where}.hold_tolerance", motion),
         contact_residual=None if residual is None else _positive(residual, f"{where}.contact_residual", effort),
     )
 
 
 def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
     """The stop from full speed must be short in time and fit between the position limits."""
-    model = Axis(axis, 1.0 / rate_hz)
+    dt = 1.0 / rate_hz
     where = f".joints.{axis.name}"
     rough_s = axis.velocity / axis.acceleration + axis.acceleration / axis.jerk
     if rough_s > MAX_STOP_S:
@@ -134,7 +143,8 @@ def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
             f"{where}: stopping from full speed takes about {rough_s:.2f} s, at most {MAX_STOP_S} s are allowed; "
             "lower the velocity, or raise the acceleration or the jerk"
         )
-    _, distance, *_ = model.stop(axis.velocity, 0.0)
+    stop = Axis(axis, dt).stop(axis.velocity * dt, 0.0)
+    distance = inf if stop is None else stop[4]
     if distance > axis.position[1] - axis.position[0]:
         raise ValueError(
             f"{where}: stopping from full speed takes {distance:.3f} {axis.unit}, more than the whole range; "

@@ -1,35 +1,36 @@
-"""Braking of one axis in discrete time, limited in velocity, acceleration and jerk.
+"""Motion of one joint in command ticks of constant jerk, and how it stops.
 
-All quantities are finite differences of the commanded positions, which are the controller's only input:
+Within a tick the jerk j is constant, so position, speed and acceleration at the ticks describe the motion between them
+exactly. With time in ticks, speed u [rad/tick] and acceleration w [rad/tick^2]:
 
-    v[k] = (q[k] - q[k-1]) / dt      a[k] = (v[k] - v[k-1]) / dt      jerk[k] = (a[k] - a[k-1]) / dt
+    q' = q + u + w / 2 + j / 6        u' = u + w + j / 2        w' = w + j
 
-**The stop law.** From speed s > 0 the largest deceleration p that can still be ramped out to zero without crossing
-zero speed fulfils s / dt = p + (p - r) + (p - 2r) + ... over the positive terms, where r = jerk * dt. With n whole
-ramp steps that is s / dt = (n + 1) p - r n (n + 1) / 2, solved for p in closed form. Applying p leaves exactly the
-speed whose own p is p - r: the law follows its own curve, ends at v = a = 0, and depends on (v, a) alone.
+A cubic polynomial is the only cubic through its end positions and speeds, and the only quintic through its end
+positions, speeds and accelerations. A trajectory controller that interpolates such points by cubic or quintic splines
+therefore reproduces this motion exactly: a limit that holds here holds in the controller, at any rate.
 
-**Viability.** A state is viable if the stop law, started there, stays inside the limits. Its successor under the
-stop law is the rest of the same stop and therefore viable too. A filter that moves only to viable states, and applies
-the stop law when it finds no other, never exceeds a limit.
+**Viability.** A state is viable if a stop that keeps every limit starts there. The rest of that stop is such a stop for
+each state along it. A filter that moves only to viable states, with their stop at hand, never exceeds a limit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, sqrt
+from itertools import pairwise
+from math import ceil, sqrt
 
-# Planning leaves a small part of each limit unused, so that rounding in the finite differences never exceeds it.
+# Planning leaves a small part of each limit unused, so that rounding never exceeds it.
 _PLANNING = 1.0 - 1e-6
-# Below this a step [rad or m] is the rounding of a position, not a motion.
-MIN_STEP = 4e-15
+_TRIES = 6
+CONTROLLER_HZ = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisLimits:
     """Limits of one joint. Units are rad or m, and per second; ``unit`` says which.
 
-    ``step_from_measured``: largest distance of a command from the measured position.
+    ``step_from_measured``: largest distance of the measured position from where the joint was sent at that time.
+    ``hold_tolerance``: the same for a joint that has been at rest for a while.
     ``contact_residual``: largest external torque or force [N m or N]; None if the robot reports none.
     """
 
@@ -40,186 +41,190 @@ class AxisLimits:
     acceleration: float
     jerk: float
     step_from_measured: float
+    hold_tolerance: float = 0.02
     contact_residual: float | None = None
 
 
-# Plain tuples, as hundreds are made in every tick near a face of the workspace.
-# The course of a stop: position and path length after each tick until it is on the stop law's curve, the speed there,
-# then speed / dt and ticks with the full acceleration, and speed / dt, ticks and first deceleration of the rest.
-Curve = tuple[list[tuple[float, float]], float, float, int, float, int, float]
-# A stop, relative to its start: lowest and highest position, end position, path length, highest speed, ticks, course.
-Stop = tuple[float, float, float, float, float, int, Curve]
+# Plain tuples, as hundreds are made in every tick.
+# Jerk and ticks of the first part of a stop, ticks without jerk, jerk and ticks of the last part.
+Curve = tuple[float, int, int, float, int]
+# A stop relative to its start: curve, lowest and highest position, end position, path length, highest speed.
+Stop = tuple[Curve, float, float, float, float, float]
+Motion = tuple[float, float, float]  # position, speed, acceleration
+
+AT_REST: Stop = ((0.0, 0, 0, 0.0, 0), 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def duration(curve: Curve) -> int:
+    """Ticks until rest."""
+    return curve[1] + curve[2] + curve[4]
+
+
+def along(curve: Curve, speed: float, accel: float, ticks: int) -> Motion:
+    """Offset, speed and acceleration after ``ticks`` of the stop from (speed, accel); exactly at rest at its end."""
+    first, n1, n2, last, n3 = curve
+    at_end = ticks >= n1 + n2 + n3
+    offset = 0.0
+    for jerk, n in ((first, n1), (0.0, n2), (last, n3)):
+        n = min(n, ticks)
+        offset += n * (speed + n * (0.5 * accel + n * jerk / 6.0))
+        speed += n * (accel + 0.5 * n * jerk)
+        accel += n * jerk
+        ticks -= n
+    return (offset, 0.0, 0.0) if at_end else (offset, speed, accel)
+
+
+def rest_of(curve: Curve) -> Curve:
+    """The curve after one tick."""
+    first, n1, n2, last, n3 = curve
+    if n1:
+        return first, n1 - 1, n2, last, n3
+    return (0.0, 0, n2 - 1, last, n3) if n2 else (0.0, 0, 0, last, max(0, n3 - 1))
 
 
 class Axis:
-    """The stop law and the viability of one joint at a fixed command period ``dt`` [s]."""
+    """One joint at a fixed command period: its limits in ticks, its stop, and its approach to a target."""
 
-    __slots__ = (
-        *("dt", "high", "low", "max_accel", "max_accel_step", "max_speed"),
-        *(
-            "_accel",
-            "_full_rate",
-            "_jerk_10",
-            "_per_accel_2",
-            "_per_jerk",
-            "_per_jerk_2",
-            "_ramp",
-            "_ramps_s",
-            "_speed",
-        ),
-    )
+    __slots__ = ("_accel", "_dt", "_ramp", "_speed", "far", "high", "low", "max_accel", "max_jerk", "max_speed")
 
     def __init__(self, limits: AxisLimits, dt: float) -> None:
-        self.dt = dt
         self.low, self.high = limits.position
-        self.max_accel = limits.acceleration
-        self.max_accel_step = limits.jerk * dt
-        self.max_speed = limits.velocity
-        self._speed = limits.velocity * _PLANNING
-        self._accel = limits.acceleration * _PLANNING
-        self._ramp = limits.jerk * dt * _PLANNING
-        self._jerk_10 = 0.1 * limits.jerk
-        self._per_accel_2, self._per_jerk, self._per_jerk_2 = 0.5 / self._accel, dt / self._ramp, 0.5 * dt / self._ramp
-        self._ramps_s = 2.0 * (dt + self._accel * dt / self._ramp)
-        # s / dt from which on the stop law brakes with all of the acceleration
-        whole = floor(self._accel / self._ramp)
-        self._full_rate = (whole + 1) * (self._accel - 0.5 * self._ramp * whole)
+        self._dt = dt
+        self.max_speed = limits.velocity * dt
+        self.max_accel = limits.acceleration * dt * dt
+        self.max_jerk = limits.jerk * dt * dt * dt
+        self.far = 16.0 * self.max_accel  # from here on acceleration limits the approach, see ``toward``
+        self._speed = self.max_speed * _PLANNING
+        self._accel = self.max_accel * _PLANNING
+        self._ramp = self.max_jerk * _PLANNING
 
-    def accelerate(self, speed_gap: float, accel: float) -> float:
-        """Next acceleration that closes ``speed_gap`` fastest without overshoot, from acceleration ``accel``."""
-        ramp = self._ramp
-        rate = (speed_gap if speed_gap >= 0.0 else -speed_gap) / self.dt
-        if rate >= self._full_rate:
-            peak = self._accel
-        elif rate < ramp:
-            peak = rate
-        else:
-            n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
-            peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
-        if speed_gap < 0.0:
-            peak = -peak
-        if peak > accel + ramp:
-            return accel + ramp
-        return accel - ramp if peak < accel - ramp else peak
+    def stop(self, speed: float, accel: float) -> Stop | None:
+        """A short stop from (speed, accel) within the limits of acceleration and jerk, in whole ticks.
 
-    def brake(self, speed: float, accel: float) -> float:
-        """Next acceleration of the stop law."""
-        return self.accelerate(-speed, accel)
-
-    def braked(self, position: float, speed: float, accel: float) -> tuple[float, float, float]:
-        """Position, speed and acceleration after one tick of the stop law; exactly at rest at its end."""
+        The deceleration p is reached in n1 ticks, kept for n2 and left in n3. Without whole ticks and with
+        p <= A the fastest stop has p^2 = J u + w^2 / 2; the ticks are rounded up from that, and p follows from
+        u + w n1 / 2 = p (n1 / 2 + n2 + n3 / 2). None if rounding finds none within the limits.
+        """
         if not speed and not accel:
-            return position, 0.0, 0.0
-        dt = self.dt
-        step = (speed + self.accelerate(-speed, accel) * dt) * dt
-        after = position + step if not -MIN_STEP <= step <= MIN_STEP else position
-        speed_after = (after - position) / dt
-        return after, speed_after, (speed_after - speed) / dt
+            return AT_REST
+        ramp, most, steepest = self._ramp, self._accel, self.max_jerk
+        turned = 0.5 * accel * accel / ramp
+        flipped = (speed + turned if accel >= 0.0 else speed - turned) < 0.0
+        if flipped:
+            speed, accel = -speed, -accel
+        square = ramp * speed + 0.5 * accel * accel
+        wanted = sqrt(square) if square > 1e-30 else 1e-15  # less is the rounding of a rest
+        if wanted > most:
+            wanted = most
+        n1, n3 = int((wanted + accel) / ramp - 1e-9) + 1, int(wanted / ramp - 1e-9) + 1
+        for _ in range(_TRIES):
+            at_zero = speed + 0.5 * accel * n1
+            left = at_zero - 0.5 * wanted * (n1 + n3)
+            n2 = int(left / wanted - 1e-9) + 1 if left > 0.0 else 0
+            peak = at_zero / (0.5 * (n1 + n3) + n2)
+            change, allowed = peak + accel, n1 * steepest
+            if -most <= peak <= most and -allowed <= change <= allowed and -n3 * steepest <= peak <= n3 * steepest:
+                if flipped or speed < 0.0 or peak < 0.0:
+                    return _with_extremes(speed, accel, peak, n1, n2, n3, flipped)
+                first = -change / n1
+                end = n1 * (speed + n1 * (0.5 * accel + n1 * first / 6.0))
+                end += n2 * (at_zero - 0.5 * peak * (n1 + n2)) + peak * n3 * n3 / 6.0
+                fastest = speed - 0.5 * accel * accel / first if accel > 0.0 else speed
+                return (first, n1, n2, peak / n3, n3), 0.0, end, end, end, fastest
+            n1 += 1
+        return None
 
-    def stop(self, speed: float, accel: float) -> Stop:
-        """The stop from (speed, accel): step by step until it is on the stop law's curve, the rest in closed form.
+    def viable_stop(self, position: float, speed: float, accel: float, slack: float) -> Stop | None:
+        """The stop from here, if it keeps the limits of position (but for ``slack``) and speed."""
+        if not -self.max_accel <= accel <= self.max_accel:
+            return None
+        stop = self.stop(speed, accel)
+        if stop is None or stop[5] > self.max_speed:
+            return None
+        inside = position + stop[1] >= self.low - slack and position + stop[2] <= self.high + slack
+        return stop if inside else None
 
-        On the curve it brakes m times with the full acceleration A, while s / dt is at least what A can ramp out, and
-        then n times with p, p - r, ... Summing the speeds gives, with R = s / dt where a part begins, for the first
-        m R - A m (m + 1) / 2 and for the second n R - p n (n + 1) / 2 + r (n - 1) n (n + 1) / 6, each times dt^2.
+    def toward(self, target: float, target_speed: float, motion: Motion, scale: float) -> float:
+        """Acceleration after the next tick, on the way to where a moving ``target`` is at the next tick.
+
+        The closing speed is the least of three: what half the acceleration can still stop, s = sqrt(A d); what a
+        fraction of the jerk can stop, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out too; and a quarter
+        of the distance per tick. ``scale`` in (0, 1] lowers the highest speed.
         """
-        dt, ramp, most, full = self.dt, self._ramp, self._accel, self._full_rate
-        position = lowest = highest = distance = 0.0
-        ramped = []
-        size = fastest = speed if speed >= 0.0 else -speed
-        while True:
-            rate = size / dt
-            n, peak = 0, rate
-            if rate >= full:
-                peak = most
-            elif rate >= ramp:
-                n = int((sqrt(1.0 + 8.0 * rate / ramp) - 1.0) * 0.5)
-                peak = (rate + ramp * n * (n + 1) * 0.5) / (n + 1)
-            gap = (-peak if speed > 0.0 else peak) - accel
-            if -ramp <= gap <= ramp:
-                break
-            accel += ramp if gap > 0.0 else -ramp
-            speed += accel * dt
-            size = speed if speed >= 0.0 else -speed
-            position += speed * dt
-            distance += size * dt
-            ramped.append((position, distance))
-            if position > highest:
-                highest = position
-            elif position < lowest:
-                lowest = position
-            if size > fastest:
-                fastest = size
-        m, last_rate, curve = 0, rate, 0.0
-        if rate >= full:
-            m = int((rate - full) / most) + 1
-            curve = m * (rate - 0.5 * most * (m + 1))
-            last_rate = rate - m * most
-            if last_rate >= ramp:
-                n = int((sqrt(1.0 + 8.0 * last_rate / ramp) - 1.0) * 0.5)
-                peak = (last_rate + ramp * n * (n + 1) * 0.5) / (n + 1)
-        if n:
-            curve += n * (last_rate - (n + 1) * (0.5 * peak - ramp * (n - 1) / 6.0))
-        curve *= dt * dt
-        end = position + curve if speed > 0.0 else position - curve
-        if end > highest:
-            highest = end
-        elif end < lowest:
-            lowest = end
-        ticks = len(ramped) + m + n
-        return lowest, highest, end, distance + curve, fastest, ticks + 1, (ramped, speed, rate, m, last_rate, n, peak)
-
-    def along(self, curve: Curve, ticks: int) -> tuple[float, float]:
-        """Position of a stop after ``ticks`` >= 1, relative to its start, and the path length up to there."""
-        ramped, direction, rate, full_ticks, last_rate, last_ticks, peak = curve
-        position = distance = 0.0
-        if ramped:
-            if ticks <= len(ramped):
-                return ramped[ticks - 1]
-            position, distance = ramped[-1]
-            ticks -= len(ramped)
-        m = ticks if ticks < full_ticks else full_ticks
-        offset = m * (rate - 0.5 * self._accel * (m + 1))
-        if ticks > m:
-            n = ticks - m if ticks - m < last_ticks else last_ticks
-            offset += n * (last_rate - (n + 1) * (0.5 * peak - self._ramp * (n - 1) / 6.0))
-        offset *= self.dt * self.dt
-        return (position + offset if direction > 0.0 else position - offset), distance + offset
-
-    def stopping_distance(self, position: float, speed: float, accel: float, slack: float) -> float | None:
-        """An upper bound of the stop's path length; None if it breaks a limit of velocity or position by more than
-        ``slack``.
-
-        No stop from (s, a) is faster than v = s + a^2 / (2 J), and none is longer than v^2 / (2 A) at full deceleration
-        plus v for as long as the acceleration is ramped from a to A and out again, plus a tick for each. Only where
-        that is not within the limits the stop itself is computed.
-        """
-        accel_size = accel if accel >= 0.0 else -accel
-        peak = (speed if speed >= 0.0 else -speed) + accel_size * accel_size * self._per_jerk_2
-        distance = peak * (peak * self._per_accel_2 + self._ramps_s + accel_size * self._per_jerk)
-        if peak <= self.max_speed and position + distance <= self.high and position - distance >= self.low:
-            return distance
-        lowest, highest, _, distance, fastest, _, _ = self.stop(speed, accel)
-        inside = position + highest <= self.high + slack and position + lowest >= self.low - slack
-        return distance if inside and fastest <= self.max_speed + slack else None
-
-    def toward(self, target: float, target_speed: float, position: float, speed: float, accel: float) -> float:
-        """Next acceleration that approaches a moving ``target`` and reaches it without overshoot.
-
-        The closing speed is the least of three: the speed that half the acceleration can still stop, s = sqrt(A d);
-        the speed that a fraction of the jerk can stop, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out
-        too; and a third of the distance per period. The margins allow for the lag of the acceleration.
-        """
-        gap = target - position
+        position, speed, accel = motion
+        gap = target - target_speed - position
         separation = gap if gap > 0.0 else -gap
-        closing = separation / (3.0 * self.dt)
+        closing = 0.25 * separation
         if closing * closing > self._accel * separation:
             closing = sqrt(self._accel * separation)
-        cube = self._jerk_10 * separation * separation
+        cube = 0.1 * self._ramp * separation * separation
         if cube < closing * closing * closing:
             closing = cube ** (1.0 / 3.0)
         wanted = target_speed + (closing if gap > 0.0 else -closing)
-        fastest = self._speed
+        fastest = self._speed * scale
         if not -fastest <= wanted <= fastest:
             wanted = fastest if wanted > 0.0 else -fastest
-        return self.accelerate(wanted - speed, accel)
+        return self._accelerate(wanted - speed, accel)
+
+    def _accelerate(self, gap: float, accel: float) -> float:
+        """Next acceleration w' that closes a gap of speed without overshoot: it is ramped out in one tick, w' / 2, or,
+        where the jerk does not allow that, in w'^2 / (2 J) + w' / 2."""
+        ramp, left = self._ramp, gap - 0.5 * accel
+        size = left if left >= 0.0 else -left
+        after = size if size <= ramp else ramp * (sqrt(0.25 + 2.0 * size / ramp) - 0.5)
+        if after > self._accel:
+            after = self._accel
+        if left < 0.0:
+            after = -after
+        if after > accel + ramp:
+            return accel + ramp
+        return accel - ramp if after < accel - ramp else after
+
+    def take_up_ticks(self, distance: float) -> int:
+        """Ticks in which a controller moves by ``distance`` from rest to rest within the limits.
+
+        It interpolates by a cubic (peak speed 1.5, acceleration 6, jerk 12 times distance / T, T^2, T^3) or a quintic
+        spline (1.875, 5.774, 60). The cubic's acceleration begins and ends with a step, which a controller at
+        ``CONTROLLER_HZ`` makes within one of its periods.
+        """
+        step = 6.0 * distance * self._dt * CONTROLLER_HZ / self._ramp
+        return ceil(
+            max(
+                1.875 * distance / self._speed,
+                sqrt(6.0 * distance / self._accel),
+                (60.0 * distance / self._ramp) ** (1.0 / 3.0),
+                sqrt(step),
+            )
+        )
+
+
+def _with_extremes(speed: float, accel: float, peak: float, n1: int, n2: int, n3: int, flipped: bool) -> Stop:
+    """The stop of these parts. Its speed may change sign only in the first part, in which the jerk is constant."""
+    first, last = -(peak + accel) / n1, peak / n3
+    at_first = n1 * (speed + n1 * (0.5 * accel + n1 * first / 6.0))
+    after_first = speed + n1 * (accel + 0.5 * n1 * first)
+    end = at_first + n2 * (after_first - 0.5 * peak * n2) + peak * n3 * n3 / 6.0
+    fastest = max(abs(speed), abs(after_first))
+    if first and 0.0 < -accel / first < n1:
+        fastest = max(fastest, abs(speed - 0.5 * accel * accel / first))
+    if speed >= 0.0 and peak >= 0.0:
+        lowest, highest, distance = 0.0, end, end
+    else:
+        path = [0.0, *(t * (speed + t * (0.5 * accel + t * first / 6.0)) for t in _turns(speed, accel, first, n1))]
+        path += [at_first, end]
+        lowest, highest = min(path), max(path)
+        distance = sum([abs(b - a) for a, b in pairwise(path)])
+    if flipped:
+        return (-first, n1, n2, -last, n3), -highest, -lowest, -end, distance, fastest
+    return (first, n1, n2, last, n3), lowest, highest, end, distance, fastest
+
+
+def _turns(speed: float, accel: float, jerk: float, ticks: int) -> list[float]:
+    """When the speed is zero within the first ``ticks`` of this motion, in order."""
+    square = accel * accel - 2.0 * jerk * speed
+    if square < 0.0:
+        return []
+    half = -0.5 * (accel + (sqrt(square) if accel >= 0.0 else -sqrt(square)))
+    roots = [half / (0.5 * jerk)] if jerk else []
+    roots += [speed / half] if half else []
+    return sorted(t for t in roots if 0.0 < t < ticks)

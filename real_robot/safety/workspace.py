@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from real_robot.safety.commands import SafetyEvent
 from real_robot.safety.kinematics import EndEffectorPoint, JointFrame, LeverArms, Vector, max_travel
-from real_robot.safety.stopping import Axis, AxisLimits, Curve
+from real_robot.safety.stopping import AxisLimits, Stop, along, duration
 
-# A point of a stop: its tick, the end effector's depth in the box there, each joint's travel up to there.
-Point = tuple[int, float, Sequence[float]]
+# Points of a stop that are looked at; a motion that needs more is refused, as it is too close to a face.
+MAX_POINTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,67 +27,83 @@ class Workspace:
     end_effector: Vector = (0.0, 0.0, 0.0)
 
 
-class WorkspaceCheck:
-    """The rule of one robot's workspace box, whose joints are ``axes``."""
+class Motions(NamedTuple):
+    """Position, speed and acceleration of every joint at a tick (in ticks), and its stop from there."""
 
-    def __init__(self, box: Workspace, limits: Sequence[AxisLimits], axes: Sequence[Axis]) -> None:
-        self._box, self._axes = box, axes
-        self._point = EndEffectorPoint(box.frames, box.end_effector, limits)
+    positions: Sequence[float]
+    speeds: Sequence[float]
+    accels: Sequence[float]
+    stops: Sequence[Stop]
+
+
+class _Point(NamedTuple):
+    """Of a stop: tick, depth of the end effector in the box, lever arms, every joint's offset there."""
+
+    tick: int
+    depth: float
+    levers: LeverArms
+    offsets: Sequence[float]
+
+
+class WorkspaceCheck:
+    """The rule of one robot's workspace box, whose joints are ``axes``.
+
+    Between two positions that are, together, deeper inside the box than the travel between them is long, the end
+    effector stays inside. Otherwise a position between the two is looked at.
+    """
+
+    def __init__(self, box: Workspace, axes: Sequence[AxisLimits]) -> None:
+        self._box = box
+        self._point = EndEffectorPoint(box.frames, box.end_effector, axes)
 
     def position(self, joints: Sequence[float]) -> Vector:
         """Of the end effector in the base frame [m]."""
         return self._point(joints)
 
-    def violation(
-        self,
-        positions: Sequence[float],
-        speeds: Sequence[float],
-        accels: Sequence[float],
-        distances: Sequence[float],
-    ) -> SafetyEvent | None:
-        """Whether the end effector is outside the box at this tick or at any tick of the stop that follows it.
-
-        Between two points of the stop that are, together, deeper inside the box than the travel between them is long,
-        it stays inside. Otherwise a point between the two is checked. ``distances``: upper bounds of the joints'
-        stopping distances.
-        """
-        depth, levers = self.depth(positions)
-        if 0.0 <= depth < max_travel(levers, distances):
-            stops = [axis.stop(v, a) for axis, v, a in zip(self._axes, speeds, accels, strict=True)]
-            swept = [stop[3] for stop in stops]
-            depth_at_end, levers = self.depth([q + stop[2] for q, stop in zip(positions, stops, strict=True)])
-            if 0.0 <= depth_at_end < max_travel(levers, swept) - depth:
-                last, curves = max([stop[5] for stop in stops]), [stop[6] for stop in stops]
-                return self._violation_between(
-                    positions, curves, (0, depth, [0.0] * len(stops)), (last, depth_at_end, swept)
-                )
-            depth = min(depth, depth_at_end)
-        return SafetyEvent("workspace", None, depth, 0.0) if depth < 0.0 else None
-
-    def _violation_between(
-        self, start: Sequence[float], curves: Sequence[Curve], here: Point, there: Point
-    ) -> SafetyEvent | None:
-        """The same between two points of the stop from ``start`` that are inside."""
-        (first, depth_here, swept_here), (last, depth_there, swept_there) = here, there
-        if last - first < 2:
-            return None
-        tick = first + max(1, (last - first) * 3 // 10)  # about half the distance, as it slows down
-        positions, swept, before, after = [], [], [], []
-        for axis, q, curve, to_here, to_there in zip(self._axes, start, curves, swept_here, swept_there, strict=True):
-            offset, distance = axis.along(curve, tick)
-            positions.append(q + offset)
-            swept.append(distance)
-            before.append(distance - to_here)
-            after.append(to_there - distance)
-        depth, levers = self.depth(positions)
+    def violation(self, before: Sequence[float], motions: Motions) -> SafetyEvent | None:
+        """Whether the end effector leaves the box on the way from ``before`` (one tick) or in the stop that follows."""
+        depth, levers = self.depth(motions.positions)
         if depth < 0.0:
             return SafetyEvent("workspace", None, depth, 0.0)
-        point, event = (tick, depth, swept), None
-        if depth + depth_there < max_travel(levers, after):
-            event = self._violation_between(start, curves, point, there)
-        if event is None and depth + depth_here < max_travel(levers, before):
-            event = self._violation_between(start, curves, here, point)
-        return event
+        sweeps = [abs(q - p) for q, p in zip(motions.positions, before, strict=True)]
+        travel = max_travel(levers, sweeps)
+        if depth < travel and depth + self.depth(before)[0] < travel:
+            return SafetyEvent("workspace", None, depth - travel, 0.0)
+        if depth >= max_travel(levers, [stop[4] for stop in motions.stops]):
+            return None
+        last = max([duration(stop[0]) for stop in motions.stops])
+        self._points_left = MAX_POINTS
+        end = self._at(motions, last)
+        if end.depth < 0.0:
+            return SafetyEvent("workspace", None, end.depth, 0.0)
+        return self._between(motions, _Point(0, depth, levers, [0.0] * len(sweeps)), end)
+
+    def _at(self, motions: Motions, tick: int) -> _Point:
+        """The stop at ``tick``."""
+        self._points_left -= 1
+        offsets = [
+            along(stop[0], speed, accel, tick)[0]
+            for stop, speed, accel in zip(motions.stops, motions.speeds, motions.accels, strict=True)
+        ]
+        depth, levers = self.depth([q + d for q, d in zip(motions.positions, offsets, strict=True)])
+        return _Point(tick, depth, levers, offsets)
+
+    def _between(self, motions: Motions, first: _Point, last: _Point) -> SafetyEvent | None:
+        """The same between two points of the stop that are inside."""
+        sweeps = [
+            abs(b - a) if 0.0 in (stop[1], stop[2]) else stop[4]  # the path length, if the joint turns back
+            for a, b, stop in zip(first.offsets, last.offsets, motions.stops, strict=True)
+        ]
+        travel = max_travel(last.levers, sweeps)
+        if first.depth + last.depth >= travel:
+            return None
+        if last.tick - first.tick < 2 or not self._points_left:
+            return SafetyEvent("workspace", None, first.depth + last.depth - travel, 0.0)
+        # about half of the distance, as it slows down
+        middle = self._at(motions, first.tick + max(1, (last.tick - first.tick) * 3 // 10))
+        if middle.depth < 0.0:
+            return SafetyEvent("workspace", None, middle.depth, 0.0)
+        return self._between(motions, first, middle) or self._between(motions, middle, last)
 
     def depth(self, positions: Sequence[float]) -> tuple[float, LeverArms]:
         """Distance [m] of the end effector to the nearest face of the box, negative outside; and the lever arms."""

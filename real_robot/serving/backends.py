@@ -15,8 +15,13 @@ from policies.policy import GuidedPolicy, Policy, PolicySpec
 from real_robot.control.chunk_scheduler import ChunkingMethod
 from real_robot.images import fit_image
 from real_robot.serving.protocol import PROTOCOL, ActRequest, Hello
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
+
+
+class UnusableActions(ValueError):
+    """A policy gave actions that are not finite."""
 
 
 class ChunkBackend(ABC):
@@ -31,6 +36,7 @@ class ChunkBackend(ABC):
     def __init__(self, hello: Hello, *, seed: int, device: torch.device | str = "cpu") -> None:
         self.hello = hello
         self.device = torch.device(device)
+        self._noise_shape = (hello.action_horizon, hello.action_dim)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     @abstractmethod
@@ -42,23 +48,34 @@ class ChunkBackend(ABC):
         self,
         obs: Observation,
         state: TensorDataclass,
-        noise: Float[Tensor, "1 H A"],
+        noise: Float[Tensor, "1 noise_length noise_width"],
         planned: Float[Tensor, "1 H A"],
         request: ActRequest,
     ) -> tuple[Float[np.ndarray, "H A"], TensorDataclass]:
         """The chunk, and the memory after it. ``planned``: the request's leftover actions, padded with zeros."""
 
     def act(self, request: ActRequest, state: TensorDataclass) -> tuple[NDArray[np.float32], TensorDataclass]:
-        """Actions [H, A] in [-1, 1], and the memory after them. ValueError names what does not fit this policy."""
+        """Actions [H, A] in [-1, 1], and the memory after them. ValueError names what does not fit this policy.
+
+        UnusableActions if they are not finite.
+        """
         self._check(request)
         horizon, action_dim = self.hello.action_horizon, self.hello.action_dim
-        noise = torch.randn((1, horizon, action_dim), generator=self._generator, device=self.device)
+        noise = torch.randn((1, *self._noise_shape), generator=self._generator, device=self.device)
         planned = torch.zeros(1, horizon, action_dim)
         planned[0, : len(request.leftover)] = torch.from_numpy(request.leftover.copy())
-        return self.compute_chunk(self._observation(request), state, noise, planned.to(self.device), request)
+        with crossing("requests"):
+            obs, planned = self._observation(request).to(self.device), planned.to(self.device)
+        actions, after = self.compute_chunk(obs, state, noise, planned, request)
+        if not np.isfinite(actions).all():
+            raise UnusableActions(f"policy {self.hello.fingerprint[:12]} gives actions that are not finite")
+        return actions, after
 
     def warm_up(self) -> None:
-        """Compile and allocate before a robot waits: one chunk without a prefix and one with the longest."""
+        """Compile, allocate and try before a robot waits: one chunk without a prefix and one with the longest.
+
+        UnusableActions if the policy's actions are not finite.
+        """
         hello = self.hello
         height, width = hello.image_size
         for delay in sorted({0, hello.max_prefix}):
@@ -103,23 +120,20 @@ class ChunkBackend(ABC):
             images=images,
             state=torch.from_numpy(request.state.copy())[None],
             instruction=encode_instructions([request.instruction]),
-        ).to(self.device)
+        )
 
 
 class PolicyBackend(ChunkBackend):
-    """The policy in PyTorch. ``compiled``: through torch.compile, which needs a C++ compiler or a CUDA GPU.
+    """The policy in PyTorch, on its device. ``fingerprint``: sha256 of the weights, for logs and for refusing an
+    unexpected policy."""
 
-    ``fingerprint``: sha256 of the weights, for logs and for refusing an unexpected policy.
-    """
-
-    def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0, compiled: bool = False) -> None:
+    def __init__(self, policy: Policy, *, fingerprint: str, seed: int = 0) -> None:
         super().__init__(describe(policy.spec, fingerprint=fingerprint), seed=seed, device=policy.device)
         self._policy = policy.eval()
+        self._noise_shape = policy.spec.noise_shape
         self._guided = policy if isinstance(policy, GuidedPolicy) and policy.can_guide else None
         if self._guided is not None:
             self.methods = (*self.methods, "guided", "jacobian_free")
-        if compiled:
-            policy.compile()
         self.warm_up()
 
     def initial_state(self) -> TensorDataclass:
@@ -130,7 +144,7 @@ class PolicyBackend(ChunkBackend):
         self,
         obs: Observation,
         state: TensorDataclass,
-        noise: Float[Tensor, "1 H A"],
+        noise: Float[Tensor, "1 noise_length noise_width"],
         planned: Float[Tensor, "1 H A"],
         request: ActRequest,
     ) -> tuple[Float[np.ndarray, "H A"], TensorDataclass]:
@@ -142,7 +156,8 @@ class PolicyBackend(ChunkBackend):
             actions = self._act_guided(context, noise, planned, request)
         else:
             actions = self._policy.act_from_noise(context, noise)
-        return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32), state
+        with crossing("requests"):
+            return np.asarray(actions[0].float().cpu().numpy(), dtype=np.float32), state
 
     def _act_guided(
         self, context: TensorDataclass, noise: Tensor, planned: Tensor, request: ActRequest
@@ -154,11 +169,13 @@ class PolicyBackend(ChunkBackend):
             execute_steps=request.execute_steps,
             leftover=len(request.leftover),
         )
+        with crossing("requests"):
+            weights = weights.to(self.device)
         return self._guided.act_guided(
             context,
             noise,
             previous=planned,
-            weights=weights.to(self.device),
+            weights=weights,
             jacobian="true" if request.method == "guided" else "identity",
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
@@ -23,6 +24,7 @@ from real_robot.serving.protocol import (
     Hello,
     Refused,
     WireError,
+    is_loopback,
     pack,
     unpack,
 )
@@ -39,9 +41,13 @@ class Answer:
 
 
 class PolicyClient:
-    """``timeout_s``: the connection is made anew if the server has not answered by then."""
+    """``timeout_s``: the connection is made anew if the server has not answered by then.
+
+    ValueError if the token would go to another machine without TLS.
+    """
 
     def __init__(self, url: str, *, token: str, timeout_s: float = 2.0, retry_s: float = 0.25) -> None:
+        check_url(url)
         self._url, self._token = url, token
         self._timeout_s, self._retry_s = timeout_s, retry_s
         self._lock = threading.Condition()
@@ -49,6 +55,7 @@ class PolicyClient:
         self._answer: Answer | None = None
         self._episode_end: EpisodeEnd | None = None
         self._hello: Hello | None = None
+        self._bound = ""  # fingerprint of the episode's policy
         self._problem = "not connected yet"
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="policy-client", daemon=True)
@@ -59,6 +66,16 @@ class PolicyClient:
         """Description of the connected policy; None without a connection, and until ``end_episode`` is answered."""
         with self._lock:
             return self._hello
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def bind(self, fingerprint: str) -> None:
+        """Until ``end_episode`` no other policy is accepted, whoever answers at the address."""
+        with self._lock:
+            self._bound = fingerprint
 
     @property
     def problem(self) -> str:
@@ -82,6 +99,7 @@ class PolicyClient:
         """Report the episode's result. ``hello`` is None until the server names the policy for the next one."""
         with self._lock:
             self._episode_end = EpisodeEnd(outcome=outcome, intervened=int(intervened))
+            self._bound = ""
             self._hello, self._problem = None, "the server has not yet named the policy for the next episode"
             self._request = self._answer = None
             self._lock.notify()
@@ -146,6 +164,11 @@ class PolicyClient:
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL:
             raise WireError(f"expected a hello of protocol {PROTOCOL}, got {hello}")
         with self._lock:
+            if self._bound and hello.fingerprint != self._bound:
+                raise WireError(
+                    f"the server now offers policy {hello.fingerprint[:12]}, this episode began with "
+                    f"{self._bound[:12]}; end the episode to change over"
+                )
             self._hello, self._problem = hello, ""
 
     def _on_lost(self, reason: str) -> None:
@@ -154,6 +177,18 @@ class PolicyClient:
             self._hello, self._problem = None, reason
             self._answer = Answer(id=-1, chunk=None, reason=reason, round_trip_s=0.0)
             self._request = self._episode_end = None
+
+
+def check_url(url: str) -> None:
+    """ValueError unless it is wss://, or ws:// to this machine."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise ValueError(f"policy server {url!r}: expected ws://HOST:PORT or wss://HOST:PORT")
+    if parts.scheme == "ws" and not is_loopback(parts.hostname):
+        raise ValueError(
+            f"policy server {url!r}: the token would be sent to another machine unencrypted; use wss://, or an SSH "
+            f"tunnel: ssh -L 8720:localhost:8720 {parts.hostname}, then ws://127.0.0.1:8720"
+        )
 
 
 def _receive(connection: ClientConnection, timeout_s: float) -> object:

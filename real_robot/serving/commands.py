@@ -11,12 +11,14 @@ import contextlib
 import os
 import secrets
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import get_args
 
 from policies.bundle import read_bundle_info
+from policies.device import Precision, select_device
 from real_robot.priority import take_priority
 from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
@@ -36,12 +38,14 @@ def serve(
     certificate: Path | None = None,
     key: Path | None = None,
     runtime: Runtime = "eager",
+    device: str = "auto",
+    precision: Precision = "float32",
     ready: Path | None = None,
 ) -> None:
     """Serve ``bundle``, and each bundle that replaces it there, until interrupted. UserError if it cannot.
 
-    ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS. ``ready``: a file
-    that gets the port once connections are accepted.
+    ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS. ``device`` and
+    ``precision``: as of a run. ``ready``: a file that gets the port once connections are accepted.
     """
     read_bundle_info(bundle)
     token_file = token_file or default_token_file()
@@ -50,7 +54,7 @@ def serve(
         config = ServerConfig(host=host, port=port, token=token_file.read_text().strip(), tls=tls)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot serve: {error}") from error
-    load = partial(load_backend, runtime=runtime)
+    load = partial(load_backend, runtime=runtime, device=select_device(device, precision=precision))
     versions = Versions(load(bundle))
     watcher = BundleWatcher(versions, bundle, load)
     print(f"{bundle}, {runtime}; token in {token_file}", file=sys.stderr, flush=True)
@@ -80,14 +84,23 @@ def _tls(certificate: Path | None, key: Path | None) -> SSLContext | None:
     return context
 
 
+def _end_with_stdin() -> None:
+    """A parent that holds the other end of a pipe takes this process with it, however it ends."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="the server that deploy starts for itself, on a port of its choice")
     for name in ("bundle", "token_file", "ready"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--runtime", choices=get_args(Runtime), default="eager")
+    parser.add_argument("--end-with-stdin", action="store_true", help="end when standard input is closed")
     options = parser.parse_args()
     take_priority(PRIORITY)  # an arm waits for the answers
     os.setpgrp()  # Ctrl-C is for the node, which brakes first and then ends this process
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         serve(options.bundle, port=0, token_file=options.token_file, ready=options.ready, runtime=options.runtime)
     except UserError as error:

@@ -13,6 +13,7 @@ dtypes. Nothing is unpickled, and no frame can name a type to construct.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -103,6 +104,14 @@ _KINDS: dict[str, type[Message]] = {
     "ended": EpisodeEnd,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def pack(message: Message) -> bytes:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from policies.bundle import load_bundle, read_bundle_info
+from policies.device import CPU, Device
 from real_robot.serving.backends import ChunkBackend, PolicyBackend
 from real_robot.serving.onnx.backend import OnnxBackend
 from real_robot.serving.runtimes import Runtime
 
 
-def _torch_backend(bundle: Path, *, compiled: bool) -> ChunkBackend:
-    policy = load_bundle(bundle, device="cuda" if torch.cuda.is_available() else "cpu")
-    return PolicyBackend(policy, fingerprint=read_bundle_info(bundle).sha256, compiled=compiled)
+def _torch_backend(bundle: Path, device: Device, *, compiled: bool) -> ChunkBackend:
+    policy = load_bundle(bundle, device=replace(device, compile=compiled))
+    return PolicyBackend(policy, fingerprint=read_bundle_info(bundle).sha256)
 
 
-RUNTIMES: Mapping[Runtime, Callable[[Path], ChunkBackend]] = {
+def _onnx_backend(bundle: Path, device: Device) -> ChunkBackend:
+    """ONNX Runtime computes on the CPU, in float32."""
+    return OnnxBackend(bundle)
+
+
+RUNTIMES: Mapping[Runtime, Callable[[Path, Device], ChunkBackend]] = {
     "eager": partial(_torch_backend, compiled=False),
     "compiled": partial(_torch_backend, compiled=True),
-    "onnx": OnnxBackend,
+    "onnx": _onnx_backend,
 }
 
 
-def load_backend(bundle: Path, runtime: Runtime = "eager") -> ChunkBackend:
+def load_backend(bundle: Path, runtime: Runtime = "eager", device: Device = CPU) -> ChunkBackend:
     """The backend that answers with ``bundle``'s actions. UserError or BundleError if it cannot."""
-    return RUNTIMES[runtime](bundle)
+    return RUNTIMES[runtime](bundle, device)

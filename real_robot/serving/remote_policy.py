@@ -10,8 +10,11 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 
+from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkRequest, ChunkScheduler
 from real_robot.control.embodiment import Embodiment
+from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.loop import Action
 from real_robot.safety.commands import Measurement
 from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Hello
@@ -37,7 +40,7 @@ class EpisodeLog(Protocol):
     """What records episodes: ``real_robot.recorder``. Both methods return at once."""
 
     def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
-    def action(self, action: NDArray[np.float32]) -> None: ...
+    def action(self, action: NDArray[np.float32], actor: int) -> None: ...
 
 
 @dataclass
@@ -73,30 +76,35 @@ class RemotePolicy:
         self.hello, self._chunking, self._max_image_age_s = hello, chunking, max_image_age_s
         self._embodiment, self._client, self._cameras, self._log = embodiment, client, cameras, log
         self._scheduler = ChunkScheduler(chunking, horizon=hello.action_horizon, action_dim=hello.action_dim)
-        self._num_requests = self._steps = 0
+        self._num_requests, self._steps = 0, ExecutedSteps()
         self._due: tuple[ChunkRequest, int, Measurement] | None = None  # with the number of steps before it
-        self._sent: ChunkRequest | None = None
+        self._sent: tuple[ChunkRequest, float] | None = None  # with the time of its observation
+        self._observed_s = 0.0  # of the observation that the plan is based on
 
-    def action(self, tick: int, measured: Measurement) -> Float[np.ndarray, " A"] | None:
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
         """The action for this control tick, None if nothing is planned for it. Notes whether to request more."""
         self._collect(tick)
-        request = self._scheduler.request(tick)
+        request = self._scheduler.request(tick, lead_ticks)
         if request is not None:
-            self._due = request, self._steps, measured
-        action = self._scheduler.action(tick)
-        if action is not None:
-            self._steps += 1
-            if self._log is not None:
-                self._log.action(action)
-        return action
+            self._due = request, self._steps.before(tick - lead_ticks), measured
+        values = self._scheduler.action(tick)
+        return None if values is None else Action(values, self._observed_s)
+
+    def executed(self, tick: int, action: Float[np.ndarray, " A"]) -> None:
+        """Count and record an action as the arm was sent."""
+        self._steps.add(tick)
+        if self._log is not None:
+            self._log.action(action, POLICY)
 
     def begin_episode(self, instruction: str) -> None:
-        self.instruction, self._steps = instruction, 0
+        self.instruction = instruction
         self.clear()
+        self._steps.clear()
 
     def clear(self) -> None:
         """Drop the plan and the request under way: after a stop, a pause, a new episode."""
         self._scheduler.clear()
+        self._steps.restart_ticks()
         self._due = self._sent = None
 
     def request_chunk(self, now_s: float) -> None:
@@ -113,7 +121,7 @@ class RemotePolicy:
             self._scheduler.abandon(request)
             return
         self._num_requests += 1
-        self._sent = request
+        self._sent = request, measured.stamp_s
         if self._log is not None:
             self._log.observation(step, images, state)
         self._client.ask(
@@ -133,20 +141,24 @@ class RemotePolicy:
         """Record the observation after the episode's last action."""
         images = self._images(now_s)
         if images is not None and self._log is not None:
-            self._log.observation(self._steps, images, self._embodiment.state(measured.positions))
+            self._log.observation(self._steps.total, images, self._embodiment.state(measured.positions))
 
     def _images(self, now_s: float) -> dict[str, UInt8[np.ndarray, "height width 3"]] | None:
-        newest = self._cameras.images(self.hello.image_size)
+        try:
+            newest = self._cameras.images(self.hello.image_size)
+        except (ValueError, OSError) as error:  # an image that cannot be read is no image
+            self.problem = str(error)
+            return None
         if newest is not None and abs(now_s - newest[1]) <= self._max_image_age_s:
             return dict(newest[0])
         self.problem = "no image from some camera" if newest is None else f"images are {now_s - newest[1]:.2f} s old"
         return None
 
     def _collect(self, tick: int) -> None:
-        answer, request = self._client.poll(), self._sent
-        if answer is None or request is None or answer.id not in (self._num_requests, -1):
+        answer, sent = self._client.poll(), self._sent
+        if answer is None or sent is None or answer.id not in (self._num_requests, -1):
             return
-        self._sent = None
+        (request, observed_s), self._sent = sent, None
         if answer.chunk is None:
             self.counters.failed += 1
             self.problem = answer.reason
@@ -159,6 +171,7 @@ class RemotePolicy:
             self.problem = str(error)
             return
         if delivery is not None:
+            self._observed_s = observed_s
             self.counters.chunks += 1
             self.counters.late_chunks += delivery.late
             self.problem = ""

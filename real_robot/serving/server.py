@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import sys
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,7 +19,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from real_robot.serving.protocol import MAX_FRAME_BYTES
+from real_robot.serving.limits import Turns, max_frame_bytes
+from real_robot.serving.protocol import is_loopback
 from real_robot.serving.session import ClientSession, ServerMetrics
 from real_robot.serving.versions import Versions
 
@@ -36,13 +36,13 @@ class ServerConfig:
     port: int = 8720
     token: str
     tls: SSLContext | None = None
-    max_clients: int = 4
-    max_rate_hz: int = 100
+    max_clients: int = 16
+    max_rate_hz: int = 30
 
     def __post_init__(self) -> None:
         if len(self.token) < 16:
             raise ValueError("the token must have at least 16 characters; make one: openssl rand -hex 16")
-        if not _is_loopback(self.host) and self.tls is None:
+        if not is_loopback(self.host) and self.tls is None:
             raise ValueError(f"refusing to listen on {self.host} without TLS; use 127.0.0.1 or give a certificate")
 
 
@@ -51,16 +51,24 @@ class PolicyServer:
 
     def __init__(self, versions: Versions, config: ServerConfig) -> None:
         self.versions, self.config, self.metrics = versions, config, ServerMetrics()
-        self._inference = asyncio.Lock()
+        self._turns = Turns()
         self._clients = 0
         self._server: Server | None = None
 
     async def __aenter__(self) -> PolicyServer:
         config = self.config
         self._server = await serve(
-            self._serve_client, config.host, config.port, process_request=self._admit, max_size=MAX_FRAME_BYTES,
-            max_queue=4, ssl=config.tls, compression=None, ping_interval=5, ping_timeout=10,
-        )  # fmt: skip
+            self._serve_client,
+            config.host,
+            config.port,
+            process_request=self._admit,
+            max_size=max_frame_bytes(self.versions.current.hello),
+            max_queue=1,
+            ssl=config.tls,
+            compression=None,
+            ping_interval=5,
+            ping_timeout=10,
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -99,7 +107,7 @@ class PolicyServer:
             connection,
             self.versions,
             self.metrics,
-            inference=self._inference,
+            turns=self._turns,
             max_rate_hz=self.config.max_rate_hz,
         )
         try:
@@ -119,13 +127,6 @@ async def run_server(versions: Versions, config: ServerConfig, ready: Path | Non
         if ready:
             ready.write_text(f"{server.port}\n")
         await asyncio.get_running_loop().create_future()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _response(status: HTTPStatus, text: str) -> Response:

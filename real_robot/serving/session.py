@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,14 @@ import numpy as np
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
+from real_robot.serving.backends import UnusableActions
+from real_robot.serving.limits import Turn, Turns, check_values
 from real_robot.serving.openpi import is_openpi, request_of_openpi
 from real_robot.serving.protocol import (
     ActRequest,
     Chunk,
     EpisodeEnd,
+    Message,
     Refused,
     WireError,
     message_of,
@@ -57,7 +61,7 @@ class ServerMetrics:
 
 
 class ClientSession:
-    """``inference``: the lock that all clients share, so that only one request is computed at a time."""
+    """``turns``: shared by all clients, so that one request is computed at a time and nobody waits for the greedy."""
 
     def __init__(
         self,
@@ -65,11 +69,11 @@ class ClientSession:
         versions: Versions,
         metrics: ServerMetrics,
         *,
-        inference: asyncio.Lock,
+        turns: Turns,
         max_rate_hz: int,
     ) -> None:
         self._connection, self._versions, self._metrics = connection, versions, metrics
-        self._inference, self._max_rate_hz = inference, max_rate_hz
+        self._turns, self._turn, self._max_rate_hz = turns, Turn(), max_rate_hz
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         self._start_episode()
 
@@ -111,18 +115,26 @@ class ClientSession:
             data = await self._waiting.get()
             try:
                 await self._answer(data)
+            except ConnectionClosed:
+                return
+            except UnusableActions as error:
+                self._report_fault(str(error))
+                await self._refuse(data, str(error))
             except ValueError as error:  # WireError, or a request that does not fit the policy
                 await self._refuse(data, str(error))
+            except Exception as error:  # of one request; neither this connection nor another may suffer from it
+                traceback.print_exc()
+                await self._refuse(data, f"the server failed: {type(error).__name__}: {error}")
 
     async def _answer(self, data: bytes) -> None:
-        fields = unpack_map(data)
+        check_values(data)
+        fields, message = await asyncio.to_thread(self._read, data)
         openpi = is_openpi(fields)
-        message = request_of_openpi(fields, self._backend.hello) if openpi else message_of(fields)
         if isinstance(message, EpisodeEnd):
             return await self._end_episode(message)
         if not isinstance(message, ActRequest):
             raise WireError(f"a client sends 'act' or 'ended', not {fields['type']!r}")
-        async with self._inference:
+        async with self._turns.take(self._turn):
             started = time.perf_counter()
             actions, self._state = await asyncio.to_thread(self._backend.act, message, self._state)
             inference_s = time.perf_counter() - started
@@ -134,6 +146,16 @@ class ClientSession:
         else:
             reply = pack(Chunk(id=message.id, actions=actions, inference_s=inference_s))
         return await self._connection.send(reply)
+
+    def _read(self, data: bytes) -> tuple[dict[str, Any], Message]:
+        fields = unpack_map(data)
+        return fields, request_of_openpi(fields, self._backend.hello) if is_openpi(fields) else message_of(fields)
+
+    def _report_fault(self, reason: str) -> None:
+        """The policy cannot be used; the one before it serves the next episodes."""
+        if rollback := self._versions.report_fault(self._backend.hello.fingerprint, reason):
+            self._metrics.rollbacks += 1
+            print(rollback, file=sys.stderr)
 
     async def _end_episode(self, end: EpisodeEnd) -> None:
         """Count the result and greet the client with the policy for the next episode."""
@@ -149,7 +171,8 @@ class ClientSession:
         self._metrics.refused += 1
         fields: dict[str, Any] = {"type": "unreadable"}
         with contextlib.suppress(WireError):
-            fields = unpack_map(data)
+            check_values(data)
+            fields = await asyncio.to_thread(unpack_map, data)
         request_id = fields.get("id")
         refused = Refused(id=request_id if isinstance(request_id, int) else -1, reason=reason)
         await self._connection.send(reason if is_openpi(fields) else pack(refused))

@@ -16,7 +16,6 @@ from pathlib import Path
 from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
-from sims.errors import UserError
 
 POLL_S = 1.0
 NUM_KEPT = 3
@@ -93,6 +92,14 @@ class Versions:
                 return f"rolled back {failed.fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
             return ""
 
+    def report_fault(self, fingerprint: str, reason: str) -> str:
+        """Roll back the version ``fingerprint`` at once, if there is one before it; returns what was done, or ""."""
+        with self._lock:
+            if len(self._versions) < 2 or self._versions[-1].fingerprint != fingerprint:
+                return ""
+            self.rolled_back.add(self._versions.pop().fingerprint)
+            return f"rolled back {fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
+
     def _rollback_reason(self) -> str:
         if len(self._versions) < 2:
             return ""
@@ -139,7 +146,7 @@ class BundleWatcher:
                 tried = fingerprint
                 self._versions.offer(self._load(self._path))
                 message = f"serving version {fingerprint[:12]} from the next episode on"
-            except (UserError, ValueError, OSError) as error:
+            except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on
                 message = f"the new bundle is not served: {error}"
             if message != last_message:
                 last_message = message

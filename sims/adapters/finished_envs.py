@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +15,8 @@ class FinishedEnvs:
     """How each environment's episode ended, and its last observation.
 
     A batch simulator continues to simulate environments that have finished. Their later results are ignored, and the
-    observation at their end is kept, so that an observation after the end is the true successor.
+    observation at their end is kept, so that an observation after the end is the true successor. Everything stays on
+    the device: no step waits for it.
     """
 
     elapsed: Int[Tensor, " N"]  # control steps of the present episode
@@ -40,13 +41,18 @@ class FinishedEnvs:
     def record(
         self,
         *,
-        reward: Float[Tensor, " N"],
+        reward: Float[Tensor, " N"] | None,
         terminated: Bool[Tensor, " N"],
         truncated: Bool[Tensor, " N"],
         success: Bool[Tensor, " N"],
-        observe: Callable[[], Observation],
+        last: Observation | None = None,
     ) -> Step:
-        """What the simulator reported of one control step; ``observe`` gives all environments after that step."""
+        """What the simulator reported of one control step.
+
+        ``reward`` None is the sparse one: 1 for success, otherwise 0. ``last``: where environments may have ended, the
+        observations of all after this step; a simulator that can return to a state keeps the state instead.
+        """
+        paid = success if reward is None else reward
         running = ~self.finished
         self.elapsed += running
         self.success |= running & success
@@ -54,10 +60,10 @@ class FinishedEnvs:
         out_of_time = truncated | (self.elapsed >= self.max_steps)
         self.truncated |= running & out_of_time & ~self.terminated
         ended = running & self.finished
-        if ended.any():
-            self._keep(ended, observe())
+        if last is not None:
+            self._last = last.map(torch.clone) if self._last is None else last.where(ended, self._last)
         return Step(
-            reward=torch.where(running, reward.float(), 0.0),
+            reward=torch.where(running, paid.float(), 0.0),
             terminated=self.terminated.clone(),
             truncated=self.truncated.clone(),
             success=self.success.clone(),
@@ -67,6 +73,3 @@ class FinishedEnvs:
     def observation(self, present: Observation) -> Observation:
         """``present`` with the last observation of each finished environment."""
         return present if self._last is None else self._last.where(self.finished, present)
-
-    def _keep(self, ended: Bool[Tensor, " N"], last: Observation) -> None:
-        self._last = last.map(torch.clone) if self._last is None else last.where(ended, self._last)

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
-from sims.experts.gymnasium import EXPERTS, GymnasiumExpert
+from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert, load_expert_function
+from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 RENDER = "render"
@@ -26,20 +27,24 @@ class GymnasiumConfig:
     ``state``: keys of a dictionary observation whose values, in this order, are the state; empty where the observation
     is an array, which then is the state. ``images``: camera name -> key of the observation, or ``render`` for the image
     of the environment's ``render()``, which is called in ``observe`` only. Keys of nested dictionaries are joined by
-    dots. ``success``: key of ``info``, or ``terminated`` where every termination is success. ``max_steps`` and
-    ``control_hz``: by default the registered values of the environment.
+    dots. ``success``: key of ``info``, or ``terminated`` where every termination is success. ``reward`` "shaped": the
+    environment's own. ``max_steps`` and ``control_hz``: by default the registered values of the environment.
+    ``expert``: "package.module:function", a function of the unwrapped environment and its observation that returns the
+    action of a demonstration; null: the one in ``sims/experts``, if there is one.
     """
 
     name: Literal["gymnasium"] = "gymnasium"
     id: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    state: tuple[str, ...] = ()
+    state: Names = ()
     images: Mapping[str, str] = field(default_factory=dict)
     instruction: str | None = None
     success: str = "is_success"
-    max_steps: int | None = None
-    control_hz: float | None = None
-    num_envs: int = 8
+    expert: str | None = None
+    reward: Reward = "sparse"
+    max_steps: PositiveInt | None = None
+    control_hz: PositiveFloat | None = None
+    num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -52,6 +57,7 @@ class Gymnasium:
         self._env = _make(config)
         make_expert = EXPERTS.get(config.id.rpartition(":")[2])
         self._expert: GymnasiumExpert | None = make_expert(self._env.unwrapped) if make_expert is not None else None
+        self._function: ExpertFunction | None = load_expert_function(config.expert) if config.expert else None
         self._low, self._high = _action_bounds(self._env.action_space, config.id)
         self._observation: Any = None
         self.reset(task=0, seed=0)
@@ -96,7 +102,7 @@ class Gymnasium:
         action = scaled.reshape(self._env.action_space.shape).astype(self._env.action_space.dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(action)
         return StepResult(
-            reward=float(reward),
+            reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=bool(terminated),
             truncated=bool(truncated),
             success=bool(terminated) if self.config.success == "terminated" else self._success(info),
@@ -109,11 +115,15 @@ class Gymnasium:
 
     @property
     def demonstrates(self) -> bool:
-        return self._expert is not None
+        return self._expert is not None or self._function is not None
 
     def demonstrate(self) -> np.ndarray:
-        assert self._expert is not None
-        return (self._expert.act() - self._low) / (self._high - self._low) * 2.0 - 1.0
+        if self._function is not None:
+            action = np.asarray(self._function(self._env.unwrapped, self._observation), dtype=np.float64).ravel()
+        else:
+            assert self._expert is not None
+            action = self._expert.act()
+        return np.clip((action - self._low) / (self._high - self._low) * 2.0 - 1.0, -1.0, 1.0)
 
     def close(self) -> None:
         self._env.close()
@@ -162,6 +172,9 @@ class Gymnasium:
 def _make(config: GymnasiumConfig) -> Any:
     import gymnasium
 
+    check = CHECKS.get(config.id.rpartition(":")[2])
+    if check is not None:
+        check(config.arguments)
     try:
         return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,33 +11,34 @@ import torch
 from torch import Tensor
 
 from sims.adapters.finished_envs import FinishedEnvs
+from sims.adapters.isaaclab_app import is_version_3, launch, start_app
 from sims.errors import UserError
-from sims.subproc.single_env import instruction_from, seed32
+from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
+from sims.subproc.single_env import Reward, instruction_from, seed32
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
-
-_app: Any = None  # Isaac Sim must be started once per process, before any of its modules is imported
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsaacLabConfig:
-    """``task``: a registered id, with or without ``-v0``. ``cameras``: names of sensors of the scene.
+    """``task``: a registered id, as Isaac Lab 2.x or 3.x spells it. ``cameras``: names of sensors of the scene.
 
     ``state``: observation groups, or terms of a group as group.term, in order. ``success``: the termination term that
     means success, or "terminated" where every termination does. ``action_scale`` multiplies actions in [-1, 1].
-    ``reset_each_env``: reset environments one by one, so that a start depends on its seed alone; otherwise one call
-    resets all of them and a start depends on which others are reset with it.
+    ``reward`` "shaped": the task's own. ``reset_each_env``: reset environments one by one, so that a start depends on
+    its seed alone; otherwise one call resets all of them and a start depends on which others are reset with it.
     """
 
     name: Literal["isaaclab"] = "isaaclab"
     task: str = "Isaac-Stack-Cube-Franka-IK-Rel-Visuomotor-v0"
-    cameras: tuple[str, ...] = ("table_cam", "wrist_cam")
-    state: tuple[str, ...] = ("policy.eef_pos", "policy.eef_quat", "policy.gripper_pos")
+    cameras: Names = ("table_cam", "wrist_cam")
+    state: Names = ("policy.eef_pos", "policy.eef_quat", "policy.gripper_pos")
     success: str = "success"
+    reward: Reward = "sparse"
     instruction: str | None = None
-    action_scale: float = 1.0
+    action_scale: PositiveFloat = 1.0
     reset_each_env: bool = True
     device: str = "cuda:0"
-    num_envs: int = 64
+    num_envs: PositiveInt = 64
 
 
 class IsaacLabEnv:
@@ -45,7 +46,9 @@ class IsaacLabEnv:
 
     def __init__(self, config: IsaacLabConfig) -> None:
         self.config = config
-        self._env = _make(config)
+        version_3 = is_version_3()
+        self._env = _make(config, version_3=version_3)
+        self._index_dtype = torch.int32 if version_3 else torch.int64  # of environments, as its own step passes them
         device = torch.device(self._env.device)
         self._in_step = False
         # Which environments the present step has reset, and all observations before that.
@@ -71,7 +74,11 @@ class IsaacLabEnv:
             max_steps=int(self._env.max_episode_length),
             tasks=(config.instruction or instruction_from(config.task.removeprefix("Isaac-")),),
             device=device,
-            fingerprint={"isaaclab": _version("isaaclab"), "isaacsim": _version("isaacsim")},
+            fingerprint={
+                "isaaclab": _version("isaaclab"),
+                "isaacsim": _version("isaacsim"),
+                "quaternions": "xyzw" if version_3 else "wxyz",  # Isaac Lab 3.0's migration guide
+            },
             can_capture=False,
         )
 
@@ -96,11 +103,11 @@ class IsaacLabEnv:
         self._obs, reward, terminated, truncated, _ = self._env.step(scaled)
         self._in_step = False
         return self._finished.record(
-            reward=reward,
+            reward=reward if self.config.reward == "shaped" else None,
             terminated=terminated.bool(),
             truncated=truncated.bool(),
             success=self._success(terminated.bool()),
-            observe=self._successors,
+            last=self._successors(),
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
@@ -124,9 +131,10 @@ class IsaacLabEnv:
             self._obs = kept
         return self._reset_idx(env_ids)
 
-    def _successors(self) -> Observation:
+    def _successors(self) -> Observation | None:
+        """Of all environments after this step, if it has reset any."""
         if self._before_reset is None:
-            return self._present()
+            return None
         reset, before = self._before_reset
         return before.where(reset, self._present())
 
@@ -151,7 +159,7 @@ class IsaacLabEnv:
             raise UserError(f"sim.cameras: {self.config.task} has no {missing[0]!r}; it has {sorted(sensors)}")
         if not self.config.cameras:
             return torch.zeros(self.config.num_envs, 0, 0, 0, 3, dtype=torch.uint8, device=self._env.device)
-        return torch.stack([sensors[name].data.output["rgb"][..., :3] for name in self.config.cameras], 1)
+        return torch.stack([torch_of(sensors[name].data.output["rgb"])[..., :3] for name in self.config.cameras], 1)
 
     def _success(self, terminated: Tensor) -> Tensor:
         if self.config.success == "terminated":
@@ -166,7 +174,7 @@ class IsaacLabEnv:
         return manager.get_term(self.config.success).bool()
 
     def _ids(self, env_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(env_ids, dtype=torch.int64, device=self._env.device)
+        return torch.tensor(env_ids, dtype=self._index_dtype, device=self._env.device)
 
 
 _NO_CAPTURE = (
@@ -187,28 +195,38 @@ def _numbers(obs: Mapping[str, Any], key: str) -> Tensor:
     return found.reshape(len(found), -1).float()
 
 
-def _make(config: IsaacLabConfig) -> Any:
-    global _app
-    try:
-        from isaaclab.app import AppLauncher
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "Isaac Lab is not installed here. It brings its own interpreter: install vla-rl into that one, "
-            "see docs/simulators/isaaclab.md."
-        ) from error
-    if _app is None:
-        _app = AppLauncher(headless=True, enable_cameras=bool(config.cameras), device=config.device).app
+def _make(config: IsaacLabConfig, *, version_3: bool) -> Any:
+    cameras = bool(config.cameras)
+    if not version_3:
+        start_app(device=config.device, cameras=cameras)
     import gymnasium
     import isaaclab_tasks  # noqa: F401
     from isaaclab_tasks.utils import parse_env_cfg
 
-    names = [config.task, config.task.removesuffix("-v0"), f"{config.task}-v0"]  # Isaac Lab 3 drops the version
-    known = [name for name in names if name in gymnasium.registry]
-    if not known:
-        near = sorted(name for name in gymnasium.registry if name.startswith("Isaac-"))
-        raise UserError(f"sim.task: Isaac Lab has no {config.task!r}; it has {near}")
-    cfg = parse_env_cfg(known[0], device=config.device, num_envs=config.num_envs)
-    return gymnasium.make(known[0], cfg=cfg).unwrapped
+    name = registered_name(config.task, gymnasium.registry)
+    cfg = parse_env_cfg(name, device=config.device, num_envs=config.num_envs)
+    if version_3:
+        launch(cfg, device=config.device, cameras=cameras)
+    return gymnasium.make(name, cfg=cfg).unwrapped
+
+
+def registered_name(task: str, known: Iterable[str]) -> str:
+    """The id of ``task`` in this version: 3.x drops the ``-v0`` of most, and ``Isaac-`` is ``IsaacContrib-`` for some.
+
+    Raises UserError if there is none.
+    """
+    stem = task.removeprefix("IsaacContrib-").removeprefix("Isaac-").removesuffix("-v0")
+    ids = set(known)
+    for name in (task, *(f"{first}-{stem}{last}" for first in ("Isaac", "IsaacContrib") for last in ("", "-v0"))):
+        if name in ids:
+            return name
+    near = sorted(name for name in ids if name.startswith("Isaac"))
+    raise UserError(f"sim.task: Isaac Lab has no {task!r}; it has {near}")
+
+
+def torch_of(array: Any) -> Tensor:
+    """A tensor, or the tensor of a ProxyArray, which 3.x has for the outputs of sensors."""
+    return array if isinstance(array, Tensor) else array.torch
 
 
 def _version(package: str) -> str:

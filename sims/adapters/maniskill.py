@@ -13,8 +13,9 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.experts.grasping import grasp_and_carry
+from sims.numbers.ranges import ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
@@ -36,23 +37,26 @@ ACTION_M = 0.1  # end-effector motion of a full action of pd_ee_delta_pose, mete
 class ManiSkillConfig:
     """``state``: "given" is the state that ManiSkill returns with images, "full" adds the poses of objects.
 
+    ``reward`` "shaped": ManiSkill's normalized dense reward.
     ``backend``: physx_cpu runs one process per environment, physx_cuda all environments on one GPU. ``reconfigure``:
-    build a new scene at every reset, for tasks that then choose their objects (physx_cpu). ``max_steps``: by default
-    the task's own.
+    build a new scene at every reset, for tasks that then choose their objects (physx_cpu). ``reset_each_env``
+    (physx_cuda): reset environments one by one, so that a start depends on its seed alone; otherwise one call resets
+    all of them and a start depends on which others are reset with it. ``max_steps``: by default the task's own.
     """
 
     name: Literal["maniskill"] = "maniskill"
     task: str = "PickCube-v1"
     control_mode: str = "pd_ee_delta_pose"
-    cameras: tuple[str, ...] = ("base_camera",)
-    image_size: tuple[int, int] = (128, 128)
+    cameras: Names = ("base_camera",)
+    image_size: ImageSize = (128, 128)
     state: Literal["given", "full"] = "given"
-    dense_reward: bool = False
+    reward: Reward = "sparse"
     backend: Literal["physx_cpu", "physx_cuda"] = "physx_cpu"
     reconfigure: bool = False
+    reset_each_env: bool = True
     instruction: str | None = None
-    max_steps: int | None = None
-    num_envs: int = 8
+    max_steps: PositiveInt | None = None
+    num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -79,7 +83,10 @@ class ManiSkill:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, terminated, _, info = self._env.step(scaled.astype(np.float32))
         return StepResult(
-            reward=float(reward), terminated=bool(terminated), truncated=False, success=bool(info.get("success", False))
+            reward=float(reward) if self.config.reward == "shaped" else None,
+            terminated=bool(terminated),
+            truncated=False,
+            success=bool(info.get("success", False)),
         )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
@@ -128,7 +135,7 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
         config.task,
         num_envs=num_envs,
         obs_mode="rgb" if config.state == "given" else "rgb+state",
-        reward_mode="normalized_dense" if config.dense_reward else "sparse",
+        reward_mode="normalized_dense" if config.reward == "shaped" else "sparse",
         control_mode=config.control_mode,
         sim_backend=config.backend,
         render_backend="sapien_cpu" if config.backend == "physx_cpu" and not config.workers.devices else "sapien_cuda",

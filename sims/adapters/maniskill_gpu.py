@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +30,9 @@ def make_maniskill(config: ManiSkillConfig) -> VectorEnv:
 
 
 class ManiSkillGPU:
-    """Each environment is reset on its own; one that has finished is still simulated, but its results are ignored.
+    """An environment that has finished is still simulated; before it is observed it returns to its last state.
 
+    Only ``observe`` renders, and a step waits for nothing on the device.
     A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit: a restored environment
     has the same positions and velocities but may continue slightly differently.
     """
@@ -41,8 +43,8 @@ class ManiSkillGPU:
         low, high = action_bounds(self._env)
         self.device = torch.device(self._env.device)
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=self.device) for bound in (low, high))
-        self._observation, _ = self._env.reset(seed=0)
-        single = single_spec(config, self._env, self._observation)
+        observation, _ = self._env.reset(seed=0)
+        single = single_spec(config, self._env, observation)
         self.spec = EnvSpec(
             name=single.name,
             num_envs=config.num_envs,
@@ -59,39 +61,63 @@ class ManiSkillGPU:
         self._instruction = encode_instructions(single.tasks).to(self.device)
         self._finished = FinishedEnvs(config.num_envs, max_steps=single.max_steps, device=self.device)
         self._starts = [StartState(task=0, seed=0)] * config.num_envs
+        # of running environments the present ones, of finished ones those at their end
+        self._state, self._seen = self._env.get_state(), flat_state(observation)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        """Resets environments one by one: ManiSkill seeds a batch by its first environment only."""
+        """One by one by default, because ManiSkill draws a batch's starts from its first environment's seed."""
         ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        index = torch.tensor(ids, device=self.device)
+        seeds = [seed32(state.seed) % 2**31 for state in start]
+        if self.config.reset_each_env:
+            for one, seed in zip(index.split(1), seeds, strict=True):
+                self._env.reset(seed=seed, options={"env_idx": one})
+        else:
+            self._env.reset(seed=seeds, options={"env_idx": index})
+        self._finished.begin(index)
         for env_id, state in zip(ids, start, strict=True):
-            index = torch.tensor([env_id], device=self.device)
-            self._observation, _ = self._env.reset(seed=seed32(state.seed) % 2**31, options={"env_idx": index})
             self._starts[env_id] = state
-            self._finished.begin(index)
-            if state.snapshot is not None:
-                values = torch.from_numpy(state.snapshot).to(self.device)
-                self._env.set_state(values[None, 1:], index)
-                self._finished.elapsed[env_id] = int(values[0])
-        if any(state.snapshot is not None for state in start):
-            self._observation = self._env.get_obs()
+        self._restore(ids, start)
+        fresh = torch.zeros_like(self._finished.finished)
+        fresh[index] = True
+        self._keep(self._env.get_obs(), fresh | ~self._finished.finished)
+
+    def _restore(self, ids: Sequence[int], start: Sequence[StartState]) -> None:
+        """Write the snapshots among ``start`` in one call."""
+        captured = [(env_id, state.snapshot) for env_id, state in zip(ids, start, strict=True)]
+        written = [(env_id, snapshot) for env_id, snapshot in captured if snapshot is not None]
+        if written:
+            values = torch.from_numpy(np.stack([snapshot for _, snapshot in written])).to(self.device)
+            index = torch.tensor([env_id for env_id, _ in written], device=self.device)
+            self._env.set_state(values[:, 1:], index)
+            self._finished.elapsed[index] = values[:, 0].long()
 
     def step(self, action: Tensor) -> Step:
         unit = (action.to(self.device).clamp(-1.0, 1.0) + 1.0) / 2.0
-        self._observation, reward, terminated, truncated, info = self._env.step(
-            self._low + unit * (self._high - self._low)
-        )
+        observation, reward, terminated, truncated, info = self._env.step(self._low + unit * (self._high - self._low))
+        self._keep(observation, ~self._finished.finished)
         success = info["success"] if "success" in info else torch.zeros_like(terminated)
         return self._finished.record(
-            reward=reward, terminated=terminated, truncated=truncated, success=success.bool(), observe=self._present
+            reward=reward if self.config.reward == "shaped" else None,
+            terminated=terminated,
+            truncated=truncated,
+            success=success.bool(),
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        obs = self._finished.observation(self._present())
+        state = self._seen
+        images = torch.zeros(len(state), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.device)
+        if self.config.cameras:
+            ended = self._finished.finished.nonzero().flatten()
+            if len(ended):
+                self._env.set_state(self._state[ended], ended)
+            images = render(self._env, self.config.cameras)
+        obs = Observation(images=images, state=state.clone(), instruction=self._instruction.expand(len(state), -1))
         return obs if env_ids is None else obs[list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         ids = range(self.spec.num_envs) if env_ids is None else env_ids
-        state = self._env.get_state().double().cpu().numpy()
+        state = self._state.double().cpu().numpy()
         elapsed = self._finished.elapsed.cpu().numpy()
         return tuple(
             StartState(
@@ -105,10 +131,7 @@ class ManiSkillGPU:
     def close(self) -> None:
         self._env.close()
 
-    def _present(self) -> Observation:
-        state = flat_state(self._observation)
-        count = len(state)
-        images = torch.zeros(count, 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.device)
-        if self.config.cameras:
-            images = render(self._env, self.config.cameras)
-        return Observation(images=images, state=state, instruction=self._instruction.expand(count, -1))
+    def _keep(self, observation: Any, running: Tensor) -> None:
+        """Take the simulator's present state and ``observation`` for the environments ``running``, bool [N]."""
+        self._state = torch.where(running[:, None], self._env.get_state(), self._state)
+        self._seen = torch.where(running[:, None], flat_state(observation), self._seen)

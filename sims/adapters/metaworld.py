@@ -11,8 +11,9 @@ import numpy as np
 from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.numbers.ranges import ImageSize, Names, PositiveInt, SomeNames
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 FULL_STATE, ARM_STATE = 39, 4
@@ -24,17 +25,19 @@ class MetaworldConfig:
     """``tasks``: names without their version, e.g. reach, drawer-open; a run alternates between them.
 
     ``state``: "arm" is the hand's position and the gripper's opening (the policy must see the rest in the images),
-    "full" all 39 values of the benchmark, including the goal. Success ends an episode.
+    "full" all 39 values of the benchmark, including the goal. ``reward`` "shaped": the benchmark's, up to 10
+    a step. Success ends an episode.
     """
 
     name: Literal["metaworld"] = "metaworld"
-    tasks: tuple[str, ...] = ("reach",)
-    cameras: tuple[str, ...] = ("corner2",)
-    image_size: tuple[int, int] = (128, 128)
+    tasks: SomeNames = ("reach",)
+    cameras: Names = ("corner2",)
+    image_size: ImageSize = (128, 128)
     state: Literal["arm", "full"] = "arm"
+    reward: Reward = "sparse"
     fast_rendering: bool = True
-    max_steps: int = 500
-    num_envs: int = 8
+    max_steps: PositiveInt = 500
+    num_envs: PositiveInt = 8
     randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
@@ -80,7 +83,12 @@ class Metaworld:
     def step(self, action: np.ndarray) -> StepResult:
         self._env.curr_path_length = 0  # time is kept outside; here it would end in an exception
         self._observation, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
-        return StepResult(reward=float(reward), terminated=False, truncated=False, success=bool(info["success"]))
+        return StepResult(
+            reward=float(reward) if self.config.reward == "shaped" else None,
+            terminated=False,
+            truncated=False,
+            success=bool(info["success"]),
+        )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         state[:] = self._observation[: len(state)]

@@ -13,8 +13,9 @@ from sims.errors import UserError
 from sims.experts.grasping import grasp_and_carry
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import SingleSpec, StepResult, instruction_from, seed32
+from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
 from sims.subproc.worker_config import WorkerConfig
 
 INSTRUCTIONS = {
@@ -38,7 +39,7 @@ PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 class RobosuiteConfig:
     """``robots``: one name per arm. ``controller``: a composite controller of robosuite, e.g. BASIC or IK_POSE's file.
 
-    ``state``: observables, in order. ``dense_reward``: robosuite's shaped reward instead of 1 for success.
+    ``state``: observables, in order. ``reward`` "shaped": robosuite's shaped reward.
     ``reload``: build a new model at every reset, with new sizes and textures where the task draws them; takes seconds.
     ``fast_rendering``: without shadows, reflections and multisampling.
     """
@@ -47,16 +48,16 @@ class RobosuiteConfig:
     task: str = "Lift"
     robots: tuple[str, ...] = ("Panda",)
     controller: str = "BASIC"
-    cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand")
-    image_size: tuple[int, int] = (128, 128)
-    state: tuple[str, ...] = PROPRIOCEPTION
+    cameras: Names = ("agentview", "robot0_eye_in_hand")
+    image_size: ImageSize = (128, 128)
+    state: Names = PROPRIOCEPTION
     instruction: str | None = None
-    dense_reward: bool = False
+    reward: Reward = "sparse"
     reload: bool = False
     fast_rendering: bool = True
-    control_hz: float = 20.0
-    max_steps: int = 200
-    num_envs: int = 8
+    control_hz: PositiveFloat = 20.0
+    max_steps: PositiveInt = 200
+    num_envs: PositiveInt = 8
     randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
@@ -105,7 +106,10 @@ class Robosuite:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, _, _ = self._env.step(scaled)
         return StepResult(
-            reward=float(reward), terminated=False, truncated=False, success=bool(self._env._check_success())
+            reward=float(reward) if self.config.reward == "shaped" else None,
+            terminated=False,
+            truncated=False,
+            success=bool(self._env._check_success()),
         )
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
@@ -168,7 +172,7 @@ def _make(config: RobosuiteConfig) -> Any:
         has_renderer=False,
         has_offscreen_renderer=False,
         use_camera_obs=False,
-        reward_shaping=config.dense_reward,
+        reward_shaping=config.reward == "shaped",
         hard_reset=config.reload,
         control_freq=config.control_hz,
         ignore_done=True,

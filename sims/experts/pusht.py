@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from sims.errors import UserError
+
+SMALLEST_IMAGE = 96  # pixels, gym-pusht's own default
 CELL, CELLS, MARGIN = 12.0, 42, 6.0  # pixels; the grid on which paths around the block are searched
 AGENT_RADIUS, GAP, BORDER = 15.0, 4.0, 24.0
 ANGLES = (-0.4, 0.0, 0.4)  # between a push and the edge's normal, radians
 MAX_PUSH_STEPS = 12  # control steps
 STRIDE = 60.0  # pixels per control step on the path to a push
+
+
+def check_pusht_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises UserError for images that gym-pusht cannot draw: below 96 pixels it draws lines of zero width."""
+    for name in ("visualization_width", "visualization_height", "observation_width", "observation_height"):
+        size = arguments.get(name, SMALLEST_IMAGE)
+        if size < SMALLEST_IMAGE:
+            raise UserError(
+                f"sim.arguments.{name}: gym-pusht draws images of {SMALLEST_IMAGE} pixels or more, got {size}. "
+                f"Render {SMALLEST_IMAGE} pixels."
+            )
 
 
 class PushTExpert:

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sims.numbers.ranges import NonNegativeFloat
+from sims.numbers.seeding import spawn_seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class MujocoRandomization:
@@ -17,11 +20,11 @@ class MujocoRandomization:
     log-uniformly from 1 / (1 + v) to 1 + v, one for all contacts and one for every body.
     """
 
-    light: float = 0.0
-    color: float = 0.0
-    camera_m: float = 0.0
-    friction: float = 0.0
-    mass: float = 0.0
+    light: NonNegativeFloat = 0.0
+    color: NonNegativeFloat = 0.0
+    camera_m: NonNegativeFloat = 0.0
+    friction: NonNegativeFloat = 0.0
+    mass: NonNegativeFloat = 0.0
 
     @property
     def is_none(self) -> bool:
@@ -44,7 +47,7 @@ class RandomizedModel:
         import mujoco
 
         nominal, ranges = self._nominal, self.randomization
-        rng = np.random.default_rng([seed, 1])
+        rng = np.random.default_rng(spawn_seed(seed, "randomization"))
         self._set("light_diffuse", np.clip(nominal["light_diffuse"] * self._around_one(rng, ranges.light, ()), 0, 1))
         for name in ("mat_rgba", "geom_rgba"):
             tinted = nominal[name].copy()

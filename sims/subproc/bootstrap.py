@@ -33,7 +33,7 @@ def named(simulator: SimulatorClass, config: Any) -> dict[str, Any]:
     return {
         "module": simulator.__module__,
         "simulator": simulator.__qualname__,
-        "config": dataclasses.asdict(config),
+        "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),  # paths as text
     }
 
 

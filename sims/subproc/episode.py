@@ -49,4 +49,4 @@ class ReplayableEpisode:
         self.terminated = result.terminated or result.success
         out_of_time = result.truncated or self.elapsed >= self.env.spec.max_steps
         self.truncated = out_of_time and not self.terminated
-        return result.reward
+        return float(result.success) if result.reward is None else result.reward

@@ -14,9 +14,13 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+
+# sparse: 1 for success, which ends the episode. shaped: the simulator's own, which can pay more for not succeeding.
+Reward = Literal["sparse", "shaped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +44,15 @@ class SingleSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Result of one control step. ``truncated``: a limit of the simulator's own; ``max_steps`` is applied outside."""
+    """Result of one control step. ``truncated``: a limit of the simulator's own; ``max_steps`` is applied outside.
 
-    reward: float
+    ``reward`` None is the sparse one: 1 for success, otherwise 0.
+    """
+
     terminated: bool
     truncated: bool
     success: bool
+    reward: float | None = None
 
 
 @runtime_checkable
@@ -115,6 +122,8 @@ def restore(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return kind(**{name: restore(hints[name], item) for name, item in value.items()})
+    if isinstance(value, str) and Path in (kind, *typing.get_args(kind)):
+        return Path(value)
     if isinstance(value, list):
         return tuple(restore(Any, item) for item in value)
     return value

@@ -9,6 +9,7 @@ from typing import Literal
 
 from sims.errors import UserError
 from sims.install import interpreter
+from sims.numbers.ranges import Count, PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +19,19 @@ class WorkerConfig:
     ``python``: path of their interpreter. ``environment``: name of an interpreter that ``vla-rl sims install`` made, by
     default the simulator's own name. Without either, the trainer's interpreter is used. ``gl``: OpenGL platform of
     MuJoCo-based simulators. ``devices``: GPUs for rendering, assigned to environments in turn; empty: the driver
-    chooses. A worker that takes longer than its time-out for its start, one reset or one control step has failed. More
+    chooses. A worker that takes longer than its time-out for its start, one reset or one control step has failed; on a
+    machine with more running processes than cores the time-outs are longer in proportion. More
     than ``max_failures_in_a_row`` failures of an environment without a completed chunk in between stop the run.
     """
 
-    python: str | None = None
+    python: Path | None = None
     environment: str | None = None
     gl: Literal["egl", "osmesa", "glfw"] = "egl"
-    devices: tuple[int, ...] = ()
-    start_timeout_s: float = 600.0
-    reset_timeout_s: float = 120.0
-    step_timeout_s: float = 30.0
-    max_failures_in_a_row: int = 3
+    devices: tuple[Count, ...] = ()
+    start_timeout_s: PositiveFloat = 600.0
+    reset_timeout_s: PositiveFloat = 120.0
+    step_timeout_s: PositiveFloat = 30.0
+    max_failures_in_a_row: Count = 3
 
 
 def environment_variables(config: WorkerConfig, env_id: int) -> dict[str, str]:
@@ -50,7 +52,7 @@ def interpreter_of(config: WorkerConfig, name: str) -> str:
             f"sim.workers.environment: {config.environment!r} is not installed. Run: vla-rl sims install "
             f"{config.environment}"
         )
-    path = config.python or installed or sys.executable
-    if not Path(path).exists():
+    path = Path(config.python or installed or sys.executable)
+    if not path.exists():
         raise UserError(f"sim.workers.python: there is no interpreter at {path}. Leave it out to use the default.")
-    return path
+    return str(path)

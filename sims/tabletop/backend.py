@@ -65,6 +65,7 @@ def _mujoco(config: TabletopConfig) -> Backend:
         cameras=config.cameras,
         image_size=config.image_size,
         renderer=config.renderer,
+        shadows=config.shadows,
     )
 
 

@@ -21,7 +21,7 @@ from sims.tabletop.config import CAMERAS, TabletopConfig
 from sims.tabletop.env import TabletopEnv
 from sims.tabletop.mujoco_backend import INPUTS, PHYSICS
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState
 
 ROUND_STEPS = 8  # control steps timed in one round; no expert finishes a task this soon after the warm-up

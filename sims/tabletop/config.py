@@ -9,12 +9,14 @@ from typing import Literal
 
 from torch import Tensor
 
+from sims.numbers.ranges import Count, ImageSize, Names, NonNegativeFloat, PositiveInt, SomeNames
 from sims.pretraining import PretrainingScenes
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, DemonstratorName
 from sims.tabletop.locator import make_locator
 from sims.tabletop.pretraining.scenes import TabletopScenes
 from sims.tabletop.render import choose_gl
-from sims.tabletop.tasks import SPLITS, TASKS, Split
+from sims.tabletop.task import SPLITS, Split
+from sims.tabletop.tasks.registry import TASKS
 
 CAMERAS = ("agent", "wrist")
 
@@ -26,22 +28,24 @@ class TabletopConfig:
     ``appearance`` scales the randomization of light, table and cameras (0: none). ``max_steps`` None: each task's own
     limit. ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is
     missing. Without cameras, no rendering library is loaded. ``backend`` "warp" computes physics and images on a CUDA
-    GPU (docs/tabletop-warp.md) and ignores ``threads`` and ``renderer``. ``demonstrator`` "biased": with one constant
-    error, the same in every episode; "human": with errors drawn per episode (sims/tabletop/demonstrators).
+    GPU (docs/tabletop-warp.md) and ignores ``threads``, ``renderer`` and ``shadows``. ``shadows``: and smooth edges,
+    for pictures that people look at; several times slower. ``demonstrator`` "biased": with one constant error, the same
+    in every episode; "human": with errors drawn per episode (sims/tabletop/demonstrators).
     """
 
     name: Literal["tabletop"] = "tabletop"
-    tasks: tuple[str, ...] = ("pick",)
-    num_envs: int = 16
+    tasks: SomeNames = ("pick",)
+    num_envs: PositiveInt = 16
     split: Split = "train"
-    image_size: tuple[int, int] = (64, 64)
-    cameras: tuple[str, ...] = CAMERAS
+    image_size: ImageSize = (64, 64)
+    cameras: Names = CAMERAS
     reward: Literal["sparse", "shaped"] = "sparse"
-    appearance: float = 1.0
-    max_steps: int | None = None
+    appearance: NonNegativeFloat = 1.0
+    max_steps: PositiveInt | None = None
     backend: Literal["mujoco", "warp"] = "mujoco"
-    threads: int = 0
+    threads: Count = 0
     renderer: Literal["auto", "egl", "osmesa"] = "auto"
+    shadows: bool = False
     demonstrator: DemonstratorName = "biased"
 
     def __post_init__(self) -> None:

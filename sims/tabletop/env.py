@@ -26,7 +26,9 @@ from sims.tabletop.kinematics import end_effector_orientation
 from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE
 from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
-from sims.tabletop.tasks import TASKS, SceneState, check_task
+from sims.tabletop.scene_state import SceneState
+from sims.tabletop.task import HOLD_STEPS, check_task
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions, update_instructions
 
 
@@ -35,6 +37,8 @@ class _Progress:
     """Progress of the episodes."""
 
     elapsed: Int[Tensor, " N"]  # control steps
+    named_held: Int[Tensor, " N"]  # control steps for which the named candidate alone has been achieved
+    other_held: Int[Tensor, " N"]  # the same of any other candidate
     terminated: Bool[Tensor, " N"]
     truncated: Bool[Tensor, " N"]
     success: Bool[Tensor, " N"]
@@ -71,11 +75,14 @@ class TabletopEnv:
         self._starts: list[StartState | None] = [None] * n
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
-        self._fixtures = torch.zeros(n, len(MOCAP), 3, device=device)
+        self._fixtures = torch.zeros(n, len(MOCAP), 4, device=device)
         self._instruction = encode_instructions([""] * n).to(device)
         flags = torch.zeros(n, dtype=torch.bool, device=device)
+        counts = torch.zeros(n, dtype=torch.int64, device=device)
         self._progress = _Progress(
-            elapsed=torch.zeros(n, dtype=torch.int64, device=device),
+            elapsed=counts,
+            named_held=counts.clone(),
+            other_held=counts.clone(),
             terminated=~flags,  # an environment counts as finished before its first reset
             truncated=flags.clone(),
             success=flags.clone(),
@@ -98,9 +105,8 @@ class TabletopEnv:
             raise ValueError(f"reset: {len(ids)} environments but {len(start)} start states; give one for each")
         layouts = [self._sample(state) for state in start]
         progress = self._progress
-        progress.elapsed[ids] = 0
-        for flag in (progress.terminated, progress.truncated, progress.success):
-            flag[ids] = False
+        for part in vars(progress).values():
+            part[ids] = 0
         self._task[ids] = torch.tensor([state.task for state in start], device=self.spec.device)
         self._candidate[ids] = torch.tensor([layout.candidate for layout in layouts], device=self.spec.device)
         self._fixtures[ids] = torch.from_numpy(np.stack([layout.fixtures for layout in layouts])).to(self._fixtures)
@@ -127,47 +133,47 @@ class TabletopEnv:
         return sample_layout(name, state.seed, split=self.config.split, appearance=self.config.appearance)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        """Snapshots: [physics state, target position and rotation, joint reference, elapsed, the three flags]."""
+        """Snapshots: [physics state, target position and rotation, joint reference, progress]."""
         progress = self._progress
         states = []
         for env_id in range(self.spec.num_envs) if env_ids is None else env_ids:
             start = self._starts[env_id]
             if start is None:
                 raise RuntimeError(f"capture: environment {env_id} was never reset")
-            flags = [getattr(progress, field.name)[env_id] for field in dataclasses.fields(progress)]
+            counts = [part[env_id] for part in vars(progress).values()]
             target = torch.cat([part[env_id].flatten() for part in vars(self._target).values()])
-            numbers = [*target.tolist(), *(float(flag) for flag in flags)]
+            numbers = [*target.tolist(), *(float(count) for count in counts)]
             snapshot = np.concatenate([self.backend.snapshot(env_id), numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
         return tuple(states)
 
     def _restore(self, env_id: int, snapshot: np.ndarray) -> None:
-        if snapshot.shape != (SNAPSHOT_SIZE + 23,):
-            raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 23} numbers, got {snapshot.shape}")
+        if snapshot.shape != (SNAPSHOT_SIZE + 25,):
+            raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 25} numbers, got {snapshot.shape}")
         self.backend.restore(env_id, snapshot[:SNAPSHOT_SIZE])
         rest = snapshot[SNAPSHOT_SIZE:]
         self._target.position[env_id] = torch.from_numpy(rest[:3])
         self._target.rotation[env_id] = torch.from_numpy(rest[3:12].reshape(3, 3))
         self._target.joints[env_id] = torch.from_numpy(rest[12:19])
-        progress = self._progress
-        progress.elapsed[env_id] = int(rest[19])
-        for flag, value in zip((progress.terminated, progress.truncated, progress.success), rest[20:], strict=True):
-            flag[env_id] = bool(value)
+        for part, value in zip(vars(self._progress).values(), rest[19:], strict=True):
+            part[env_id] = value
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def step(self, action: Float[Tensor, "N 7"]) -> Step:
-        """One control step of 50 ms. Sparse reward: 1 on success; achieving another candidate ends without it."""
+        """One control step of 50 ms. Sparse reward: 1 on success; holding another candidate ends without it."""
         progress = self._progress
         finished = progress.terminated | progress.truncated
         running = ~finished
         controls = self._controls(action.to(self._target.position), running)
         self.backend.step(running, controls)
         self._read_state()
-        success, ended = self._check_tasks()
+        named, other = self._check_tasks()
         progress.elapsed += running
-        progress.success |= success & running
-        progress.terminated |= ended & running
+        progress.named_held = torch.where(running, (progress.named_held + 1) * named, progress.named_held)
+        progress.other_held = torch.where(running, (progress.other_held + 1) * other, progress.other_held)
+        progress.success |= progress.named_held >= HOLD_STEPS
+        progress.terminated |= progress.success | (progress.other_held >= HOLD_STEPS)
         progress.truncated |= running & ~progress.terminated & (progress.elapsed >= self._limits[self._task])
         return Step(
             reward=self._reward(running),
@@ -210,14 +216,14 @@ class TabletopEnv:
         )
 
     def _check_tasks(self) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
-        """(success, ended) of every environment; see ``check_task``."""
+        """(named, other) of every environment; see ``check_task``."""
         if len(self._task_envs) == 1:
             return check_task(TASKS[self._task_envs[0][0]], self._scene, self._candidate)
-        success = torch.zeros_like(self._progress.success)
-        ended = torch.zeros_like(success)
+        named = torch.zeros_like(self._progress.success)
+        other = torch.zeros_like(named)
         for name, ids in self._task_envs:
-            success[ids], ended[ids] = check_task(TASKS[name], self._scene[ids], self._candidate[ids])
-        return success, ended
+            named[ids], other[ids] = check_task(TASKS[name], self._scene[ids], self._candidate[ids])
+        return named, other
 
     def _measure_task_progress(self) -> Float[Tensor, " N"]:
         progress = torch.zeros_like(self._task_progress)

@@ -1,7 +1,7 @@
 """Initial state, instruction and appearance of an episode, all sampled from (seed, task) alone.
 
-Coordinates as in scene.py. Appearance and positions have a training range, and a range beyond it for the
-out-of-distribution splits.
+Coordinates as in scene.py. Appearance and positions (placement.py) have a training range, and a range beyond it for
+the out-of-distribution splits.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sims.tabletop.scene import BLOCK_HALF, MOCAP, NUM_BLOCKS, PARKED_X, PEG_HALF
-from sims.tabletop.tasks import COLORS, TASKS, Split, Task
+from sims.tabletop.scene import DISTRACTORS, FINGER_OPEN, NUM_BLOCKS, PARKED_X
+from sims.tabletop.task import COLORS, Split, Task
+from sims.tabletop.tasks.registry import TASKS
 
 NQ, NV = 39, 35
 ARM, FINGERS = slice(0, 7), slice(7, 9)
 BLOCK_QPOS, PEG_QPOS, DRAWER_QPOS = slice(9, 30), slice(30, 37), slice(37, 39)
 BLOCK_DOF, PEG_DOF = 9, 27  # first velocity of each
-
-SCATTER = ((0.42, -0.18), (0.58, 0.18))  # lower and upper corner of the area of scattered blocks in training
-SCATTER_BAND = 0.05  # width of the band around it for ood_position
 
 # End effector at (0.45, 0, 0.21), pointing down.
 START_JOINTS = (0.0, -0.1085, 0.0, -2.5345, 0.0, 2.426, math.pi / 4)
@@ -34,8 +32,26 @@ RGB = {
     "purple": (0.56, 0.18, 0.7),
     "cyan": (0.1, 0.78, 0.82),
 }
-_SURFACE = ((0.86, 0.86, 0.85), (0.78, 0.8, 0.82), (0.68, 0.69, 0.7), (0.82, 0.79, 0.75))
+# Tints of the surface under the objects, the table and the wall; those of ood_appearance are darker.
+_SURFACE = (
+    (0.86, 0.86, 0.85),
+    (0.78, 0.8, 0.82),
+    (0.68, 0.69, 0.7),
+    (0.82, 0.79, 0.75),
+    (0.72, 0.78, 0.74),
+    (0.8, 0.74, 0.78),
+)
+_TABLE = ((0.72, 0.57, 0.42), (0.62, 0.52, 0.42), (0.66, 0.66, 0.64), (0.8, 0.7, 0.56))
+_WALL = ((0.55, 0.6, 0.66), (0.66, 0.64, 0.6), (0.6, 0.66, 0.6), (0.7, 0.7, 0.72))
 _OOD_SURFACE = ((0.25, 0.27, 0.3), (0.42, 0.34, 0.28), (0.38, 0.44, 0.38))
+_OOD_TABLE = ((0.3, 0.22, 0.18), (0.24, 0.28, 0.34))
+_OOD_WALL = ((0.3, 0.34, 0.4), (0.42, 0.36, 0.32))
+# Largest change, from that of scene.py: light's direction and brightness, camera position [m] and direction [rad]. In
+# ood_appearance every change is between that and twice that.
+LIGHT_TURN, LIGHT_CHANGE = 0.3, 0.12
+CAMERA_OFFSET, CAMERA_TURN = np.array([[0.018], [0.004]]), 0.018
+# Centers of the distractors: between the robot and the workspace.
+_BACKGROUND = ((0.2, -0.28), (0.25, 0.28))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +60,11 @@ class Appearance:
 
     blocks: np.ndarray  # [3, 3]
     pair: np.ndarray  # [2, 3]: mats, drawer fronts or hole rims
-    surface: np.ndarray  # [3], under the objects
+    background: np.ndarray  # [3, 3]: the surface under the objects, the table, the wall
+    distractors: np.ndarray  # [4, 3] positions [m]
+    distractor_rgb: np.ndarray  # [4, 3]
     light_direction: np.ndarray  # [3]
-    light: float
+    light: np.ndarray  # [3]
     camera_offset: np.ndarray  # [2, 3]
     camera_turn: np.ndarray  # [2, 3]
 
@@ -60,7 +78,7 @@ class Layout:
     colors: tuple[str, ...]  # of the task's colored objects
     candidate: int
     qpos: np.ndarray  # [NQ]
-    fixtures: np.ndarray  # [len(MOCAP), 3]
+    fixtures: np.ndarray  # [len(MOCAP), 4]: position and yaw
     parked: np.ndarray  # [NUM_BLOCKS + 1] bool: blocks, peg
     appearance: Appearance
 
@@ -72,8 +90,7 @@ def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float)
     colors, candidate = _sample_instruction(task, rng, split)
     phrasings = task.ood_phrasings if split == "ood_phrasing" else task.phrasings
     phrase = phrasings[rng.integers(len(phrasings))]
-    qpos, fixtures = _sample_poses(task, rng, ood=split == "ood_position")
-    parked = np.array(["blocks" not in task.objects] * NUM_BLOCKS + ["peg" not in task.objects])
+    qpos, fixtures, parked = _sample_poses(task, rng, ood=split == "ood_position")
     return Layout(
         task=task,
         instruction=phrase.format(*(colors[slot] for slot in task.candidates[candidate])),
@@ -82,7 +99,7 @@ def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float)
         qpos=qpos,
         fixtures=fixtures,
         parked=parked,
-        appearance=_sample_appearance(task, colors, rng, amount=appearance, ood=split == "ood_appearance"),
+        appearance=_sample_appearance(task, colors, fixtures, rng, amount=appearance, ood=split == "ood_appearance"),
     )
 
 
@@ -98,76 +115,70 @@ def _sample_instruction(task: Task, rng: np.random.Generator, split: Split) -> t
     return tuple(str(by_slot[s]) if s in by_slot else str(next(others)) for s in range(task.num_colors)), candidate
 
 
-def _place(rng: np.random.Generator, points: list[list[float]], *, jitter: float, ood: bool) -> np.ndarray:
-    """``points`` (x, y), each moved by up to ``jitter`` [m]; if ``ood``, all shifted together beyond that."""
-    moved = np.array(points) + rng.uniform(-jitter, jitter, (len(points), 2))
-    if not ood:
-        return moved
-    return moved + rng.choice([-1.0, 1.0], 2) * rng.uniform(2 * jitter, 2 * jitter + 0.01, 2)
-
-
-def _scatter(rng: np.random.Generator, *, ood: bool) -> list[list[float]]:
-    """Block centers (x, y) at least 0.12 m apart; if ``ood``, in a band around the training area."""
-    (x0, y0), (x1, y1) = SCATTER
-    margin = SCATTER_BAND if ood else 0.0
-    while True:
-        points: list[list[float]] = []
-        for x, y in rng.uniform((x0 - margin, y0 - margin), (x1 + margin, y1 + margin), (16, 2)).tolist():
-            inside = x0 <= x <= x1 and y0 <= y <= y1
-            if inside != ood and all(math.dist((x, y), other) > 0.12 for other in points):
-                points.append([x, y])
-            if len(points) == NUM_BLOCKS:
-                return points
-
-
-def _sample_poses(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Initial qpos and fixture positions; objects that the task does not use are parked out of sight."""
-    fixtures = np.array([[PARKED_X + 0.5 * i, 0.0, 0.5] for i in range(len(MOCAP))])
+def _sample_poses(task: Task, rng: np.random.Generator, *, ood: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Initial qpos, fixture poses, and which free objects are parked out of sight."""
     qpos = np.zeros(NQ)
     qpos[ARM] = np.array(START_JOINTS) + rng.uniform(-0.03, 0.03, 7)
-    qpos[FINGERS] = 0.04
-    blocks = qpos[BLOCK_QPOS].reshape(NUM_BLOCKS, 7)
-    blocks[:, :3] = [[PARKED_X, 1.0 + 0.3 * i, 0.5] for i in range(NUM_BLOCKS)]
-    blocks[:, 3] = 1.0
-    qpos[PEG_QPOS] = [PARKED_X, -1.0, 0.5, 1, 0, 0, 0]
-    if "mats" in task.objects:
-        blocks_xy = [[0.43, -0.15], [0.43, 0.0], [0.43, 0.15]]
-        places = _place(rng, [*blocks_xy, [0.6, 0.11], [0.6, -0.11]], jitter=0.018, ood=ood)
-        blocks[:, :2], fixtures[0:2, :2] = places[:3], places[3:]
-    elif "blocks" in task.objects:
-        blocks[:, :2] = _scatter(rng, ood=ood)
-    if "blocks" in task.objects:
-        yaw = rng.uniform(-math.pi / 4, math.pi / 4, NUM_BLOCKS)
-        blocks[:, 2] = BLOCK_HALF
-        blocks[:, 3], blocks[:, 6] = np.cos(yaw / 2), np.sin(yaw / 2)
-    if "drawers" in task.objects:
-        fixtures[2, :2] = _place(rng, [[0.36, 0.0]], jitter=0.025, ood=ood)
-    if "peg" in task.objects:
-        places = _place(rng, [[0.42, 0.0], [0.57, 0.11], [0.57, -0.11]], jitter=0.025, ood=ood)
-        turn = rng.uniform(-math.pi / 4, math.pi / 4)
-        qpos[PEG_QPOS] = [*places[0], PEG_HALF[2], math.cos(turn / 2), 0, 0, math.sin(turn / 2)]
-        fixtures[3:5, :2] = places[1:]
-    fixtures[fixtures[:, 0] < PARKED_X, 2] = 0.0
-    return qpos, fixtures
+    qpos[FINGERS] = FINGER_OPEN
+    placement = task.place(rng, ood)
+    blocks, qpos[PEG_QPOS] = placement.free_poses()
+    qpos[BLOCK_QPOS] = blocks.reshape(-1)
+    return qpos, placement.fixture_poses(), placement.parked
+
+
+def _change(rng: np.random.Generator, shape: int | tuple[int, int], *, ood: bool) -> np.ndarray:
+    """Uniform in -1..1; if ``ood``, of magnitude 1 to 2."""
+    change = rng.uniform(-1, 1, shape)
+    return change + np.sign(change) if ood else change
 
 
 def _sample_appearance(
-    task: Task, colors: tuple[str, ...], rng: np.random.Generator, *, amount: float, ood: bool
+    task: Task, colors: tuple[str, ...], fixtures: np.ndarray, rng: np.random.Generator, *, amount: float, ood: bool
 ) -> Appearance:
     rgb = np.array([RGB[color] for color in colors])
     rgb = np.clip(rgb + amount * rng.uniform(-0.04, 0.04, rgb.shape), 0, 1)
     num_blocks = NUM_BLOCKS if "blocks" in task.objects else 0
-    surfaces = np.array(_OOD_SURFACE if ood else _SURFACE)
-    tint = rng.uniform(-0.06, 0.06) + rng.uniform(-0.015, 0.015, 3)
-    surface = surfaces[0] + amount * (surfaces[rng.integers(len(surfaces))] - surfaces[0] + tint)
-    wide = 2.0 if ood else 1.0
-    direction = np.array([-0.5, 0.3, -0.8]) + amount * wide * rng.uniform(-0.25, 0.25, 3)
+    direction = np.array([-0.5, 0.3, -0.8]) + amount * LIGHT_TURN * _change(rng, 3, ood=ood)
+    tint = rng.uniform(-0.04, 0.04, 3)
+    distractors, distractor_rgb = _sample_distractors(rng, fixtures, amount=amount, ood=ood)
     return Appearance(
         blocks=rgb[:num_blocks] if num_blocks else np.ones((NUM_BLOCKS, 3)),
         pair=rgb[num_blocks:] if len(rgb) > num_blocks else np.ones((2, 3)),
-        surface=surface,
+        background=_sample_background(rng, amount=amount, ood=ood),
+        distractors=distractors,
+        distractor_rgb=distractor_rgb,
         light_direction=direction / np.linalg.norm(direction),
-        light=float(0.5 + amount * wide * rng.uniform(-0.1, 0.1)),
-        camera_offset=amount * wide * rng.uniform(-0.012, 0.012, (2, 3)) * np.array([[1.0], [0.25]]),
-        camera_turn=amount * wide * rng.uniform(-0.015, 0.015, (2, 3)),
+        light=0.5 + amount * (LIGHT_CHANGE * _change(rng, 1, ood=ood) + tint),
+        camera_offset=amount * CAMERA_OFFSET * _change(rng, (2, 3), ood=ood),
+        camera_turn=amount * CAMERA_TURN * _change(rng, (2, 3), ood=ood),
     )
+
+
+def _sample_background(rng: np.random.Generator, *, amount: float, ood: bool) -> np.ndarray:
+    """[3, 3]: tints of surface, table and wall."""
+    tints = (_OOD_SURFACE, _OOD_TABLE, _OOD_WALL) if ood else (_SURFACE, _TABLE, _WALL)
+    chosen = np.array([tint[rng.integers(len(tint))] for tint in tints])
+    plain = np.array([_SURFACE[0], _TABLE[0], _WALL[0]])
+    tint = rng.uniform(-0.06, 0.06, (3, 1)) + rng.uniform(-0.015, 0.015, (3, 3))
+    return plain + amount * (chosen - plain + tint)
+
+
+def _sample_distractors(
+    rng: np.random.Generator, fixtures: np.ndarray, *, amount: float, ood: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (out of sight where not used) and colors, greyer than those of the objects that are asked for."""
+    count = len(DISTRACTORS)
+    positions = np.array([[PARKED_X, 0.3 * i, 0.5] for i in range(count)])
+    shown = np.array([ood] * count) ^ np.array([True, True, False, False])  # the two shapes of this split
+    shown &= rng.uniform(size=count) < 0.7 * min(amount, 1.0)
+    places = np.concatenate([rng.uniform(*_BACKGROUND, (count, 2)), np.full((count, 1), 0.03)], axis=1)
+    # None inside the cabinet.
+    shown &= (np.linalg.norm(places[:, None, :2] - fixtures[None, :, :2], axis=-1) > 0.22).all(1)
+    return np.where(shown[:, None], places, positions), 0.45 + rng.uniform(-0.2, 0.2, (count, 3))
+
+
+def fixture_quaternions(fixtures: np.ndarray) -> np.ndarray:
+    """Quaternions [..., 4] of fixture poses (position and yaw) [..., 4]."""
+    half = fixtures[..., 3] / 2
+    zero = np.zeros_like(half)
+    return np.stack([np.cos(half), zero, zero, np.sin(half)], axis=-1)

@@ -18,12 +18,13 @@ from jaxtyping import Bool, Float, UInt8
 from mujoco.rollout import Rollout
 from torch import Tensor
 
-from sims.tabletop.layout import BLOCK_DOF, NQ, NV, PEG_DOF, Appearance, Layout
+from sims.tabletop.layout import BLOCK_DOF, NQ, NV, PEG_DOF, Layout, fixture_quaternions
 from sims.tabletop.render import Renderer, choose_gl
-from sims.tabletop.scene import BLOCKS, MOCAP, NUM_BLOCKS, SUBSTEPS, build_mjcf
+from sims.tabletop.scene import BLOCKS, NUM_BLOCKS, SUBSTEPS, build_mjcf
 
 PHYSICS = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
-INPUTS = int(mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_QFRC_APPLIED | mujoco.mjtState.mjSTATE_MOCAP_POS)
+_STATE = mujoco.mjtState
+INPUTS = int(_STATE.mjSTATE_CTRL | _STATE.mjSTATE_QFRC_APPLIED | _STATE.mjSTATE_MOCAP_POS | _STATE.mjSTATE_MOCAP_QUAT)
 SNAPSHOT_SIZE = 1 + NQ + NV
 
 
@@ -49,22 +50,24 @@ class MujocoBackend:
         cameras: tuple[str, ...],
         image_size: tuple[int, int],
         renderer: Literal["auto", "egl", "osmesa"],
+        shadows: bool = False,
     ) -> None:
         self._model = mujoco.MjModel.from_xml_string(build_mjcf())
         assert (self._model.nq, self._model.nv) == (NQ, NV)
         assert mujoco.mj_stateSize(self._model, PHYSICS) == SNAPSHOT_SIZE
         self._num_controls = self._model.nu
         self._state = np.zeros((num_envs, SNAPSHOT_SIZE))
-        # Inputs of every substep: controls, applied forces (against the weight of parked objects), fixture positions.
+        # Inputs of every substep: controls, applied forces (against the weight of parked objects), fixture poses.
         self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, INPUTS)))
         self._trajectory = np.zeros((num_envs, SUBSTEPS, SNAPSHOT_SIZE))
         self._sensors = np.zeros((num_envs, SUBSTEPS, 0))
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]
         self._rollout = Rollout(nthread=threads if threads > 1 else 0)
         self._hold = holding_forces(self._model)
-        self._appearances: list[Appearance | None] = [None] * num_envs
+        self._layouts: list[Layout | None] = [None] * num_envs
         self._cameras, self._image_size = cameras, image_size
         self._gl = choose_gl(renderer) if cameras else None
+        self._shadows = shadows
         self._renderers: list[tuple[ThreadPoolExecutor, Renderer]] = []
         self._threads = threads
 
@@ -84,8 +87,10 @@ class MujocoBackend:
         self._state[env_id, 1 : 1 + NQ] = layout.qpos
         nu = self._num_controls
         self._inputs[env_id, :, nu : nu + NV] = self._hold[layout.parked].sum(0)
-        self._inputs[env_id, :, nu + NV :] = layout.fixtures.reshape(-1)
-        self._appearances[env_id] = layout.appearance
+        fixtures = layout.fixtures
+        poses = (fixtures[:, :3].reshape(-1), fixture_quaternions(fixtures).reshape(-1))
+        self._inputs[env_id, :, nu + NV :] = np.concatenate(poses)
+        self._layouts[env_id] = layout
 
     def snapshot(self, env_id: int) -> np.ndarray:
         """The physics state of an environment, [SNAPSHOT_SIZE] float64."""
@@ -143,19 +148,19 @@ class MujocoBackend:
         renderers = []
         for _ in range(self._threads):
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tabletop-render")
-            opening = thread.submit(Renderer, gl=self._gl, cameras=self._cameras, image_size=self._image_size)
+            opening = thread.submit(
+                Renderer, gl=self._gl, cameras=self._cameras, image_size=self._image_size, shadows=self._shadows
+            )
             renderers.append((thread, opening.result()))
         return renderers
 
     def _render_some(self, renderer: Renderer, env_ids: Sequence[int], places: range, images: np.ndarray) -> None:
-        nu = self._num_controls
         for place in places:
             env_id = env_ids[place]
-            appearance = self._appearances[env_id]
-            assert appearance is not None
+            layout = self._layouts[env_id]
+            assert layout is not None
             qpos = self._state[env_id, 1 : 1 + NQ]
-            fixtures = self._inputs[env_id, 0, nu + NV :].reshape(len(MOCAP), 3)
-            renderer.draw(qpos, fixtures, appearance, images[place])
+            renderer.draw(qpos, layout.fixtures, layout.appearance, images[place])
 
     def close(self) -> None:
         """Stop the threads and free the GL contexts, each in the thread that owns it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import os
 import sys
 from typing import Any, Literal
@@ -10,8 +12,8 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
-from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance
-from sims.tabletop.scene import BLOCKS, MOCAP, PARKED_X, build_mjcf
+from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quaternions
+from sims.tabletop.scene import BLOCKS, DISTRACTORS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
@@ -23,6 +25,7 @@ def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
 
     Raises RuntimeError naming the packages when neither library is there.
     """
+    _load_triton()
     if renderer != "auto":
         return renderer
     for gl, library in _LIBRARIES.items():
@@ -32,6 +35,16 @@ def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
             continue
         return gl
     raise RuntimeError(f"rendering needs EGL or OSMesa and neither was found. Run: apt-get install -y {_PACKAGES}")
+
+
+def _load_triton() -> None:
+    """Loads Triton before a renderer, where PyTorch's CUDA build brought it.
+
+    PyTorch imports it with the first optimizer, and the process crashes where its LLVM is loaded after that of Mesa's
+    software renderer.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")
 
 
 def _open_context(gl: GL, width: int, height: int) -> Any:
@@ -54,6 +67,9 @@ def _open_context(gl: GL, width: int, height: int) -> Any:
     return context
 
 
+TABLE_CENTER = np.array([0.45, 0.0, 0.1])  # [m]
+
+
 class ModelAppearance:
     """Applies the appearance of an episode to one MuJoCo model."""
 
@@ -64,7 +80,8 @@ class ModelAppearance:
         for i in range(2):
             names = (f"mat{i}", f"drawer{i}_front", *(f"hole{i}_{k}" for k in range(4)))
             self._pair_geoms.append([model.geom(name).id for name in names])
-        self._surface = model.geom("surface").id
+        self._background = [model.geom(name).id for name in ("surface", "tabletop", "wall")]
+        self._distractors = [model.geom(name).id for name in DISTRACTORS]
         self._alpha = model.geom_rgba[:, 3].copy()
         roots = model.body_rootid[model.geom_bodyid]
         objects = [model.body(name).id for name in (*MOCAP, *BLOCKS, "peg")]
@@ -82,8 +99,11 @@ class ModelAppearance:
         model.geom_rgba[self._block_geoms, :3] = appearance.blocks
         for geoms, rgb in zip(self._pair_geoms, appearance.pair, strict=True):
             model.geom_rgba[geoms, :3] = rgb
-        model.geom_rgba[self._surface, :3] = appearance.surface
+        model.geom_rgba[self._background, :3] = appearance.background
+        model.geom_rgba[self._distractors, :3] = appearance.distractor_rgb
+        model.geom_pos[self._distractors] = appearance.distractors
         model.light_dir[0] = appearance.light_direction
+        model.light_pos[0] = TABLE_CENTER - appearance.light_direction  # the middle of the shadows
         model.light_diffuse[0] = appearance.light
         turn = np.empty(4)
         for camera, offset, angle in zip(
@@ -98,16 +118,20 @@ class ModelAppearance:
 class Renderer:
     """Draws one state at a time. Must be used in the thread that created it."""
 
-    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
+    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int], shadows: bool = False) -> None:
         height, width = image_size
         self._gl = _open_context(gl, width, height)
         model = mujoco.MjModel.from_xml_string(build_mjcf())
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        if shadows:
+            model.vis.quality.shadowsize, model.vis.quality.offsamples = 4096, 8
+            model.light_castshadow[:], model.vis.map.shadowclip = True, 0.6
         self._model, self._data = model, mujoco.MjData(model)
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 8)
-        for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = shadows
+        for flag in ("REFLECTION", "SKYBOX", "HAZE", "FOG"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = False
         self._option = mujoco.MjvOption()
         self._viewport = mujoco.MjrRect(0, 0, width, height)
@@ -125,7 +149,7 @@ class Renderer:
         model, data = self._model, self._data
         self._appearance.apply(appearance, qpos, fixtures)
         data.qpos[:] = qpos
-        data.mocap_pos[: len(MOCAP)] = fixtures
+        data.mocap_pos[:], data.mocap_quat[:] = fixtures[:, :3], fixture_quaternions(fixtures)
         mujoco.mj_kinematics(model, data)
         mujoco.mj_camlight(model, data)
         for camera, image in zip(self._cameras, out, strict=True):

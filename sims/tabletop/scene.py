@@ -32,8 +32,10 @@ HOLE_HALF = 0.021
 HOLE_HEIGHT = 0.04
 HOLE_OUTER = 0.05
 DRAWER_TRAVEL = 0.12
+DRAWER_STIFFNESS, DRAWER_DAMPING = 120.0, 30.0  # [N/m], [N s/m]: a drawer shuts itself slowly, a blow does not open it
 DRAWER_Y = 0.085  # of the first drawer in the cabinet's frame; the second is at minus this
-HANDLE = (0.13, 0.055)  # x, z of a closed handle in the cabinet's frame
+HANDLE = (0.138, 0.055)  # x, z of a closed handle in the cabinet's frame
+HANDLE_HALF = 0.032  # length of its bar
 PARKED_X = 4.0  # behind the agent camera and beyond the far clipping plane
 
 # Position, (right, up) axes, vertical field of view [degrees]; the viewing direction is -(right x up).
@@ -45,12 +47,16 @@ LAG_S = 0.04
 FINGER_GAIN = 500.0
 FINGER_FORCE = 25.0
 
+# Beside the workspace, for the eye alone: the last two are seen only in the split ood_appearance.
+DISTRACTORS = ("can", "ball", "pill", "egg")
 MOCAP = ("mat0", "mat1", "cabinet", "hole0", "hole1")
 BLOCKS = tuple(f"block{i}" for i in range(NUM_BLOCKS))
 
 _MASS = (4.97, 0.65, 3.23, 3.59, 1.23, 1.67, 0.74)
 _WHITE, _GREY, _DARK = "0.93 0.93 0.94 1", "0.62 0.65 0.7 1", "0.16 0.17 0.2 1"
-# Capsules of each link in its own DH frame: (from, to, radius, color).
+# Capsules of each link in its own DH frame: (from, to, radius, color). Those of the last three links collide, one each;
+# the others cannot reach an object.
+_COLLIDING = {4: 0, 5: 1, 6: 0}
 _LINKS = (
     (((0, 0, -0.2), (0, 0, -0.05), 0.062, _WHITE),),
     (((0, 0, -0.06), (0, 0, 0.06), 0.062, _GREY), ((0, 0, 0), (0, -0.2, 0), 0.058, _WHITE)),
@@ -60,6 +66,10 @@ _LINKS = (
     (((0, 0, -0.05), (0, 0, 0.04), 0.05, _GREY), ((0, 0, 0), (0.088, 0, 0), 0.045, _WHITE)),
     (((0, 0, 0.0), (0, 0, 0.075), 0.045, _WHITE),),
 )
+
+
+# A drawer is opened by what is behind its handle, not by what presses on it.
+_SMOOTH = 'friction="0.1 0.005 0.0001" priority="1"'
 
 
 def _numbers(values: object) -> str:
@@ -76,7 +86,8 @@ def _arm() -> str:
         <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1"/>"""
         for k, (start, end, radius, rgba) in enumerate(_LINKS[i]):
             mass = _MASS[i] if k == 0 else 0.001
-            xml += f"""<geom class="visual" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}"
+            kind = "robot" if _COLLIDING.get(i) == k else "visual"
+            xml += f"""<geom class="{kind}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}"
             rgba="{rgba}" mass="{mass}"/>"""
         closing += "</body>"
     hand_quat = (math.cos(HAND_YAW / 2), 0, 0, math.sin(HAND_YAW / 2))
@@ -133,12 +144,15 @@ def _drawer(name: str, y: float) -> str:
     """Front, bar handle on two posts, and a visible tray; slides along +x out of the cabinet."""
     handle_x, handle_z = HANDLE
     return f"""<body name="{name}" pos="0 {y} 0"><joint name="{name}" type="slide" axis="1 0 0"
-        range="0 {DRAWER_TRAVEL}" damping="6"/>
-      <geom class="fixture" name="{name}_front" type="box" size="0.006 0.076 0.038" pos="0.078 0 0.043" mass="0.3"/>
-      <geom class="fixture" name="{name}_bar" type="box" size="0.006 0.04 0.007" pos="{handle_x} 0 {handle_z}"
-        rgba="0.85 0.85 0.87 1" mass="0.05" friction="1.2 0.02 0.001"/>
-      <geom class="visual" type="box" size="0.023 0.004 0.006" pos="0.107 0.036 {handle_z}" rgba="0.85 0.85 0.87 1"/>
-      <geom class="visual" type="box" size="0.023 0.004 0.006" pos="0.107 -0.036 {handle_z}" rgba="0.85 0.85 0.87 1"/>
+        range="0 {DRAWER_TRAVEL}" damping="{DRAWER_DAMPING}" stiffness="{DRAWER_STIFFNESS}"/>
+      <geom class="fixture" name="{name}_front" type="box" size="0.006 0.076 0.038" pos="0.078 0 0.043" mass="0.3"
+        {_SMOOTH}/>
+      <geom class="fixture" name="{name}_bar" type="box" size="0.006 {HANDLE_HALF} 0.007" pos="{handle_x} 0 {handle_z}"
+        rgba="0.85 0.85 0.87 1" mass="0.05" {_SMOOTH}/>
+      <geom class="visual" type="box" size="0.027 0.004 0.006" pos="0.111 {HANDLE_HALF - 0.004} {handle_z}"
+        rgba="0.85 0.85 0.87 1"/>
+      <geom class="visual" type="box" size="0.027 0.004 0.006" pos="0.111 {0.004 - HANDLE_HALF} {handle_z}"
+        rgba="0.85 0.85 0.87 1"/>
       <geom class="visual" type="box" size="0.065 0.07 0.004" pos="0.01 0 0.02" rgba="0.55 0.42 0.3 1"/>
       <geom class="visual" type="box" size="0.065 0.004 0.03" pos="0.01 0.068 0.045" rgba="0.6 0.46 0.33 1"/>
       <geom class="visual" type="box" size="0.065 0.004 0.03" pos="0.01 -0.068 0.045" rgba="0.6 0.46 0.33 1"/>
@@ -149,6 +163,20 @@ def _cabinet() -> str:
     return f"""<body name="cabinet" mocap="true">
       <geom class="fixture" name="cabinet" type="box" size="0.07 0.17 0.043" pos="0 0 0.043" rgba="0.36 0.27 0.22 1"/>
       {_drawer("drawer0", DRAWER_Y)}{_drawer("drawer1", -DRAWER_Y)}</body>"""
+
+
+def _distractors() -> str:
+    """Geometries of the table that every episode puts somewhere or hides."""
+    shapes = (
+        ("cylinder", "0.024 0.04"),
+        ("sphere", "0.03"),
+        ("capsule", "0.018 0.03"),
+        ("ellipsoid", "0.035 0.024 0.03"),
+    )
+    return "".join(
+        f'<geom class="visual" name="{name}" type="{kind}" size="{size}" pos="{PARKED_X} 0 0.5"/>'
+        for name, (kind, size) in zip(DISTRACTORS, shapes, strict=True)
+    )
 
 
 def _actuators() -> str:
@@ -169,7 +197,7 @@ def build_mjcf() -> str:
     return f"""<mujoco model="tabletop">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" iterations="20"
-    ls_iterations="12" tolerance="1e-6"><flag multiccd="disable"/></option>
+    ls_iterations="12" tolerance="1e-6"><flag multiccd="disable" midphase="disable"/></option>
   <size memory="8M"/>
   <visual><global fovy="45" offwidth="512" offheight="512"/><map znear="0.01" zfar="3"/>
     <quality shadowsize="0" offsamples="0" numslices="14" numstacks="7"/>
@@ -186,10 +214,11 @@ def build_mjcf() -> str:
       specular="0.15 0.15 0.15" castshadow="false"/>
     <camera name="agent" pos="{_numbers(position)}" xyaxes="{_numbers((*right, *up))}" fovy="{fovy}"/>
     <geom class="fixture" name="table" type="plane" size="2 2 0.1" rgba="0 0 0 0" friction="0.6 0.005 0.0001"/>
-    <geom class="visual" type="box" size="0.7 0.9 0.02" pos="0.3 0 -0.023" rgba="0.72 0.57 0.42 1"/>
+    <geom class="visual" name="tabletop" type="box" size="0.7 0.9 0.02" pos="0.3 0 -0.023" rgba="0.72 0.57 0.42 1"/>
     <geom class="visual" name="surface" type="box" size="0.28 0.33 0.001" pos="0.46 0 -0.0015"/>
-    <geom class="visual" type="box" size="0.02 2 1" pos="-0.6 0 0.4" rgba="0.55 0.6 0.66 1"/>
+    <geom class="visual" name="wall" type="box" size="0.02 2 1" pos="-0.6 0 0.4" rgba="0.55 0.6 0.66 1"/>
     <geom class="visual" type="capsule" fromto="-0.06 0 0.03 0 0 0.14" size="0.08" rgba="{_WHITE}"/>
+    {_distractors()}
     {_arm()}
     {_blocks()}
     <body name="peg" pos="0.3 0 {PEG_HALF[2]}"><freejoint name="peg"/>

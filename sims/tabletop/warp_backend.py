@@ -21,16 +21,16 @@ import warp as wp
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from sims.tabletop.layout import NQ, Layout, sample_layout
+from sims.tabletop.layout import NQ, Layout, fixture_quaternions, sample_layout
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE, holding_forces
 from sims.tabletop.render import ModelAppearance
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 
 CONTACTS = 48  # per environment on average, in one pool for all; the experts need at most 20
 CONSTRAINTS = 160  # of one environment at most; the experts need 61
 _log = logging.getLogger(__name__)
-_APPEARANCE_FIELDS = ("geom_rgba", "light_dir", "light_diffuse", "cam_pos", "cam_quat")
+_APPEARANCE_FIELDS = ("geom_rgba", "geom_pos", "light_dir", "light_diffuse", "cam_pos", "cam_quat")
 
 
 class WarpBackend:
@@ -44,6 +44,7 @@ class WarpBackend:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self._cameras, self._image_size = cameras, image_size
         model = mujoco.MjModel.from_xml_string(build_mjcf())
+        model.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE)  # of the CPU alone
         self._appearance, self._hold = ModelAppearance(model), holding_forces(model)
         self._placed: dict[int, Layout] = {}
         self._pending_states: dict[int, np.ndarray] = {}
@@ -65,11 +66,12 @@ class WarpBackend:
         option.warn_overflow &= ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
         start = mujoco.MjData(model)
         layout = sample_layout(next(iter(TASKS)), 0, split="train", appearance=0.0)
-        start.qpos[:], start.mocap_pos[:] = layout.qpos, layout.fixtures
+        start.qpos[:], start.mocap_pos[:] = layout.qpos, layout.fixtures[:, :3]
         self._data = data = mjw.put_data(model, start, nworld=num_envs, nconmax=CONTACTS, njmax=CONSTRAINTS)
         self._time, self._qpos, self._qvel = (wp.to_torch(a) for a in (data.time, data.qpos, data.qvel))
         self._warm_start = wp.to_torch(data.qacc_warmstart)
-        self._applied, self._fixtures = wp.to_torch(data.qfrc_applied), wp.to_torch(data.mocap_pos)
+        self._applied = wp.to_torch(data.qfrc_applied)
+        self._fixtures = wp.to_torch(data.mocap_pos), wp.to_torch(data.mocap_quat)
         self._appearance_arrays = {name: wp.to_torch(getattr(self._model, name)) for name in _APPEARANCE_FIELDS}
         self._substep_controls = wp.zeros((SUBSTEPS, num_envs, model.nu), dtype=wp.float32)
         self._controls = wp.to_torch(self._substep_controls)
@@ -143,7 +145,7 @@ class WarpBackend:
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of every environment's physics state and of the inputs of its last substep, as those of C MuJoCo."""
         state = self._download().copy()
-        inputs = [self._controls[-1], self._applied, self._fixtures.flatten(1)]
+        inputs = [self._controls[-1], self._applied, *(part.flatten(1) for part in self._fixtures)]
         return state, torch.cat(inputs, dim=1).double().cpu().numpy()
 
     def _download(self) -> np.ndarray:
@@ -168,7 +170,10 @@ class WarpBackend:
             return
         env_ids, applied = self._to_device({env_id: self._hold[e.parked].sum(0) for env_id, e in self._placed.items()})
         self._applied[env_ids] = applied
-        self._fixtures[env_ids] = self._to_device({env_id: e.fixtures for env_id, e in self._placed.items()})[1]
+        poses = {env_id: e.fixtures for env_id, e in self._placed.items()}
+        quaternions = {env_id: fixture_quaternions(fixtures) for env_id, fixtures in poses.items()}
+        for part, values in zip(self._fixtures, (poses, quaternions), strict=True):
+            part[env_ids] = self._to_device(values)[1][..., : part.shape[-1]]
         self._upload_appearances(env_ids)
         self._placed.clear()
 

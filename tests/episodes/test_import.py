@@ -151,6 +151,16 @@ def test_robomimic(tmp_path: Path) -> None:
     assert (first.control_hz, first.instruction, first.source) == (20.0, "lift it", "human")
 
 
+def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
+    source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
+    assert import_episodes(source, store, mapping) == {"episodes": 2, "successes": 1, "present": 0}
+    store.delete(store.select()[0].id, author="test")
+    moved = source.rename(tmp_path / "moved.hdf5")
+    assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 1}
+    assert len(store.select()) == 2
+
+
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:
     source = robomimic(tmp_path / "demo.hdf5", rewards=False)
     first, _ = imported(

@@ -1,7 +1,9 @@
 """Stores written before schema version 2 stay readable; their catalog is rebuilt."""
 
+import hashlib
 import json
 import sqlite3
+import struct
 import zipfile
 from pathlib import Path
 
@@ -40,6 +42,8 @@ def write_version_1(folder: Path, episode: Episode, *, schema: str = "vla-rl-epi
             images.create_array(
                 camera, data=frames, chunks=frames.shape, compressors=None, config={"write_empty_chunks": True}
             )
+    content = path.read_bytes()[:-2] + struct.pack("<H", 71)  # length of the comment, which holds the hash
+    path.write_bytes(content + b"sha256:" + hashlib.sha256(content).hexdigest().encode())
     return path
 
 

@@ -18,6 +18,7 @@ import zarr
 from episodes.catalog import CATALOG_NAME
 from episodes.maintenance import info, rebuild, verify
 from episodes.overlays import LABELS_NAME, read_labels
+from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
 from tests.episodes.episode_examples import assert_same, make_episode, write_episodes
@@ -268,6 +269,29 @@ def test_a_file_size_limit_is_reported_and_damages_nothing(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         check_after_full(tmp_path, error.value, committed)
         store.add(big)
+
+
+def test_flipped_bits_are_found_by_reading_and_before_training(tmp_path):
+    """In 40 places of the file: headers, attributes and every array."""
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        file = store.file(id)
+        for at in np.linspace(0, file.stat().st_size - 1, 40).astype(int).tolist():
+            flip(file, at)
+            with pytest.raises(CorruptEpisode, match="vla-rl data verify"):
+                store.read(id)
+            with pytest.raises(CorruptEpisode, match="vla-rl data verify"):
+                WindowSampler(store, action_horizon=2, batch_size=2, seed=0)
+            flip(file, at)
+        assert store.read(id).id == id
+
+
+def test_a_folder_that_is_no_store_is_refused_and_stays_as_it_is(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for command in (info, verify, rebuild):
+        with pytest.raises(EpisodeError, match="is not an episode store: it has no ep-"):
+            command(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_round_trip_is_bit_exact(tmp_path, config):
     policy = build(config)
     given = Provenance(git_revision="abc", parent="0" * 64, metrics={"success": 0.5})
     saved = save_bundle(policy, tmp_path / "a" / "bundle", provenance=given)
-    loaded = load_bundle(tmp_path / "a" / "bundle", action_dim=3, cameras=["front", "wrist"])
+    loaded = load_bundle(tmp_path / "a" / "bundle", robot=ROBOT)
     assert loaded.config == policy.config
     assert loaded.spec.robot == ROBOT
     assert not loaded.training
@@ -121,7 +121,11 @@ DAMAGE = {
     "manifest cut": (lambda path: (path / "bundle.json").write_text('{"format": 1,'), "is damaged"),
     "other format": (lambda path: edit(path, format=99), "format 99"),
     "a list": (lambda path: (path / "bundle.json").write_text("[]"), "format None"),
-    "unknown key": (lambda path: edit(path, extra=1), "unknown key 'extra'"),
+    "unknown key": (lambda path: edit(path, extra=1), "extra: unknown key"),
+    "unknown key inside": (
+        lambda path: edit(path, config={"name": "denoising", "expert": {"hedas": 2}}),
+        "config.denoising.expert.hedas: unknown key",
+    ),
     "wrong type": (lambda path: edit(path, robot={"action_dim": "seven"}), r"robot\.action_dim"),
     "bad value": (lambda path: edit(path, config={"name": "denoising", "expert": {"action_patch": 3}}), "action_patch"),
     "other shapes": (wider, "do not fit"),
@@ -145,12 +149,17 @@ def test_missing_path_and_plain_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("robot", "message"),
-    [({"action_dim": 7}, "3 action dimensions, this robot has 7"), ({"cameras": ["wrist", "front"]}, "in this order")],
+    [
+        ({"action_dim": 7}, "action_dim 3, not 7"),
+        ({"cameras": ("wrist", "front")}, r"cameras \('front', 'wrist'\), not \('wrist', 'front'\)"),
+        ({"image_size": (64, 64)}, r"image_size \(32, 32\), not \(64, 64\)"),
+        ({"state_dim": 9, "control_hz": 10.0}, r"state_dim 5, not 9; control_hz 20.0, not 10.0"),
+    ],
 )
 def test_another_robot_is_refused(tmp_path, robot, message):
     save_bundle(build(), tmp_path)
     with pytest.raises(BundleError, match=message):
-        load_bundle(tmp_path, **robot)
+        load_bundle(tmp_path, robot=dataclasses.replace(ROBOT, **robot))
 
 
 SAVER = """

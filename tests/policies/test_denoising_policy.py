@@ -26,6 +26,7 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import DiffusionConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
+from sims.numbers.finite import NotFinite
 from sims.vector_env import Observation, encode_instructions
 from tests.policies.encoding import encode
 
@@ -169,7 +170,7 @@ def test_entropy_is_that_of_the_transition():
 
 def test_dppo_early_steps_are_frozen():
     policy = build(EXPLORERS["ddpm"])
-    policy.explore_with(policy.config.explore)  # the frozen copy is taken from the weights as they are now
+    policy.prepare_to_explore()  # the frozen copy is taken from the weights as they are now
     context = encode(policy, observe(4)).detach()
     before = policy.sample(context, generator()).trace
     assert before.steps.tolist() == [[6, 7, 8, 9]] * 4
@@ -178,6 +179,40 @@ def test_dppo_early_steps_are_frozen():
     after = policy.sample(context, generator()).trace
     assert torch.equal(before.states[:, :7], after.states[:, :7])
     assert not torch.allclose(before.states[:, 7:], after.states[:, 7:])
+
+
+def test_dppo_early_steps_do_not_follow_a_trained_encoder():
+    policy = build(EXPLORERS["ddpm"])
+    policy.prepare_to_explore()
+    obs = observe(4)
+    before = policy.sample(encode(policy, obs), generator()).trace
+    with torch.no_grad():
+        for parameter in policy.encoder.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    after = policy.sample(encode(policy, obs), generator()).trace
+    assert torch.equal(before.states[:, :7], after.states[:, :7])
+    assert not torch.allclose(before.states[:, 7:], after.states[:, 7:])
+
+
+@pytest.mark.parametrize("config", EXPLORERS.values(), ids=EXPLORERS)
+def test_only_draws_that_reach_nothing_executed_are_not_counted(config):
+    """Counted: every element whose draw moves the actions that run, here the first two of the chunk."""
+    policy, executed = build(config), 2
+    context = encode(policy, observe(6))
+    trace = policy.sample(context, generator()).trace
+    counted = policy.counted(trace, torch.full((6,), executed))
+    assert counted.shape == (6, policy.log_prob_steps, 8)
+    assert counted[:, :, :executed].all()
+    kernel, predict, grid = policy.explore_kernel, policy._predict(context), policy.explore_kernel.grid()
+    for i, row in enumerate(trace.steps[0].tolist()):
+        draw = trace.states[:, row + 1].clone().requires_grad_()
+        x_t = draw.unsqueeze(1)
+        for step in range(row + 1, kernel.steps):
+            t, dt = grid[step].view(1, 1), (grid[step] - grid[step + 1]).view(1, 1)
+            x_t = kernel.transition(x_t, predict(x_t, t), t[..., None, None], dt[..., None, None]).mean
+        gradient = torch.autograd.grad(x_t[0, 0, :executed].sum(), draw)[0][0]
+        moves = gradient.abs().amax(-1) > 0
+        assert torch.equal(counted[0, i], moves)
 
 
 class ShiftedGrid(FlowSDE):
@@ -228,7 +263,7 @@ def test_audit_names_the_step_without_density():
     policy = build(EXPLORERS["flow_sde"])
     context = encode(policy, observe(8))
     policy.explore_kernel = NoLastStd(FlowSDEConfig())
-    with pytest.raises(LogProbMismatch, match=r"stochastic step 3: .* by up to inf"):
+    with pytest.raises(NotFinite, match=r"log_prob of the rollout is nan .*denoising step 3"):
         audit_log_prob(policy, context, policy.sample(context, generator()))
 
 
@@ -285,7 +320,7 @@ def test_untrained_policy_starts_from_its_anchor():
     torch.manual_seed(0)
     policy = DenoisingPolicy(DenoisingPolicyConfig(**SMALL, act=FlowODEConfig(steps=40)), ROBOT)
     context = encode(policy, observe(1))[torch.zeros(1500, dtype=torch.int64)].detach()
-    anchor = policy._prefill(context[:1], policy.expert).anchor[0, 0]
+    anchor = policy._prefill(context[:1].encoding, policy.expert).anchor[0, 0]
     path, _ = denoise(
         policy._predict(context), policy.act_kernel, torch.randn(1500, 8, 3, generator=generator()), generator()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch
 import yaml
 
+from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig
-from real_robot.control.embodiment import JointPositions, JointSteps
+from real_robot.control.embodiment import ActionScales, JointPositions, JointSteps
 from real_robot.control.loop import ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
+from real_robot.control.registry import build_embodiment
 from real_robot.robot_file import load_robot
 from real_robot.safety.commands import Measurement, SafeCommand
 from real_robot.safety.limits import RobotLimits
@@ -30,7 +33,8 @@ AXES = tuple(
     )
     for name in ("a", "b")
 )
-LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_age_s=0.1, max_measurement_age_s=0.1)
+LIMITS = RobotLimits(command_hz=100.0, axes=AXES, workspace=None, max_command_age_s=1.0, max_measurement_age_s=0.1)
+SCALES = ActionScales(ranges=((-1.0, 1.0),) * 2, steps=(0.05, 0.05))
 HELLO = Hello(
     protocol=PROTOCOL, fingerprint="x", action_horizon=8, action_dim=2, state_dim=2, cameras=["agent"],
     image_size=[4, 4], control_hz=20.0, max_prefix=3,
@@ -76,15 +80,30 @@ class SimulatedArm:
     def __init__(self, delay: int = 3, method: str = "prefix") -> None:
         self.client, self.camera, self.tick = OscillatingPolicy(delay), FakeCamera(), 0
         chunking = ChunkingConfig(method=method, execute_steps=4, max_delay=3, warmup=0)  # type: ignore[arg-type]
-        embodiment = JointSteps(AXES, 20.0)
+        embodiment = JointSteps(SCALES.ranges, SCALES.steps)
         self.policy = RemotePolicy(
-            HELLO, chunking, embodiment=embodiment, client=self.client, cameras=self.camera, max_image_age_s=0.2
+            HELLO,
+            chunking,
+            embodiment=embodiment,
+            client=self.client,
+            cameras=self.camera,
+            max_image_age_s=0.2,
+            log=self,
         )
         self.loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=self.policy)
         self.loop.start([0.0, 0.0], 0.0)
         self.positions = [0.0, 0.0]
+        self.executed: list[np.ndarray] = []
+
+    def observation(self, step: int, images: dict, state: np.ndarray) -> None:
+        """Nothing is kept of it."""
+
+    def action(self, action: np.ndarray, actor: int) -> None:
+        assert actor == POLICY
+        self.executed.append(action)
 
     def run(self, ticks: int, *, images: bool = True, joints: bool = True) -> list[SafeCommand]:
+        """The commands that were sent."""
         outs = []
         for _ in range(ticks):
             self.tick += 1
@@ -93,21 +112,25 @@ class SimulatedArm:
             if images:
                 self.camera.taken_s = now - 0.01
             measured = Measurement(self.positions, now if joints else now - 10.0)
-            outs.append(self.loop.tick(measured, now))
+            if (out := self.loop.tick(measured, now)) is not None:
+                outs.append(out)
+                self.positions = list(out.positions)
             self.policy.request_chunk(now)
-            self.positions = list(outs[-1].positions)
         return outs
+
+    def measured(self) -> Measurement:
+        return Measurement(self.positions, self.tick / 100.0)
 
 
 def test_every_control_tick_has_an_action_if_delays_are_as_planned() -> None:
     arm = SimulatedArm(delay=11)
     outs = arm.run(400)
     counters = arm.loop.counters
-    assert counters.control_ticks == 80
+    assert counters.control_ticks > 60  # the arm is taken up first
     assert counters.holds <= 4  # until the first chunk came
     assert counters.actions == counters.control_ticks - counters.holds
     assert counters.missed_ticks == arm.policy.counters.failed == 0
-    assert len(arm.client.asked) == pytest.approx(20, abs=1)
+    assert len(arm.client.asked) == pytest.approx(17, abs=2)
     assert max(abs(p) for out in outs for p in out.positions) > 0.05
     assert {act.delay for act in arm.client.asked[3:]} == {3}
     assert all(len(act.leftover) >= act.delay for act in arm.client.asked)
@@ -141,24 +164,89 @@ def test_requests_to_a_lost_server_are_repeated_while_the_arm_holds() -> None:
     assert arm.policy.problem == ""
 
 
-def test_stop_and_pause_drop_the_plan() -> None:
+def test_pause_drops_the_plan_and_ends_in_silence() -> None:
     arm = SimulatedArm()
-    arm.run(100)
+    arm.run(200)
     arm.loop.pause()
     arm.run(60)
     assert arm.loop.filter.at_rest
     asked = len(arm.client.asked)
-    arm.run(60)
+    assert arm.run(60) == []  # nothing is sent
     assert len(arm.client.asked) == asked
-    arm.loop.resume()
-    arm.run(60)
+    arm.loop.resume(arm.measured(), arm.tick / 100)
+    arm.run(100)
     assert not arm.loop.filter.at_rest
+
+
+def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first() -> None:
+    arm = SimulatedArm()
+    fast = max(abs(v) for out in arm.run(300) for v in out.velocities)
     arm.loop.stop("test")
     arm.run(100)
-    assert arm.loop.filter.at_rest
-    arm.loop.filter.release()
-    arm.run(60)
-    assert not arm.loop.filter.at_rest
+    assert arm.loop.mode == "stopped"
+    assert arm.run(50) == []
+    with pytest.raises(ValueError, match="release the stop first"):
+        arm.loop.resume(arm.measured(), arm.tick / 100)
+    arm.loop.release()
+    assert arm.run(50) == []
+    assert arm.loop.mode == "paused"
+    arm.loop.resume(arm.measured(), arm.tick / 100)
+    begins = arm.run(100)
+    assert 0.0 < max(abs(v) for out in begins for v in out.velocities) < 0.5 * fast
+    again = arm.run(500)
+    assert max(abs(v) for out in again for v in out.velocities) > 0.65 * fast
+
+
+def test_an_arm_that_was_moved_during_a_stop_is_not_resumed() -> None:
+    arm = SimulatedArm()
+    arm.run(200)
+    arm.loop.stop("test")
+    arm.run(100)
+    arm.positions = [q + 0.6 for q in arm.positions]
+    assert arm.run(50) == []
+    arm.loop.release()
+    with pytest.raises(ValueError, match=r"joint a is 0\.600 rad away from where the arm came to rest"):
+        arm.loop.resume(arm.measured(), arm.tick / 100)
+    arm.loop.start(arm.positions, arm.tick / 100)  # a new episode begins where the arm is
+    assert arm.loop.filter.positions == tuple(arm.positions)
+
+
+@pytest.mark.parametrize(("away", "mode"), [(0.01, "running"), (0.1, "stopped")])
+def test_after_lost_measurements_the_arm_goes_on_only_from_where_it_stopped(away: float, mode: str) -> None:
+    arm = SimulatedArm()
+    arm.run(200)
+    arm.run(100, joints=False)
+    assert arm.run(20, joints=False) == []
+    arm.positions = [q + away for q in arm.positions]
+    arm.run(100)
+    assert arm.loop.mode == mode
+
+
+def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
+    """A policy that wants twice the speed limit; the steps add up to the way that was commanded."""
+    arm = SimulatedArm()
+    arm.loop.speed = 0.3
+    arm.run(100)
+    start, count = arm.loop.filter.positions, len(arm.executed)
+    arm.run(100)
+    arm.run(5)
+    actions = np.stack(arm.executed[count:])
+    assert np.abs(actions).max() < 0.4
+    went = np.array(arm.loop.filter.positions) - start
+    assert 0.05 * actions.sum(axis=0) == pytest.approx(went, abs=0.03)
+
+
+def test_a_plan_that_is_too_old_is_not_followed() -> None:
+    limits = replace(LIMITS, max_command_age_s=0.15)
+    for allowed, holds in ((LIMITS, False), (limits, True)):
+        arm = SimulatedArm(delay=20)
+        arm.loop = ControlLoop(
+            allowed, control_hz=20.0, embodiment=JointSteps(SCALES.ranges, SCALES.steps), source=arm.policy
+        )
+        arm.loop.start([0.0, 0.0], 0.0)
+        arm.run(200)
+        assert (arm.loop.counters.rejected > 5) == holds
+        assert not holds or "command_stale" in arm.loop.counters.last_rejection
 
 
 @pytest.mark.parametrize(
@@ -173,25 +261,40 @@ def test_stop_and_pause_drop_the_plan() -> None:
 def test_a_policy_that_does_not_fit_is_refused(change: dict, message: str) -> None:
     chunking = ChunkingConfig(execute_steps=4, max_delay=3)
     with pytest.raises(ValueError, match=message):
-        check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(AXES, 20.0), chunking)
+        check_policy(Hello(**{**vars(HELLO), **change}), JointSteps(SCALES.ranges, SCALES.steps), chunking)
 
 
 def test_a_control_rate_that_does_not_divide_the_command_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="command_rate 100 Hz must be a multiple of the policy's 30 Hz"):
-        ControlLoop(LIMITS, control_hz=30.0, embodiment=JointSteps(AXES, 30.0), source=SimulatedArm().policy)
+        ControlLoop(
+            LIMITS, control_hz=30.0, embodiment=JointSteps(SCALES.ranges, SCALES.steps), source=SimulatedArm().policy
+        )
 
 
 def test_joint_embodiments_by_hand() -> None:
-    spans = JointPositions((AxisLimits(**{**vars(AXES[0]), "position": (0.0, 2.0)}),))
+    spans = JointPositions(((0.0, 2.0),))
     assert spans.targets(np.array([0.5]), [0.0]) == [1.5]
-    assert spans.state([1.5]).tolist() == [0.5]
-    steps = JointSteps(AXES, 20.0)
+    assert spans.state([1.5]).tolist() == spans.achieved(np.array([1.0]), [0.0], [1.5]).tolist() == [0.5]
+    steps = JointSteps(SCALES.ranges, SCALES.steps)
     steps.begin([0.1, 0.2])
     assert steps.targets(np.array([1.0, -0.5]), [0.1, 0.2]) == pytest.approx([0.15, 0.175])
     assert steps.targets(np.array([1.0, 0.0]), [0.1, 0.2]) == pytest.approx([0.2, 0.175])
+    assert steps.achieved(np.zeros(2), [0.1, 0.2], [0.15, 0.175]).tolist() == pytest.approx([1.0, -0.5])
     for _ in range(50):
         targets = steps.targets(np.array([1.0, 0.0]), [0.1, 0.2])
-    assert targets[0] == pytest.approx(0.1 + 0.45)  # 90 % of step_from_measured: the arm does not follow
+    assert targets[0] == pytest.approx(0.1 + 4 * 0.05)  # the arm does not follow
+
+
+def test_a_lower_limit_does_not_change_what_an_action_means() -> None:
+    robot = load_robot(ROBOTS / "generic.yaml")
+    slow = tuple(replace(axis, velocity=axis.velocity / 4, position=(-0.1, 0.1)) for axis in robot.limits.axes)
+    action, joints = np.full(7, 0.5, dtype=np.float32), [0.0] * 7
+    answers = []
+    for axes in (robot.limits.axes, slow):
+        embodiment = build_embodiment("joint_steps", axes, robot.control.scales)
+        embodiment.begin(joints)
+        answers.append((embodiment.targets(action, joints), embodiment.state(joints).tolist()))
+    assert answers[0] == answers[1]
 
 
 def test_the_panda_embodiment_agrees_with_the_simulator() -> None:
@@ -251,3 +354,13 @@ def test_errors_in_a_robot_file_are_named(tmp_path: Path, section: str, key: str
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(ValueError, match=message):
         load_robot(path)
+
+
+def test_the_settings_of_the_controller_fit_the_robot_file() -> None:
+    """Its joints are those of the arm, and it interpolates by the splines that the motion is made for."""
+    settings = yaml.safe_load((ROBOTS.parent / "controllers/joint_trajectory.yaml").read_text())
+    controller = settings["joint_trajectory_controller"]["ros__parameters"]
+    robot = load_robot(ROBOTS / "franka_panda.yaml")
+    assert controller["joints"] == [axis.name for axis in robot.limits.axes]
+    assert controller["interpolation_method"] == "splines"
+    assert robot.ros.command.startswith("/joint_trajectory_controller/")

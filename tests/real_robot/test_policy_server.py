@@ -243,6 +243,30 @@ def test_the_client_does_not_block_and_works_without_a_server(server: PolicyServ
         absent.close()
 
 
+def test_a_client_keeps_to_the_policy_of_its_episode(server: PolicyServer) -> None:
+    """A server with other weights at the same address is refused until the episode ends."""
+    client = PolicyClient(f"ws://127.0.0.1:{server.port}", token=TOKEN, retry_s=0.05)
+    try:
+        client.bind("another policy")
+        deadline = time.monotonic() + 10
+        while "this episode began with" not in client.problem and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "now offers policy untrained, this episode began with another poli" in client.problem
+        assert client.hello is None
+        client.end_episode("unknown")
+        while client.hello is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.hello is not None
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("url", ["ws://192.0.2.7:8720", "ws://robot.example:8720", "http://127.0.0.1:8720", "ws://"])
+def test_the_token_is_sent_to_another_machine_only_with_tls(url: str) -> None:
+    with pytest.raises(ValueError, match=r"unencrypted; use wss://|expected ws://HOST:PORT"):
+        PolicyClient(url, token=TOKEN)
+
+
 def test_other_addresses_than_loopback_need_tls() -> None:
     with pytest.raises(ValueError, match=r"refusing to listen on 0\.0\.0\.0 without TLS"):
         ServerConfig(host="0.0.0.0", token=TOKEN)

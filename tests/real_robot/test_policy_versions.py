@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +58,32 @@ def test_a_worse_version_is_rolled_back_and_not_offered_again(bundle: Path) -> N
     assert version(versions) == first
     with pytest.raises(ValueError, match="was rolled back before"):
         versions.offer(load_backend(bundle))
+
+
+def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    first = version(versions)
+    policy = small_policy(seed=2, robot=other_robot(action_dim=4))
+    for parameter in policy.parameters():
+        parameter.data.fill_(1e17)  # finite, but nothing computed from it is
+    broken = save_bundle(policy, bundle).sha256
+    with pytest.raises(ValueError, match="gives actions that are not finite"):
+        load_backend(bundle)
+    watcher = BundleWatcher(versions, bundle, load_backend)
+    time.sleep(2.5)  # longer than it takes to notice a new bundle
+    watcher.close()
+    assert version(versions) == first != broken
+
+
+def test_a_version_that_fails_while_it_serves_is_rolled_back_at_once(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    first, second = version(versions), write(bundle, 2)
+    assert versions.report_fault(first, "not finite") == ""  # there is none before it
+    versions.offer(load_backend(bundle))
+    assert version(versions) == second
+    assert versions.report_fault(second, "not finite").endswith(f"to {first[:12]}: not finite")
+    assert version(versions) == first
+    assert versions.knows(second)
 
 
 def test_more_interventions_roll_back_and_an_equal_version_stays(bundle: Path) -> None:
@@ -154,3 +183,32 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     wait_for(lambda: printed("the new bundle is not served"))
     client.end_episode("success")
     assert settled(client) == second
+
+
+def test_a_server_ends_when_its_parent_is_killed(bundle: Path, tmp_path: Path) -> None:
+    """As ``vla-rl deploy`` starts it."""
+    token, ready = tmp_path / "token", tmp_path / "ready"
+    token.write_text(TOKEN)
+    program = textwrap.dedent("""
+        import subprocess, sys, time
+        server = subprocess.Popen([sys.executable, "-m", "real_robot.serving.commands", *sys.argv[1:],
+                                   "--end-with-stdin"],
+                                  stdin=subprocess.PIPE)
+        print(server.pid, flush=True)
+        time.sleep(600)
+    """)
+    command = [sys.executable, "-c", program, str(bundle), str(token), str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        server = Path(f"/proc/{int(parent.stdout.readline())}")
+        wait_until(lambda: ready.exists(), 120)
+        assert server.exists()
+        parent.kill()
+        wait_until(lambda: not server.exists() or "State:\tZ" in (server / "status").read_text(), 20)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

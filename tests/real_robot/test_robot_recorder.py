@@ -7,14 +7,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from episodes.schema import EpisodeError
+from episodes.schema import HUMAN, POLICY, EpisodeError
 from episodes.store import EpisodeStore
-from real_robot.recorder import Recorder
+from real_robot.recorder import MAX_STEPS, EpisodeBuilder, Recorder
 
 HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "fingerprint": {"robot": "fake"}}
 
@@ -24,7 +25,7 @@ def drive(recorder: Recorder, steps: int = 6) -> None:
     for i in range(steps):
         if i % 4 == 0:
             recorder.observation(i, {"agent": np.full((4, 6, 3), i, np.uint8)}, np.full(3, i, np.float32))
-        recorder.action(np.full(2, 0.1 * i, np.float32))
+        recorder.action(np.full(2, 0.1 * i, np.float32), HUMAN if i == 3 else POLICY)
 
 
 def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
@@ -35,13 +36,14 @@ def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
     drive(recorder, steps=2)
     recorder.end(success=False)
     recorder.close()
-    recorder.join()
+    recorder.join(timeout_s=60)
     assert (recorder.recorded, recorder.problem) == (2, "")
     store = EpisodeStore(tmp_path)
     first, second = (store.read(entry.id) for entry in store.select())
     assert first.observation_steps.tolist() == [0, 4]
     assert [int(frame[0, 0, 0]) for frame in first.images["agent"]] == [0, 99]
     np.testing.assert_allclose(first.action[:, 0], 0.1 * np.arange(6), atol=1e-6)
+    assert first.actor.tolist() == [POLICY, POLICY, POLICY, HUMAN, POLICY, POLICY]
     assert first.success.tolist() == [False] * 5 + [True]
     assert (first.terminated[-1], first.truncated[-1], first.reward.sum()) == (True, False, 1.0)
     assert (second.terminated[-1], second.truncated[-1], second.success.any()) == (False, True, False)
@@ -50,12 +52,12 @@ def test_an_episode_holds_its_observations_and_actions(tmp_path: Path) -> None:
 
 def test_nothing_is_recorded_outside_an_episode_or_without_an_observation(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.action(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32), POLICY)
     recorder.begin(instruction="x", **HEAD)
-    recorder.action(np.zeros(2, np.float32))
+    recorder.action(np.zeros(2, np.float32), POLICY)
     recorder.end(success=True)
     recorder.close()
-    recorder.join()
+    recorder.join(timeout_s=60)
     assert recorder.recorded == 0
     assert "is not recorded" in recorder.problem
     assert EpisodeStore(tmp_path).select() == []
@@ -72,7 +74,7 @@ def test_a_killed_recorder_loses_one_episode_and_is_restarted(tmp_path: Path) ->
     drive(recorder)
     recorder.end(success=True)
     recorder.close()
-    recorder.join()
+    recorder.join(timeout_s=60)
     assert (recorder.recorded, recorder.problem) == (1, "")
     assert len(EpisodeStore(tmp_path).select()) == 1
 
@@ -92,7 +94,7 @@ def test_the_episode_of_a_killed_node_is_committed_as_truncated(tmp_path: Path) 
     program = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from real_robot.recorder import Recorder
+        from real_robot.recorder import MAX_STEPS, EpisodeBuilder, Recorder
         from tests.real_robot.test_robot_recorder import drive
         recorder = Recorder(Path(sys.argv[1]))
         drive(recorder)
@@ -115,6 +117,45 @@ def test_the_episode_of_a_killed_node_is_committed_as_truncated(tmp_path: Path) 
     assert episode.num_steps >= 5
     assert episode.truncated[-1]
     assert not episode.succeeded
+
+
+def test_closing_returns_at_once_although_the_disk_hangs(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    assert recorder._process is not None
+    recorder._process.send_signal(signal.SIGSTOP)
+    recorder.begin(instruction="x", **HEAD)
+    image = {"agent": np.zeros((400, 400, 3), np.uint8)}
+    for i in range(5000):  # more than the queue holds
+        recorder.observation(i, image, np.zeros(3, np.float32))
+    assert "too slow" in recorder.problem
+    began = time.monotonic()
+    recorder.close()
+    assert not recorder.join(timeout_s=0.1)
+    assert time.monotonic() - began < 1.0
+    recorder._process.send_signal(signal.SIGCONT)
+    assert recorder.join(timeout_s=60)
+
+
+def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:
+    """So that the memory of the recorder does not grow with the episode."""
+    head = {"instruction": "x", "source": "policy", **HEAD}
+    builder, parts = EpisodeBuilder(head), []
+    for step in range(2 * MAX_STEPS + 100):
+        if step % 4 == 0:
+            builder.add({"kind": "observation", "step": step, "images": {"agent": np.zeros((2, 2, 3), np.uint8)},
+                         "state": np.full(3, step, np.float32)})  # fmt: skip
+        builder.add({"kind": "action", "action": np.full(2, (step % 100) / 100, np.float32), "actor": POLICY})
+        if (part := builder.continued()) is not None:
+            parts.append(builder.build(success=False))
+            builder = part
+    parts.append(builder.build(success=True))
+    assert [part.num_steps for part in parts] == [MAX_STEPS, MAX_STEPS, 100]
+    for before, after in pairwise(parts):
+        assert before.observation_steps[-1] == before.num_steps
+        assert after.observation_steps[0] == 0
+        assert (before.state[-1] == after.state[0]).all()
+    assert parts[0].truncated[-1]
+    assert parts[-1].succeeded
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

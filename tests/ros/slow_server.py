@@ -39,11 +39,11 @@ class SlowBackend(PolicyBackend):
         return answer
 
 
-def untrained(action_dim: int) -> DenoisingPolicy:
+def untrained(action_dim: int, seed: int) -> DenoisingPolicy:
     robot = RobotSpec(
         action_dim=action_dim, state_dim=8, cameras=("agent", "wrist"), image_size=(64, 64), control_hz=20.0
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return DenoisingPolicy(DenoisingPolicyConfig(max_prefix=3), robot)
 
 
@@ -52,12 +52,16 @@ if __name__ == "__main__":
     parser.add_argument("ready", metavar="READY_FILE", type=Path)
     parser.add_argument("token")
     parser.add_argument("--action-dim", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--bundle", type=Path)
     options = parser.parse_args()
     take_priority(PRIORITY)
     torch.set_num_threads(1)
-    policy = load_bundle(options.bundle) if options.bundle else untrained(options.action_dim)
-    backend = SlowBackend(policy, fingerprint="untrained" if options.bundle is None else options.bundle.name)
+    policy = load_bundle(options.bundle) if options.bundle else untrained(options.action_dim, options.seed)
+    backend = SlowBackend(
+        policy, fingerprint=f"untrained-{options.seed}" if options.bundle is None else options.bundle.name
+    )
     backend.slower = options.ready.with_suffix(".slower")
-    config = ServerConfig(port=0, token=options.token)
+    config = ServerConfig(port=options.port, token=options.token)
     asyncio.run(run_server(Versions(backend), config, ready=options.ready))

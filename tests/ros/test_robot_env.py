@@ -149,7 +149,7 @@ def test_a_stop_makes_the_step_invalid_until_it_is_released(robot: VectorEnv) ->
     robot.config = long_timeout
     assert not step.valid.any()
     assert step.truncated.all()
-    robot.control.loop.filter.release()
+    robot.control.loop.release()
     robot.reset(start=start(5))
     assert robot.step(forward_chunk(1)[:, 0]).valid.all()
 

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from real_robot.robot_file import Robot, load_robot
-from real_robot.safety.commands import SafeCommand
+from real_robot.safety.commands import PathPoint, SafeCommand
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -26,7 +27,11 @@ ROBOT = load_robot(ROOT / "configs/robots/fake_arm.yaml")
 READY = (0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02)
 SPEEDS = (0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.01)
 OUT = SafeCommand(1, READY, SPEEDS, (0.0,) * 8, True, ())
-STOP = [([q + 0.001 for q in READY], [0.05] * 8), ([q + 0.0012 for q in READY], [0.0] * 8)]
+PATH = [
+    PathPoint(7.0, READY, SPEEDS, [1.0] * 8),
+    PathPoint(7.01, [q + 0.001 for q in READY], [0.05] * 8, [0.5] * 8),
+    PathPoint(7.03, [q + 0.0012 for q in READY], [0.0] * 8, [0.0] * 8),
+]
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +78,24 @@ def test_a_trajectory_contains_its_stop(node: Any) -> None:
 
     robot = with_output("joint_trajectory")
     output, topic = build_output(node, robot), LatestMessage(node, JointTrajectory, "/joint_trajectory")
-    message = received(topic, lambda: output.send(OUT, STOP))
+    message = received(topic, lambda: output.send(OUT, PATH))
     assert list(message.joint_names) == [axis.name for axis in robot.limits.axes]
     assert list(message.points[0].positions) == list(READY)
     assert list(message.points[0].velocities) == list(SPEEDS)
     assert list(message.points[-1].velocities) == [0.0] * 8
     times = [point.time_from_start.nanosec for point in message.points]
-    assert times == [10_000_000, 20_000_000, 30_000_000]
+    assert times == [0, 10_000_000, 30_000_000]
+    assert list(message.points[0].accelerations) == [1.0] * 8
+    # the time of the first point, 7 s on the monotonic clock, on the clock that the controller reads
+    stamp_s = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
+    assert time.time() - stamp_s == pytest.approx(time.monotonic() - 7.0, abs=0.5)
+    assert output.problem() == ""
+    other = node.create_publisher(JointTrajectory, "/joint_trajectory", 1)
+    deadline = time.monotonic() + 5.0
+    while not output.problem() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert output.problem() == "1 other publishers on /joint_trajectory: only one node may move the arm"
+    node.destroy_publisher(other)
     output.close()
     topic.close()
 
@@ -94,7 +110,12 @@ def test_positions_and_twists(node: Any) -> None:
 
     robot = with_output("float64_multi_array")
     output, topic = build_output(node, robot), LatestMessage(node, Float64MultiArray, "/float64_multi_array")
-    assert list(received(topic, lambda: output.send(OUT, STOP)).data) == list(READY)
+    assert list(received(topic, lambda: output.send(OUT, PATH)).data) == list(READY)
+    output.close()
+
+    robot = with_output("float64_velocities")
+    output, topic = build_output(node, robot), LatestMessage(node, Float64MultiArray, "/float64_velocities")
+    assert list(received(topic, lambda: output.send(OUT, PATH)).data) == list(SPEEDS)
     output.close()
 
     robot = with_output("twist_stamped")
@@ -103,7 +124,7 @@ def test_positions_and_twists(node: Any) -> None:
         LatestMessage(node, TwistStamped, "/twist_stamped"),
         LatestMessage(node, Float64MultiArray, "/gripper"),
     )
-    message = received(twists, lambda: output.send(OUT, STOP))
+    message = received(twists, lambda: output.send(OUT, PATH))
     assert message.header.frame_id == "base"
     assert message.header.stamp.sec > 0
     box = robot.limits.workspace
@@ -113,7 +134,7 @@ def test_positions_and_twists(node: Any) -> None:
     linear, angular = message.twist.linear, message.twist.angular
     np.testing.assert_allclose([linear.x, linear.y, linear.z], [-0.1 * y, 0.1 * x, 0.0], atol=1e-9)
     np.testing.assert_allclose([angular.x, angular.y, angular.z], [0.0, 0.0, 0.1], atol=1e-9)
-    assert list(received(gripper, lambda: output.send(OUT, STOP)).data) == [READY[7]]
+    assert list(received(gripper, lambda: output.send(OUT, PATH)).data) == [READY[7]]
     output.close()
 
 
@@ -125,6 +146,22 @@ def test_an_output_names_its_missing_ros_package(node: Any, kind: str) -> None:
     robot = with_output(kind)
     with pytest.raises(ValueError, match="control_msgs; on a ROS 2 machine: apt install"):
         build_output(node, robot)
+
+
+@pytest.mark.parametrize("text", ["put the lid on the pot's rim", 'say "stop": {now} # here', "5", ""])
+def test_texts_with_quotes_reach_the_node_unchanged(text: str) -> None:
+    """As the launch file and ``vla-rl deploy`` pass them."""
+    import rclpy
+
+    from real_robot.ros.commands import ros_arguments
+
+    context = rclpy.Context()
+    rclpy.init(context=context, args=ros_arguments({"instruction": text, "store": Path("/tmp/an operator's store")}))
+    node = rclpy.create_node("quoted", context=context)
+    for name, wanted in (("instruction", text), ("store", "/tmp/an operator's store")):
+        assert node.declare_parameter(name, "unset").value == wanted
+    node.destroy_node()
+    rclpy.shutdown(context=context)
 
 
 def test_frames_as_tf_publishes_them(node: Any) -> None:
@@ -202,8 +239,18 @@ def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> Non
     padded.data.frombytes(np.pad(picture[..., ::-1].reshape(48, -1), ((0, 0), (0, 8))).tobytes())
     for message in (packed, padded):
         assert (image_array(message) == picture).all()
-    with pytest.raises(ValueError, match="encoding 'mono8' is not supported"):
-        image_array(Image(height=1, width=1, encoding="mono8", step=1))
+    with_alpha = Image(height=48, width=64, encoding="bgra8", step=4 * 64)
+    with_alpha.data.frombytes(np.dstack([picture[..., ::-1], picture[..., :1]]).tobytes())
+    assert (image_array(with_alpha) == picture).all()
+    gray = Image(height=2, width=2, encoding="mono8", step=2)
+    gray.data.frombytes(bytes([1, 2, 3, 4]))
+    assert image_array(gray)[..., 1].tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match="encoding '16UC1' is not supported"):
+        image_array(Image(height=1, width=1, encoding="16UC1", step=2))
+    with pytest.raises(ValueError, match="an image of 64 x 48, bgr8, has 0 bytes in lines of 192"):
+        image_array(Image(height=48, width=64, encoding="bgr8", step=192))
+    with pytest.raises(OSError, match="cannot identify image file"):
+        image_array(CompressedImage(format="jpeg"))
 
     cameras = CameraInput(node, {"left": "/left/compressed", "right": "/right"})
     left = node.create_publisher(CompressedImage, "/left/compressed", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -59,6 +60,7 @@ def moving(cell: Cell) -> Cell:
     """An active node with an arm in motion, at the start of an episode."""
     if cell.ask("state") == "active":
         cell.ask("transition", DEACTIVATE)
+    cell.ask("trigger", "/vla_rl_policy/release")
     cell.ask("trigger", "/fake_arm/reset")
     time.sleep(0.2)
     cell.wait(cell.activated, 30, "activation")
@@ -98,7 +100,8 @@ def test_commands_are_complete_on_time_and_end_in_a_stop(moving: Cell) -> None:
     assert len(commands) > 0.7 * 3.5 / dt
     for command in commands:
         assert command["names"] == names
-        assert all(a < b for a, b in zip([0.0, *command["times"]], command["times"], strict=False))
+        assert all(a < b for a, b in pairwise(command["times"]))
+        assert command["stamp"] == pytest.approx(command["received"], abs=2.0)
         assert max(map(abs, command["last_speeds"])) < 1e-6 or len(command["times"]) == 1
     for a, b in pairwise(commands):
         ticks = max(1, round((b["at"] - a["at"]) / dt)) + 1
@@ -108,9 +111,7 @@ def test_commands_are_complete_on_time_and_end_in_a_stop(moving: Cell) -> None:
     assert max(abs(b - a) for a, b in zip(commands[0]["first"], commands[-1]["first"], strict=True)) > 0.005
 
 
-@pytest.mark.parametrize(
-    "fault", ["silent", "nan", "old_clock", "future_clock", "frozen", "delay", "renamed", "beyond_limit"]
-)
+@pytest.mark.parametrize("fault", ["silent", "nan", "old_clock", "future_clock", "frozen", "delay", "renamed"])
 def test_invalid_joint_states_lead_to_a_hold(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "joint_fault", fault)
     try:
@@ -121,7 +122,17 @@ def test_invalid_joint_states_lead_to_a_hold(moving: Cell, fault: str) -> None:
     moving.wait(lambda: is_moving(moving), 30, "motion again")
 
 
-@pytest.mark.parametrize("fault", ["shuffled", "drop", "duplicate", "reorder", "flood"])
+def test_an_arm_that_is_not_where_it_was_sent_stops_until_a_person_resumes(moving: Cell) -> None:
+    moving.ask("set", "fake_arm", "joint_fault", "beyond_limit")
+    moving.wait(lambda: moving.ask("stopped") is True, 3, "the stop")
+    moving.wait(lambda: is_still(moving), 3, "rest")
+    assert "joint4 is" in moving.status()["message"]
+    moving.ask("set", "fake_arm", "joint_fault", "none")
+    resume(moving)
+    moving.wait(lambda: is_moving(moving), 30, "motion again")
+
+
+@pytest.mark.parametrize("fault", ["shuffled", "drop", "duplicate", "reorder", "flood", "split"])
 def test_reordered_or_repeated_joint_states_do_not_disturb(moving: Cell, fault: str) -> None:
     moving.ask("set", "fake_arm", "joint_fault", fault)
     try:
@@ -149,10 +160,83 @@ def test_the_stop_is_latched_until_it_is_released(moving: Cell) -> None:
     moving.wait(lambda: is_still(moving), 3, "rest")
     assert moving.ask("stopped") is True
     joints = moving.ask("joints")
-    moving.ask("trigger", "/vla_rl_policy/resume")
-    time.sleep(1.0)
-    assert moving.ask("joints") == pytest.approx(joints, abs=0.01)
+    assert not moving.ask("trigger", "/vla_rl_policy/resume")[0]
     assert moving.ask("trigger", "/vla_rl_policy/release")[0]
+    assert moving.witness("watch", "1.5")["commands"] == []  # released, but nobody said that it may move
+    assert moving.ask("joints") == pytest.approx(joints, abs=0.01)
+    assert moving.ask("trigger", "/vla_rl_policy/resume")[0]
+    moving.wait(lambda: is_moving(moving), 30, "motion again")
+
+
+def resume(cell: Cell) -> None:
+    """What a person does after a stop."""
+    cell.wait(lambda: cell.ask("trigger", "/vla_rl_policy/release")[0], 10, "the release")
+    cell.wait(lambda: cell.ask("trigger", "/vla_rl_policy/resume")[0], 10, "the resume")
+
+
+@pytest.mark.parametrize("fault", ["truncated", "depth"])
+def test_images_that_cannot_be_read_lead_to_a_hold_not_to_the_end_of_control(moving: Cell, fault: str) -> None:
+    moving.ask("set", "fake_arm", "camera_fault", fault)
+    try:
+        moving.wait(lambda: moving.status()["at_rest"] == "True" and is_still(moving), 8, "rest")
+        assert "image" in moving.status()["message"]
+    finally:
+        moving.ask("set", "fake_arm", "camera_fault", "none")
+    moving.wait(lambda: is_moving(moving), 30, "motion again")
+
+
+@pytest.mark.parametrize("fault", ["bgra8", "small"])
+def test_images_of_another_encoding_or_size_are_used(moving: Cell, fault: str) -> None:
+    moving.ask("set", "fake_arm", "camera_fault", fault)
+    try:
+        time.sleep(0.5)
+        before = int(moving.status()["chunks"])
+        time.sleep(1.0)
+        assert int(moving.status()["chunks"]) > before
+    finally:
+        moving.ask("set", "fake_arm", "camera_fault", "none")
+
+
+def test_a_second_node_on_the_same_arm_is_noticed(moving: Cell) -> None:
+    other = moving.spawn("other", [sys.executable, str(ROOT / "tests/ros/witness.py"), "publish", "20"])
+    moving.wait(lambda: moving.ask("stopped") is True, 15, "the stop")
+    assert "only one node may move the arm" in moving.status()["message"]
+    assert not moving.ask("trigger", "/vla_rl_policy/resume")[0]
+    moving.ask("transition", DEACTIVATE)
+    moving.ask("trigger", "/vla_rl_policy/release")
+    assert not moving.ask("transition", ACTIVATE)
+    assert other.poll() is None
+    moving.kill("other")
+    moving.wait(moving.activated, 30, "activation")
+
+
+def test_a_restarted_arm_is_not_driven_back_while_the_stop_is_latched(moving: Cell) -> None:
+    """The arm comes back in another pose, as after a brake release; nothing is sent, and nothing moves."""
+    moving.wait(lambda: int(moving.status()["actions"]) > 20, 20, "some way from the start")
+    assert moving.ask("trigger", "/vla_rl_policy/stop")[0]
+    moving.wait(lambda: is_still(moving), 3, "rest")
+    moving.kill("arm", signal.SIGKILL)
+    moving.start_arm()
+    moving.wait(lambda: moving.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
+    time.sleep(0.5)
+    joints = moving.ask("joints")
+    assert moving.witness("watch", "2")["commands"] == []
+    assert moving.ask("joints") == pytest.approx(joints, abs=0.005)
+    moving.ask("trigger", "/vla_rl_policy/release")
+    assert moving.ask("end", False)[0]
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
+    moving.wait(lambda: is_moving(moving), 30, "motion again")
+
+
+def test_another_policy_cannot_take_over_in_an_episode(moving: Cell) -> None:
+    """A server with other weights takes the place of the first, at its address."""
+    port = port_of(moving.ask("get", "vla_rl_policy", "policy_url"))
+    moving.kill("server")
+    moving.start_server("--port", str(port), "--seed", "1")
+    moving.wait(lambda: "this episode began with" in moving.status()["message"], 20, "the refusal")
+    moving.wait(lambda: is_still(moving), 8, "rest")
+    assert moving.ask("end", False)[0]
+    moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 30, "an episode of the new policy")
     moving.wait(lambda: is_moving(moving), 30, "motion again")
 
 
@@ -260,6 +344,8 @@ def test_an_arm_that_returns_at_another_position_moves_only_on_request(moving: C
     assert "joint states" in moving.status()["message"] or int(moving.status()["rejected"]) > 0
     moving.start_arm()
     moving.wait(lambda: moving.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
+    moving.wait(lambda: moving.status()["mode"] == "stopped" or is_still(moving), 10, "rest or the stop")
+    moving.ask("trigger", "/vla_rl_policy/release")
     assert moving.ask("end", False)[0]
     moving.wait(lambda: moving.ask("trigger", "/vla_rl_policy/begin_episode")[0], 20, "the next episode")
     moving.wait(lambda: is_moving(moving), 30, "motion again")
@@ -292,7 +378,7 @@ def test_consecutive_episodes_are_recorded(moving: Cell) -> None:
         assert episode.num_steps > 5
         assert (episode.observation_steps[0], episode.observation_steps[-1]) == (0, episode.num_steps)
         assert episode.images["agent"].shape[1:] == (64, 64, 3)
-        assert episode.policy_version == "untrained"
+        assert episode.policy_version.startswith("untrained")
 
 
 def test_a_new_bundle_is_used_from_the_next_episode_on(moving: Cell) -> None:

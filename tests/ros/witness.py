@@ -1,6 +1,6 @@
 """An independent check of the ROS topics: another vendor's DDS (CycloneDDS), no rclpy, no code of this project.
 
-Usage: python witness.py watch SECONDS | inject JOINT DELTA_RAD
+Usage: python witness.py watch SECONDS | inject JOINT DELTA_RAD | publish SECONDS
 Prints one JSON object. ``watch`` records every command and what each endpoint announces about itself; ``inject`` sends
 one trajectory and reports how far the joint moved.
 """
@@ -107,8 +107,10 @@ def watch(seconds: float) -> dict:
         for sample in commands.take(200):
             first = sample.points[0]
             times = [p.time_from_start.sec + 1e-9 * p.time_from_start.nanosec for p in sample.points]
+            stamp = sample.header.stamp.sec + 1e-9 * sample.header.stamp.nanosec
             record.append(
-                {"at": time.monotonic(), "names": list(sample.joint_names), "first": list(first.positions),
+                {"at": time.monotonic(), "received": time.time(), "stamp": stamp,
+                 "names": list(sample.joint_names), "first": list(first.positions),
                  "last_speeds": list(sample.points[-1].velocities), "times": times}
             )  # fmt: skip
         heard += len(states.take(500))
@@ -137,6 +139,15 @@ def inject(joint: str, delta: float) -> dict:
     return {"moved": moved}
 
 
+def publish(seconds: float) -> dict:
+    """Announce a writer of commands, without sending any."""
+    participant = DomainParticipant(int(os.environ["ROS_DOMAIN_ID"]))
+    reliable = Qos(Policy.Reliability.Reliable(duration(seconds=1)))
+    writer = DataWriter(participant, Topic(participant, COMMAND, JointTrajectory), qos=reliable)
+    time.sleep(seconds)
+    return {"readers": len(writer.get_matched_subscriptions())}
+
+
 def newest(states: DataReader, seconds: float) -> JointState:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -147,5 +158,8 @@ def newest(states: DataReader, seconds: float) -> JointState:
 
 
 if __name__ == "__main__":
-    result = watch(float(sys.argv[2])) if sys.argv[1] == "watch" else inject(sys.argv[2], float(sys.argv[3]))
+    if sys.argv[1] == "inject":
+        result = inject(sys.argv[2], float(sys.argv[3]))
+    else:
+        result = {"watch": watch, "publish": publish}[sys.argv[1]](float(sys.argv[2]))
     print(json.dumps(result))

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sims.subproc.latency import Latency
-from sims.subproc.single_env import SingleSpec, StepResult
+from sims.subproc.single_env import Reward, SingleSpec, StepResult
 from sims.subproc.worker_config import WorkerConfig
 
 FAULT_SEED = 1000  # the fault happens at the step seed - FAULT_SEED
@@ -30,6 +30,7 @@ class CountingConfig:
     num_envs: int = 1
     max_steps: int = 12
     goal: float = 5.0
+    reward: Reward = "shaped"  # its position
     image_side: int = 8
     step_s: float = 0.0
     fault: Literal["none", "raise", "segfault", "hang", "stop", "exit", "construct", "observe"] = "none"
@@ -71,7 +72,8 @@ class Counting:
         self.elapsed += 1
         self.position += self.sign * float(action[0])
         reached = self.position >= self.config.goal
-        return StepResult(reward=self.position, terminated=False, truncated=False, success=reached)
+        reward = self.position if self.config.reward == "shaped" else None
+        return StepResult(reward=reward, terminated=False, truncated=False, success=reached)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
         if self.seed == FAULT_SEED + self.elapsed and self.config.fault == "observe":

@@ -13,19 +13,18 @@ from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
 from sims.adapters.libero import Libero, LiberoConfig
 from sims.adapters.maniskill import ManiSkill, ManiSkillConfig
 from sims.adapters.metaworld import Metaworld, MetaworldConfig
+from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import VectorEnv
+from sims.verification.conformance import NUM_ENVS
 from tests import dot_episodes
 from tests.sims import isaaclab_double
 from tests.sims.counting import Counting, CountingConfig
-from tests.sims.libero_placeholder_assets import placeholder_assets
 from tests.worlds import ChainEnv
 
-NUM_ENVS = 3
-MAX_STEPS = 12
 SMALL = (32, 48)
 
 
@@ -55,6 +54,12 @@ def _pusht(max_steps: int) -> VectorEnv:
     return SubprocVectorEnv(config, Gymnasium)
 
 
+def _own_scene(max_steps: int) -> VectorEnv:
+    scene = Path(__file__).parents[2] / "configs" / "scenes" / "two_arms.yaml"
+    config = MujocoSceneConfig(scene=scene, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+    return SubprocVectorEnv(config, MujocoScene)
+
+
 def _maze(max_steps: int) -> VectorEnv:
     config = GymnasiumConfig(
         id="tests.sims.point_maze:PointMaze-v0", state=("robot.position", "goal"), images={"top": "camera"},
@@ -82,8 +87,8 @@ def _maniskill(task: str) -> Callable[[int], VectorEnv]:
 
 def _libero(max_steps: int) -> VectorEnv:
     config = LiberoConfig(
-        suite="libero_object", tasks=(0, 1), assets=str(placeholder_assets()), image_size=SMALL, fast_rendering=True,
-        num_envs=NUM_ENVS, max_steps=max_steps,
+        suite="libero_object", tasks=(0, 2), image_size=SMALL, fast_rendering=True, num_envs=NUM_ENVS,
+        max_steps=max_steps,
     )  # fmt: skip
     return SubprocVectorEnv(config, Libero)
 
@@ -108,15 +113,18 @@ ENVIRONMENTS = {
         make=lambda steps: ChainEnv(num_envs=NUM_ENVS, length=60, max_steps=steps, can_capture=False)
     ),
     "counting": Environment(
-        make=lambda steps: SubprocVectorEnv(CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0), Counting),
+        make=lambda steps: SubprocVectorEnv(
+            CountingConfig(num_envs=NUM_ENVS, max_steps=steps, goal=20.0, reward="sparse"), Counting
+        ),
         solved_within=25,
     ),
     "gymnasium": Environment(make=_maze),
+    "mujoco_scene": Environment(make=_own_scene),
     "pusht": Environment(make=_pusht, needs="pusht", solved_within=299),
     "metaworld": Environment(make=_metaworld, needs="metaworld", solved_within=150),
     "imagined": Environment(make=_imagined),
     "isaaclab double": Environment(make=_isaaclab),
-    "libero": Environment(make=_libero, needs="libero"),
+    "libero": Environment(make=_libero, needs="libero", solved_within=200),
     "maniskill": Environment(make=_maniskill("PickCube-v1"), needs="maniskill"),
     "robosuite": Environment(make=_robosuite, needs="robosuite"),
 }

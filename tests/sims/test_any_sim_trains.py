@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from sims.examples import is_installed
 from sims.registry import SimulatorConfig, make_env
 from sims.vector_env import VectorEnv
-from tests.sims.libero_placeholder_assets import placeholder_assets
 from tests.sims.recordings import write_lerobot, write_robomimic
 from vla_rl.cli import main as cli
 from vla_rl.config.experiment import Experiment
@@ -30,6 +29,7 @@ PUSHT = {
     "name": "gymnasium", "id": "gym_pusht:gym_pusht/PushT-v0", "images": {"top": "render"}, "num_envs": 2,
     "max_steps": 24, "workers": {"environment": "pusht", **PATIENT}, "instruction": "push the T onto its outline",
     "arguments": {"render_mode": "rgb_array", "visualization_width": 96, "visualization_height": 96},
+    "reward": "shaped",
 }  # fmt: skip
 
 
@@ -63,20 +63,20 @@ CASES = {
         sim=lambda: {"name": "tabletop", "tasks": ["reach"], "reward": "shaped", "num_envs": 2}, needs="tabletop"
     ),
     "maniskill": Case(
-        sim=lambda: {"name": "maniskill", "task": "PickCube-v1", "dense_reward": True, **SMALL}, needs="maniskill"
+        sim=lambda: {"name": "maniskill", "task": "PickCube-v1", "reward": "shaped", **SMALL}, needs="maniskill"
     ),
     "robosuite": Case(
-        sim=lambda: {"name": "robosuite", "task": "Lift", "dense_reward": True, "max_steps": 60, **SMALL},
+        sim=lambda: {"name": "robosuite", "task": "Lift", "reward": "shaped", "max_steps": 60, **SMALL},
         needs="robosuite",
     ),
     "metaworld": Case(
-        sim=lambda: {"name": "metaworld", "tasks": ["reach"], "max_steps": 100, **SMALL}, needs="metaworld"
+        sim=lambda: {"name": "metaworld", "tasks": ["reach"], "reward": "shaped", "max_steps": 100, **SMALL},
+        needs="metaworld",
     ),
     "pusht": Case(sim=lambda: PUSHT, needs="pusht", demonstrations=recorded_lerobot),
-    "libero placeholder": Case(
+    "libero": Case(
         sim=lambda: {
-            "name": "libero", "suite": "libero_object", "tasks": [0], "assets": str(placeholder_assets()),
-            "max_steps": 24, "fast_rendering": True, **SMALL,
+            "name": "libero", "suite": "libero_object", "tasks": [0], "max_steps": 24, "fast_rendering": True, **SMALL,
         },
         needs="libero",
         demonstrations=recorded_hdf5,

@@ -50,7 +50,15 @@ def test_dictionary_becomes_state_and_images(maze: SubprocVectorEnv) -> None:
     assert after.images[0, 0, 0, 0].tolist() == [1, 0, 255]
 
 
-def test_same_values_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
+@pytest.fixture
+def shaped_maze() -> Iterator[SubprocVectorEnv]:
+    env = SubprocVectorEnv(config(reward="shaped"), Gymnasium)
+    yield env
+    env.close()
+
+
+def test_same_values_as_gymnasium_itself(shaped_maze: SubprocVectorEnv) -> None:
+    maze = shaped_maze
     theirs = gymnasium.make(POINT)
     observed, _ = theirs.reset(seed=seed32(11))
     maze.reset(start=[StartState(task=0, seed=11)] * 2)
@@ -67,9 +75,22 @@ def test_same_values_as_gymnasium_itself(maze: SubprocVectorEnv) -> None:
     assert step.truncated.all() or step.terminated.all()
 
 
+def test_a_function_is_the_expert() -> None:
+    env = SubprocVectorEnv(config(expert="tests.sims.point_maze:walk"), Gymnasium)
+    try:
+        env.reset(start=[StartState(task=0, seed=seed) for seed in (3, 4)])
+        expert = env.expert(noise=0.0, seed=0)
+        steps = [env.step(expert.act()) for _ in range(30)]
+        assert steps[-1].success.all()
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"expert": "tests.sims.point_maze:run"}, "sim.expert: 'tests.sims.point_maze:run' cannot be imported"),
+        ({"expert": "tests.sims.point_maze"}, "sim.expert: 'tests.sims.point_maze' cannot be imported"),
         ({"state": ("robot.pose",)}, r"no 'robot.pose'; it has \['camera', 'goal', 'robot.position'\]"),
         ({"state": ()}, "name in sim.state the keys"),
         ({"images": {"top": "goal"}}, r"must be uint8 \[height, width, 3\], got float64 \[2\]"),

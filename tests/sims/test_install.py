@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import zipfile
@@ -11,6 +12,11 @@ import pytest
 
 from sims import install as installing
 from sims.errors import UserError
+from sims.experts.pusht import check_pusht_arguments
+from sims.vector_env import VectorEnv
+from sims.verification.conformance import CHECKS
+from sims.verification.verify import verify
+from vla_rl.cli import main as cli
 
 
 @pytest.mark.parametrize("name", installing.RECIPES)
@@ -44,9 +50,10 @@ def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     info = "gym_pusht-7.0.dist-info"
 
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("gym_pusht/__init__.py", "")
+        archive.writestr("gym_pusht/__init__.py", "def push(): print('pushed')")
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: gym-pusht\nVersion: 7.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/entry_points.txt", "[console_scripts]\npush-a-t = gym_pusht:push\n")
         archive.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("VLA_RL_SIMS", str(tmp_path / "sims"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -60,7 +67,32 @@ def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     python = installing.install("pusht", report=said.append)
     assert installing.interpreter("pusht") == str(python)
     subprocess.run([python, "-c", "import gym_pusht"], check=True)
+    done = subprocess.run([python.parent / "push-a-t"], check=True, capture_output=True, text=True)
+    assert done.stdout == "pushed\n"
     assert "pusht is ready" in said[-1]
     assert [found.name for found in installing.list_simulators() if found.python and not found.outdated] == ["pusht"]
     (tmp_path / "pusht.txt").write_text("gym_pusht==8.0\n")
     assert [found.name for found in installing.list_simulators() if found.outdated] == ["pusht"]
+
+
+def test_verify_checks_the_contract_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["sims", "verify", "tabletop", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in result["checks"]] == ["starts", *CHECKS]
+    assert {check["status"] for check in result["checks"]} == {"ok"}
+
+
+def test_verify_names_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paid_for_nothing(env: VectorEnv) -> None:
+        raise AssertionError("reward 0.5 without success")
+
+    monkeypatch.setattr("sims.verification.verify.CHECKS", {"reward": paid_for_nothing})
+    assert [result.broken for result in verify("tabletop")] == [None, "reward 0.5 without success"]
+    with pytest.raises(UserError, match="unknown simulator 'gazebo'; known are"):
+        list(verify("gazebo"))
+
+
+def test_small_images_of_pusht_are_refused_with_a_sentence() -> None:
+    check_pusht_arguments({"visualization_width": 96, "render_mode": "rgb_array"})
+    with pytest.raises(UserError, match=r"sim.arguments.visualization_width: .* 96 pixels or more, got 64"):
+        check_pusht_arguments({"visualization_width": 64})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv
+from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv, registered_name
 from sims.errors import UserError
 from sims.vector_env import CannotCapture, StartState
 from tests.sims import isaaclab_double
@@ -104,3 +109,40 @@ def test_states_are_not_captured(env: IsaacLabEnv) -> None:
     assert not env.spec.can_capture
     with pytest.raises(CannotCapture, match="start from a task and a seed only"):
         env.capture()
+
+
+REAL = Path(__file__).parents[2] / ".venv-isaaclab"
+
+
+@pytest.mark.skipif(not (REAL / ".installed").exists(), reason="make isaaclab")
+def test_with_isaac_labs_own_step_managers_registry_and_launcher() -> None:
+    """Version 3.0 without Isaac Sim (tests/sims/isaaclab_real.py); ends as in the test with the substitute."""
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(REAL.parent), str(REAL)])}
+    command = [sys.executable, "-m", "tests.sims.isaaclab_real"]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=REAL.parent, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fingerprint"]["quaternions"] == "xyzw"
+    assert found["max_steps"] == 12
+    assert found["start_spread"] == 0.0
+    assert (found["terminated"], found["truncated"]) == ([True, True, False], [False, False, True])
+    assert found["success"] == [True, False, False]
+    assert found["paid"] == [1.0, 0.0, 0.0]
+    assert found["position_x_of_0"] > 1.0
+    assert found["position_y_of_1"] < -1.0
+    assert found["elapsed"] == [10.0, 11.0, 12.0]
+    assert found["brightness"] == [10, 11, 12]
+    assert found["default_task"] == "IsaacContrib-Stack-Cube-Franka-IK-Rel-Visuomotor"
+    assert found["default_settings"] == {"cameras": True, "state": True, "success": True}
+
+
+def test_names_of_both_versions() -> None:
+    known = ["Isaac-Reach-Franka", "IsaacContrib-Lift-Cube-Franka-IK-Rel", "IsaacContrib-Stack-Cube-SO101-v0"]
+    assert registered_name("Isaac-Reach-Franka-v0", known) == known[0]
+    assert registered_name("Isaac-Lift-Cube-Franka-IK-Rel-v0", known) == known[1]
+    assert registered_name("IsaacContrib-Stack-Cube-SO101", known) == known[2]
+
+
+def test_command_that_starts_isaac_sim_first_imports_no_torch_before() -> None:
+    code = "import sys, vla_rl.cli.isaaclab; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

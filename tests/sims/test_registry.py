@@ -36,18 +36,20 @@ def test_error_of_a_missing_simulator_names_the_command(monkeypatch: pytest.Monk
 
 def test_splits_are_the_simulators_own() -> None:
     assert registry.splits(TabletopConfig())[:2] == ("train", "ood_combination")
-    assert registry.splits(LiberoConfig()) == ("train", "benchmark")
+    assert registry.splits(LiberoConfig())[:3] == ("train", "standard", "pro_language")
     assert registry.splits(MetaworldConfig()) == ("train",)
-    assert registry.with_split(LiberoConfig(), "benchmark").split == "benchmark"
+    assert registry.with_split(LiberoConfig(), "standard").split == "standard"
     assert registry.with_split(MetaworldConfig(), "train") == MetaworldConfig()
     with pytest.raises(UserError, match="metaworld has no split 'ood_phrasing'; it has train"):
         registry.with_split(MetaworldConfig(), "ood_phrasing")
 
 
-def test_benchmark_split_evaluates_its_fixed_starts() -> None:
-    config = LiberoConfig(split="benchmark")
+def test_standard_split_evaluates_the_fixed_starts() -> None:
+    config = LiberoConfig(split="standard")
     starts = registry.evaluation_starts(config, num_tasks=10, seed=3, episodes=500)
     assert {(start.task, start.seed) for start in starts} == {(t, s) for t in range(10) for s in range(50)}
+    every = registry.evaluation_starts(config, num_tasks=10, seed=3, episodes=None)
+    assert len(every) == 500
     few = registry.evaluation_starts(config, num_tasks=10, seed=3, episodes=20)
     assert sorted(start.task for start in few) == [task for task in range(10) for _ in range(2)]
     with pytest.raises(UserError, match="500 starts"):
@@ -56,12 +58,22 @@ def test_benchmark_split_evaluates_its_fixed_starts() -> None:
     assert min(start.seed for start in drawn) >= 50
 
 
+def test_protocol() -> None:
+    changed = LiberoConfig(tasks=(3,), max_steps=10, num_envs=2, split="train")
+    assert registry.under_protocol(changed, "standard") == LiberoConfig(num_envs=2, split="standard")
+    with pytest.raises(UserError, match="metaworld publishes no starts, so it has no protocol 'standard'"):
+        registry.under_protocol(MetaworldConfig(), "standard")
+
+
 def test_evaluation_suites() -> None:
     config = LiberoConfig(tasks=(3,), max_steps=10, num_envs=2)
     suites = registry.evaluation_suites(config, ("all",))
     assert [suite.suite for suite in suites] == ["libero_spatial", "libero_object", "libero_goal", "libero_10"]
     assert {(suite.tasks, suite.max_steps, suite.num_envs) for suite in suites} == {((), None, 2)}
-    assert registry.evaluation_suites(config, ("libero_90",))[0].suite == "libero_90"
+    assert [suite.suite for suite in registry.evaluation_suites(config, ("90", "libero_goal"))] == [
+        "libero_90",
+        "libero_goal",
+    ]
     with pytest.raises(UserError, match="LIBERO has no suite 'libero_11'; it has libero_spatial"):
         registry.evaluation_suites(config, ("libero_11",))
     with pytest.raises(UserError, match="tabletop has no evaluation suites, got all"):

@@ -11,7 +11,7 @@ from sims.vector_env import decode_instructions
 
 
 def test_locates_the_named_block() -> None:
-    """Within 3 cm, of which camera randomization is up to 2.5, in nearly every image with the block visible."""
+    """Within 4.5 cm, of which camera randomization is up to 4, in nearly every image with the block visible."""
     env = TabletopEnv(TabletopConfig(tasks=("pick",), num_envs=12, threads=1))
     try:
         env.reset(start=[start_state("demos", seed=5, index=i, num_tasks=1) for i in range(12)])
@@ -19,7 +19,7 @@ def test_locates_the_named_block() -> None:
         found = locate(obs.images[:, 0], [named_color(text) for text in decode_instructions(obs.instruction)])
         true = env.scene.blocks[torch.arange(12), env.candidate, :2]
         error = (found - true).norm(dim=1)
-        assert (error < 0.03).sum() >= 10, error
+        assert (error < 0.045).sum() >= 10, error
         nothing = locate(torch.full_like(obs.images[:, 0], 128), ["red"] * 12)
         assert nothing.isnan().all()
     finally:

@@ -1,14 +1,16 @@
 """Scenes for pretraining: the labels are where the simulator's objects are, and no scene is an episode."""
 
+import numpy as np
 import torch
 
 from sims.pretraining import PretrainingScenes
 from sims.registry import pretraining_scenes
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
+from sims.tabletop.placement import AREA, CABINET_AREA, inside
 from sims.tabletop.pretraining.landmarks import NUM_LANDMARKS, SCALE, TASK_NAMES, landmarks
-from sims.tabletop.pretraining.scenes import STREAM
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.pretraining.scenes import STREAM, TabletopScenes
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import decode_instructions
 
 
@@ -37,6 +39,19 @@ def test_held_out_instructions_never_appear() -> None:
     }
     assert not seen & held_out
     assert len(seen) > 50
+
+
+def test_positions_of_ood_position_never_appear() -> None:
+    source = open_scenes(8)
+    assert isinstance(source, TabletopScenes)
+    for layout in source.layouts(seed=0, first=0, count=300)[0]:
+        free = layout.qpos[9:37].reshape(4, 7)[~layout.parked, :2]
+        fixtures = layout.fixtures[layout.fixtures[:, 0] < 1, :2]
+        if layout.task.name == "open_drawer":
+            assert inside(fixtures, CABINET_AREA).all()
+        else:
+            assert inside(np.concatenate([free, fixtures]), AREA).all()
+    source.close()
 
 
 def test_no_scene_has_the_seed_of_an_episode() -> None:

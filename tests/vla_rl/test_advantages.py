@@ -2,7 +2,7 @@
 
 import torch
 
-from vla_rl.algorithms.advantages import gae, group_advantage, informative_groups
+from vla_rl.algorithms.advantages import episode_return, gae, group_advantage, informative_groups
 
 
 def test_gae_by_hand_with_a_truncation_and_a_short_last_chunk() -> None:
@@ -70,6 +70,17 @@ def test_group_advantage_by_hand() -> None:
         rtol=0,
     )
     assert group_advantage(returns, scale_by_std=False)[1].tolist() == [0.25, 0.25, 0.25, -0.75]
+
+
+def test_episode_return_discounts_from_the_start_of_the_episode() -> None:
+    """gamma = 0.5; chunks of 2, 1 and 2 steps: 1 + 0.5^2 * 4 + 0.5^3 * 8 = 3, and nothing after the end."""
+    returns = episode_return(
+        torch.tensor([[1.0, 1.0], [4.0, 4.0], [8.0, 8.0]]),
+        torch.tensor([[2, 2], [1, 1], [2, 2]]),
+        torch.tensor([[True, True], [True, True], [True, False]]),
+        gamma=0.5,
+    )
+    assert returns.tolist() == [3.0, 2.0]
 
 
 def test_groups_that_all_succeed_or_all_fail_are_not_informative() -> None:

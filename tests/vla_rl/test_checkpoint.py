@@ -126,6 +126,12 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path):
     assert load_tree(latest_checkpoint(tmp_path)) == {"iteration": 4}
 
 
+def test_what_killed_writers_left_is_deleted_by_the_next_checkpoint(tmp_path: Path):
+    (tmp_path / "iteration_000001.safetensors.tmp").write_bytes(b"half a checkpoint")
+    save_checkpoint(tmp_path, 2, {"iteration": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration_000002.safetensors"]
+
+
 @pytest.mark.parametrize("damage", ["half", "header", "empty", "bit", "tree"])
 def test_a_damaged_file_is_refused_and_the_earlier_one_suggested(tmp_path: Path, damage: str):
     save_checkpoint(tmp_path, 1, {"weights": torch.ones(100)})
@@ -169,7 +175,7 @@ folder = Path(sys.argv[1])
 save_checkpoint(folder, 1, {"weights": torch.ones(1000)})
 try:
     save_checkpoint(folder, 2, {"weights": torch.ones(1_000_000)})
-except CheckpointError as error:
+except DiskFull as error:
     print(error)
 print(sorted(p.name for p in folder.iterdir()), load_tree(latest_checkpoint(folder))["weights"].sum().item())
 """

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import re
 import signal
@@ -10,8 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
+from episodes.schema import StoreFull
 from sims.errors import UserError
+from sims.numbers.finite import NotFinite
 from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
 
@@ -53,7 +58,14 @@ def test_help_imports_nothing_heavy():
         (("train",), "CONFIG"),
         (("data", "show", "x"), "'info', 'verify'"),
         (("sims", "install", "robosuit"), "needs one of"),
-        (("eval", "runs/x", "--episodes", "many"), "episodes"),
+        (("eval", "runs/x", "--episodes", "many"), "--episodes must be an integer from 1 to 10^9 or null, got 'many'"),
+        (("eval", "runs/x", "--episodes", "0"), "--episodes must be an integer from 1 to 10^9 or null, got 0"),
+        (
+            ("collect", "a.yaml", "--out", "x", "--episodes", "-1"),
+            "--episodes must be an integer from 1 to 10^9",
+        ),
+        (("serve", "x", "--port", "99999"), "--port must be an integer from 0 to 65535, got 99999"),
+        (("train", "a.yaml", "--seed", "--run-dir", "x"), "--seed needs a value"),
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
         (("bench", "speed"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
@@ -71,6 +83,7 @@ def test_wrong_input_is_one_message_and_code_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
+    assert captured.err.count("\n") == 1
     assert "Traceback" not in captured.err
 
 
@@ -79,7 +92,17 @@ def test_wrong_input_is_one_message_and_code_2(
     [
         (UserError("runs/a: no such thing"), 2, "vla-rl: runs/a: no such thing\n"),
         (FileNotFoundError(2, "No such file or directory", "runs/b"), 2, "vla-rl: runs/b: no such file or directory\n"),
+        (OSError(30, "Read-only file system", "/mnt/run"), 2, "vla-rl: /mnt/run: read-only file system\n"),
+        (FileExistsError(17, "File exists", "runs/c"), 2, "vla-rl: runs/c: file exists\n"),
         (KeyboardInterrupt(), 130, "vla-rl: interrupted\n"),
+        (NotFinite("kl", math.inf, where="minibatch 3"), 1, "kl is inf (minibatch 3); allowed are finite numbers"),
+        (StoreFull("runs/store: no space left"), 1, "vla-rl: runs/store: no space left\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.mp4"), 1, "vla-rl: disk full ([Errno 28] No space left"),
+        (
+            SafetensorError("I/O error: (os error 28)"),
+            1,
+            "what was written completely is intact. Free some",
+        ),
     ],
 )
 def test_exit_codes(monkeypatch, capsys: pytest.CaptureFixture[str], error: BaseException, expected: int, message: str):
@@ -88,7 +111,17 @@ def test_exit_codes(monkeypatch, capsys: pytest.CaptureFixture[str], error: Base
 
     monkeypatch.setattr(cli.Report, "run", fail)
     assert exit_code("report", "x") == expected
-    assert capsys.readouterr().err == message
+    (line,) = capsys.readouterr().err.splitlines(keepends=True)
+    assert message in line
+
+
+def test_a_closed_pipe_is_one_message_and_code_2():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-u", "-m", "vla_rl.cli", "sims", "list", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (2, "vla-rl: nobody reads the output any longer\n")
 
 
 def test_an_unexpected_exception_is_code_1_and_its_traceback_is_in_a_file(tmp_path: Path):
@@ -165,7 +198,9 @@ def test_doctor_checks_this_machine_and_prints_json():
     checks = {check.pop("name"): check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == (1 if any(check["status"] == "failed" for check in checks.values()) else 0)
     assert {"python", "torch", "cuda", "mujoco", "render-egl", "render-osmesa", "video", "disk"} <= set(checks)
-    for name in ("torch", "mujoco", "video"):
+    assert {"ros2", "browser", "ray", "transformers", "memory"} <= set(checks)
+    assert {"train in a simulator", "from bundle to arm"} <= set(checks)
+    for name in ("torch", "mujoco", "video", "memory"):
         assert checks[name]["status"] == "ok", checks[name]
     for check in checks.values():
         assert set(check) == {"status", "detail", "fix"}
@@ -173,8 +208,19 @@ def test_doctor_checks_this_machine_and_prints_json():
         assert check["status"] == "ok" or check["fix"]
 
 
+def test_a_journey_lacks_what_is_not_ok():
+    from vla_rl.doctor.journeys import check_journeys
+
+    names = ("torch", "video", "disk", "memory", "mujoco", "render-egl", "ros2")
+    checks = [{"name": name, "status": "ok", "detail": "", "fix": ""} for name in names]
+    checks[-1]["status"] = "failed"
+    found = {check["name"]: (check["status"], check["detail"]) for check in check_journeys(checks)}
+    assert found["train in a simulator"] == ("ok", "has all that it needs")
+    assert found["from bundle to arm"] == ("missing", "lacks onnx, ros2")
+
+
 def test_doctor_lists_the_packages_when_no_renderer_works(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    from vla_rl import doctor
+    from vla_rl.doctor import checks as doctor
 
     monkeypatch.setattr(doctor, "RENDER", "raise ImportError('no OpenGL here')")
     checks = doctor.check_renderers()
@@ -186,7 +232,7 @@ def test_doctor_lists_the_packages_when_no_renderer_works(monkeypatch, capsys: p
 
 
 def test_a_crash_of_the_renderer_is_a_failed_check(monkeypatch):
-    from vla_rl import doctor
+    from vla_rl.doctor import checks as doctor
 
     monkeypatch.setattr(doctor, "RENDER", "import os; os.kill(os.getpid(), 11)")
     assert all("killed by signal 11" in check["detail"] for check in doctor.check_renderers())

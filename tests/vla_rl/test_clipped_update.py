@@ -1,31 +1,47 @@
 """The clipped update of PPO and GRPO on batches of a small policy."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
 
+from policies.audit import LogProbMismatch
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.kernels import DDIMConfig, DDPMConfig, FlowSDEConfig
+from policies.denoising.objectives import DiffusionConfig
+from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from sims.errors import UserError
 from tests.reach_env import ReachEnv
+from tests.worlds import PointEnv
 from vla_rl.algorithms.ppo import PPO, ClippedUpdate, PPOConfig, UpdateConfig, with_advantages
+from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
 
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatch=16, micro_batch=16, epochs=2, target_kl=None)
+
+
+FLOW = DenoisingPolicyConfig(
+    action_horizon=2,
+    encoder=CompactEncoderConfig(image_widths=(8,), width=16, text_width=8),
+    expert=ActionExpertConfig(time_width=8, depth=1, action_patch=1),
+)
 
 
 def learner(**changes: object) -> PPO:
     env = ReachEnv(num_envs=8)
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
-    config = PPOConfig(chunks=4, critic_warmup=0, update=dataclasses.replace(UPDATE, **changes))
+    config = PPOConfig(chunks=4, critic_warmup=0, update=replace(UPDATE, **changes))
     return PPO(config, policy, env, seed=0)
 
 
 def batch(ppo: PPO) -> Experience:
     """Of random advantages: rewards are rare."""
     rollout = with_advantages(ppo.collector.collect(4), gamma=0.99, gae_lambda=0.95)
-    return dataclasses.replace(rollout, advantage=torch.randn(len(rollout), generator=torch.Generator().manual_seed(0)))
+    return replace(rollout, advantage=torch.randn(len(rollout), generator=torch.Generator().manual_seed(0)))
 
 
 def weights(update: ClippedUpdate) -> torch.Tensor:
@@ -49,6 +65,67 @@ def test_the_ratio_before_the_first_step_is_one() -> None:
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["clip_fraction"] == 0
     assert metrics["policy_steps"] == 1
+
+
+def test_a_rollout_of_other_weights_stops_the_update() -> None:
+    """The audit of the first minibatch, in a new run and after a resume."""
+    ppo = learner()
+    ppo.iterate()
+    resumed = learner()
+    resumed.load_state_dict(ppo.state_dict())
+    for one in (learner(), resumed):
+        rollout = batch(one)
+        with torch.no_grad():
+            one.update.parameters[-1] += 0.1
+        before = weights(one.update)
+        with pytest.raises(LogProbMismatch, match="recomputed log-prob differs"):
+            one.update.run(rollout, train_policy=False)
+        assert torch.equal(weights(one.update), before)
+
+
+def test_the_audit_reads_what_the_rollout_stored() -> None:
+    """Inputs in the wrong order, as a faulty record would give them."""
+    ppo = learner()
+    rollout = batch(ppo)
+    with pytest.raises(LogProbMismatch):
+        ppo.update.run(replace(rollout, inputs=rollout.inputs[torch.arange(len(rollout)).flip(0)]))
+
+
+def test_weighing_denoising_steps_needs_more_than_one() -> None:
+    policy = DenoisingPolicy(
+        replace(FLOW, explore=FlowSDEConfig(random_steps="one")), RobotSpec.of(PointEnv(num_envs=1).spec)
+    )
+    for setting in ({"denoising_discount": 0.9}, {"clip_first_step": 0.1}):
+        config = UpdateConfig(reduction="step_sum", **setting)
+        with pytest.raises(UserError, match=r"this policy scores one step per chunk.*random_steps: all"):
+            ClippedUpdate(config, policy, seed=0)
+        ClippedUpdate(config, DenoisingPolicy(FLOW, policy.spec.robot), seed=0)
+
+
+def test_dppo_freezes_the_weights_that_training_starts_from() -> None:
+    env = PointEnv(num_envs=2)
+    config = replace(
+        FLOW, objective=DiffusionConfig(levels=20), act=DDIMConfig(steps=5), explore=DDPMConfig(steps=10, train_last=4)
+    )
+    policy = DenoisingPolicy(config, RobotSpec.of(env.spec))
+    with torch.no_grad():
+        for parameter in policy.expert.parameters():
+            parameter += 0.1
+    build_algorithm(PPOConfig(update=UPDATE), policy, env, seed=0)
+    assert policy.frozen_expert is not None
+    for frozen, cloned in zip(policy.frozen_expert.parameters(), policy.expert.parameters(), strict=True):
+        assert torch.equal(frozen, cloned)
+
+
+def test_random_streams_of_runs_do_not_coincide() -> None:
+    states = []
+    for seed in (0, 1):
+        env = ReachEnv(num_envs=2)
+        policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+        ppo = PPO(PPOConfig(update=UPDATE), policy, env, seed=seed)
+        states += [ppo.update.generator.get_state(), ppo.collector.generator.get_state()]
+    for i, first in enumerate(states):
+        assert not any(torch.equal(first, other) for other in states[i + 1 :])
 
 
 def test_warm_up_trains_the_critic_alone() -> None:

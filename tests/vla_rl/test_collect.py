@@ -68,7 +68,17 @@ def test_a_task_without_demonstrations_is_an_error_unless_it_may_be_missing(
     monkeypatch.setattr(world, "expert", lambda *, noise, seed: expert)
     store = EpisodeStore(tmp_path, create=True)
     with pytest.raises(UserError, match=r"too few demonstrations of .*start.missing_tasks to skip"):
-        demonstrate(Experiment(), world, store, episodes=30, first=0)
+        demonstrate(Experiment(), world, store, episodes=30)
     allowed = Experiment(start=Imitation(missing_tasks="skip"))
-    result = demonstrate(allowed, world, store, episodes=30, first=20)
+    result = demonstrate(allowed, world, store, episodes=30)
     assert [counts["episodes"] for counts in result["per_task"].values()] == [10, 0, 10]
+
+
+def test_no_start_is_recorded_twice(tmp_path: Path) -> None:
+    """With an expert that often fails, so that more starts are used than episodes are kept."""
+    world = PointEnv(num_envs=4)
+    experiment = Experiment(start=Imitation(noise=2.0, missing_tasks="skip", equal_shares=False))
+    store = EpisodeStore(tmp_path, create=True)
+    attempts = sum(demonstrate(experiment, world, store, episodes=10)["attempts"] for _ in range(4))
+    seeds = [entry.seed for entry in store.select()]
+    assert attempts > len(seeds) == len(set(seeds)) == 40

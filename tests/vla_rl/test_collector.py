@@ -72,7 +72,7 @@ def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
 
 
 def test_a_continued_rollout_does_not_observe_twice() -> None:
-    env = ChainEnv(num_envs=3, length=1000, max_steps=1000)
+    env = ChainEnv(num_envs=3, length=300, max_steps=1000)
     runner = collector(env)
     runner.collect(2)
     runner.collect(2)
@@ -142,7 +142,7 @@ def test_every_chunk_says_which_version_and_who_acted() -> None:
         def step(self, action: Tensor) -> Step:
             return replace(super().step(action), intervened=torch.tensor([False, True, False]))
 
-    runner = collector(Intervened(num_envs=3, length=1000, max_steps=1000))
+    runner = collector(Intervened(num_envs=3, length=300, max_steps=1000))
     first = runner.collect(2)
     runner.weights.publish(7, {})
     second = runner.collect(1)
@@ -217,7 +217,7 @@ def test_memory_goes_on_after_validation_and_a_checkpoint() -> None:
 
 
 def test_episodes_restart_where_the_environment_cannot_capture() -> None:
-    env = ChainEnv(num_envs=3, length=1000, max_steps=1000, can_capture=False)
+    env = ChainEnv(num_envs=3, length=300, max_steps=1000, can_capture=False)
     runner = collector(env, counter(env))
     runner.collect(2)
     with runner.suspended():
@@ -226,7 +226,7 @@ def test_episodes_restart_where_the_environment_cannot_capture() -> None:
     runner.collect(2)
     state = runner.state_dict()
     assert state["episodes"] is None
-    env = ChainEnv(num_envs=3, length=1000, max_steps=1000, can_capture=False)
+    env = ChainEnv(num_envs=3, length=300, max_steps=1000, can_capture=False)
     resumed = collector(env, counter(env))
     resumed.load_state_dict(state)
     assert resumed.starts.next_index == runner.starts.next_index + 3

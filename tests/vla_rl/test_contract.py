@@ -14,8 +14,11 @@ import pytest
 from websockets.sync.client import connect
 
 from real_robot.serving.protocol import Hello, unpack
+from sims.registry import splits
+from sims.tabletop import TabletopConfig
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
+from vla_rl.config.controls import CONTROLS
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -34,7 +37,7 @@ def answer(*arguments: object) -> dict:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("contract") / "run"
-    done = vla_rl("train", TINY, "--run-dir", folder, "--algorithm.iterations", 2)
+    done = vla_rl("train", TINY, "--run-dir", folder, "--algorithm.iterations", 2, "--evaluation.control_episodes", 2)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -50,6 +53,50 @@ def test_eval(run_dir: Path) -> None:
         assert result["fingerprint"]["mujoco"]
 
 
+def test_eval_of_a_bundle_from_anywhere_in_a_named_simulator(run_dir: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "elsewhere"
+    shutil.copytree(run_dir / "bundle", bundle)
+    refused = vla_rl("eval", bundle)
+    assert refused.returncode == 2
+    assert "give --sim CONFIG" in refused.stderr
+    result = answer("eval", bundle, "--sim", TINY, "--episodes", 4, "--seed", 1, "--json")
+    own = answer("eval", run_dir, "--episodes", 4, "--seed", 1, "--json")
+    assert result == own
+    other = tmp_path / "other.yaml"
+    other.write_text("sim: {name: tabletop, cameras: [agent]}")
+    wrong = vla_rl("eval", bundle, "--sim", other, "--episodes", 4)
+    assert wrong.returncode == 2
+    assert "cameras" in wrong.stderr
+
+
+def test_imitation_from_a_store_needs_no_simulator(run_dir: Path, tmp_path: Path) -> None:
+    """Its bundle is the one that the run with this simulator cloned."""
+    store = tmp_path / "store"
+    shutil.copytree(run_dir / "demonstrations", store)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        TINY.read_text().replace("name: tabletop", "name: metaworld").replace("[reach, push]", "[reach-v3]")
+    )
+    done = vla_rl("imitate", config, "--out", tmp_path / "out", "--store", store, "--sim.max_steps", 24)
+    assert done.returncode == 0, done.stderr
+    cloned = {
+        bundle: next((bundle / "bundle").glob("*.safetensors")).name
+        for bundle in (tmp_path / "out", run_dir / "imitation")
+    }
+    assert len(set(cloned.values())) == 1
+    missing = vla_rl("imitate", TINY, "--out", tmp_path / "none")
+    assert missing.returncode == 2
+    assert "give --store STORE" in missing.stderr
+
+
+def test_runs(run_dir: Path) -> None:
+    (found,) = answer("runs", run_dir.parent, "--json")["runs"]
+    assert (found["path"], found["state"], found["iterations"]) == (str(run_dir), "finished", 2)
+    assert found["success"] == json.loads((run_dir / "result.json").read_text())["rl"]["success"]
+    assert found["bytes"] > 100_000
+    assert found["age_s"] < 600
+
+
 def test_result_of_a_run(run_dir: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
     assert {"bc", "rl", "stochastic", "seed", "episodes", "wall_s", "command"} <= set(result)
@@ -58,6 +105,11 @@ def test_result_of_a_run(run_dir: Path) -> None:
         assert set(result[kind]) >= RATE
         assert set(result[kind]["per_task"]) == {"reach", "push"}
     assert result["command"].startswith("vla-rl train ")
+    assert set(result["controls"]) == set(CONTROLS)
+    assert set(result["splits"]) == set(splits(TabletopConfig())) - {"train"}
+    assert all(set(row) >= RATE for key in ("controls", "splits") for row in result[key].values())
+    page = (run_dir / "report.html").read_text()
+    assert "What the policy depends on" in page and "ood phrasing" in page
 
 
 def test_data(run_dir: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from world_models.evaluation.action_sequences import recorded_sequences
 CONFIG = """\
 extends: {tiny}
 seed: 3
-sim: {{tasks: [reach], num_envs: 4, max_steps: 16}}
-start: {{episodes: 12}}
+sim: {{tasks: [reach], num_envs: 4, max_steps: 32}}
+start: {{episodes: 16}}
 algorithm: {{iterations: 2, chunks: 1}}
 imagination:
   rounds: 2

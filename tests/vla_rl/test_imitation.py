@@ -186,7 +186,7 @@ def test_a_frozen_encoder_is_not_changed_and_encoding_once_gives_the_same_loss(t
 
 def test_a_policy_that_is_frozen_whole_is_an_error(tmp_path: Path) -> None:
     store = demonstrations(tmp_path / "store", observe_every=2)
-    with pytest.raises(UserError, match=r"bc.frozen: encoder, expert are all"):
+    with pytest.raises(UserError, match=r"frozen: encoder, expert are all"):
         imitation(store, BCConfig(frozen=("encoder", "expert")))
 
 

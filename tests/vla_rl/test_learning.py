@@ -15,8 +15,9 @@ from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig, UpdateConfig
+from vla_rl.config.controls import Control
 from vla_rl.runners.demonstrations import Attempts, run_expert
-from vla_rl.runners.evaluate import InstructionMode, evaluate_policy
+from vla_rl.runners.evaluate import evaluate_policy
 
 SMALL = CompactEncoderConfig(width=96, text_width=32)
 
@@ -50,18 +51,18 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> DenoisingPolicy:
     return policy
 
 
-def success(policy: DenoisingPolicy, instruction: InstructionMode = "given") -> float:
+def success(policy: DenoisingPolicy, control: Control = "none") -> float:
     world = PointEnv(num_envs=50)
     starts = StartSequence("evaluation", seed=0, num_tasks=3).take(150)
-    return evaluate_policy(policy, world, starts, seed=0, stochastic=False, instruction=instruction)["success"]
+    return evaluate_policy(policy, world, starts, seed=0, stochastic=False, control=control)["success"]
 
 
 def test_without_its_instruction_the_policy_falls_to_chance(imitator: DenoisingPolicy) -> None:
     """Three squares look alike but for their color: chance is a third of what it can do."""
     given = success(imitator)
     assert given > 0.5
-    assert success(imitator, "blank") < 0.6 * given
-    assert success(imitator, "shuffled") < 0.65 * given
+    assert success(imitator, "blank_instruction") < 0.6 * given
+    assert success(imitator, "shuffled_instruction") < 0.65 * given
 
 
 def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy) -> None:

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from sims.errors import UserError
 from vla_rl.rollouts.timer import Timer
 from vla_rl.runs.metrics import MetricsWriter, read_metrics
 
@@ -116,3 +118,17 @@ def test_a_section_that_raises_is_closed(monkeypatch: pytest.MonkeyPatch):
     timer.take()
     clock.advance(5.0)
     assert timer.take() == {}
+
+
+def test_weights_and_biases_gets_the_metrics_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Offline: its run lies in the folder. Without it the message says what to do."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    if find_spec("wandb") is None:
+        with pytest.raises(UserError, match="pip install wandb"):
+            MetricsWriter(tmp_path, tensorboard=False, wandb="project")
+        return
+    with MetricsWriter(tmp_path, tensorboard=False, wandb="project") as metrics:
+        metrics.write(0, {"kl": 0.125})
+    (logged,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"0.125" in logged.read_bytes()

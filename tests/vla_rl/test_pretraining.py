@@ -35,7 +35,7 @@ def test_pretraining_leaves_a_backbone_and_reports_errors(tmp_path: Path) -> Non
     errors = pretrain(experiment, tmp_path / "run", out=out)
     assert errors["object_all_median_mm"] > 0
     load_backbone(DenoisingPolicy(POLICY, ROBOT), str(out))
-    further = replace(experiment, seed=1, pretraining=replace(FIT, start=str(out)))
+    further = replace(experiment, seed=1, pretraining=replace(FIT, start=out))
     assert pretrain(further, tmp_path / "further", out=out) != errors
 
 

@@ -16,8 +16,9 @@ from rich.console import Console
 from sims.errors import UserError
 from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 from vla_rl.report import write_comparison, write_report
+from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
-from vla_rl.report.run_data import Rate, difference
+from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
 from vla_rl.report.table import print_bench, print_comparison, print_evaluation
 
@@ -169,7 +170,7 @@ def test_runs_side_by_side(tmp_path: Path):
     console = Console(record=True, width=160)
     print_comparison(runs, console)
     lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
-    assert lines == ["", "/a", "/b", ""]
+    assert lines == ["", "a", "b", ""]
 
 
 def test_tables_on_the_terminal():
@@ -252,3 +253,13 @@ def test_a_real_browser_lays_the_page_out_without_overflow(tmp_path: Path):
     wide, window, charts = map(int, found.groups())
     assert wide <= window
     assert charts >= 8
+
+
+def test_runs_of_one_name_are_told_apart_however_long_their_paths_are(tmp_path: Path, capsys) -> None:
+    deep = tmp_path / ("long" * 20)
+    runs = [make_run(deep / which / "run", videos=False) for which in ("first", "second")]
+    assert unique_names([read_run(run) for run in runs]) == ["first/run", "second/run"]
+    print_comparison(runs)
+    printed = capsys.readouterr().out
+    assert "first/run" in printed
+    assert "second/run" in printed

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from vla_rl.algorithms.log_ratio import approximate_kl, executed_mask, reduce_log_ratio
+from policies.policy import executed_mask
+from vla_rl.algorithms.log_ratio import approximate_kl, reduce_log_ratio
 from vla_rl.algorithms.surrogate import clipped_surrogate, explained_variance, value_loss
 
 
@@ -13,10 +14,10 @@ def test_executed_mask() -> None:
     assert executed_mask(torch.tensor([0, 2, 3]), 3).int().tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
-def test_reductions_see_executed_actions_only() -> None:
+def test_reductions_see_counted_actions_only() -> None:
     difference = torch.ones(2, 3, 4, 5)  # B, S, H, A
     difference[:, :, 2:] = 1e6  # never executed
-    executed = torch.tensor([2, 1])
+    executed = executed_mask(torch.tensor([2, 1]), 4)[:, None].expand(-1, 3, -1)
     assert reduce_log_ratio(difference, executed, "chunk_sum").tolist() == [[30.0], [15.0]]
     assert reduce_log_ratio(difference, executed, "step_sum").tolist() == [[10.0] * 3, [5.0] * 3]
     for reduction, shape in (("chunk_mean", (2, 1)), ("step_mean", (2, 3))):
@@ -25,7 +26,9 @@ def test_reductions_see_executed_actions_only() -> None:
 
 def test_half_precision_log_probs_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
-        reduce_log_ratio(torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16), torch.tensor([1]), "chunk_sum")
+        reduce_log_ratio(
+            torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16), torch.ones(1, 1, 1, dtype=torch.bool), "chunk_sum"
+        )
 
 
 def test_clip_takes_the_pessimistic_side() -> None:

@@ -12,9 +12,9 @@ from vla_rl.config.schema import config_fields
 def unread_fields(config: type, folders: Iterable[Path]) -> list[str]:
     """Dotted paths of the leaves of ``config`` that no Python file under ``folders`` reads.
 
-    A read is an attribute ``.field`` or a keyword of a class pattern, outside the class that declares the field: what
-    its own ``__post_init__`` and properties look at drives nothing. Two fields of one name share their reads, so this
-    can miss an unread setting and never accuses a read one.
+    A read is an attribute ``.field`` or a keyword of a class pattern, outside the class that declares the field or in
+    one of its methods: what its own ``__post_init__`` and properties look at drives nothing. Two fields of one name
+    share their reads, so this can miss an unread setting and never accuses a read one.
     """
     files = [path for folder in folders for path in folder.rglob("*.py")]
     reads = [read for path in files for read in _reads(ast.parse(path.read_text(encoding="utf-8")), inside=())]
@@ -29,9 +29,11 @@ def unread_fields(config: type, folders: Iterable[Path]) -> list[str]:
 
 
 def _reads(node: ast.AST, *, inside: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(attribute, the classes around it) of every read under ``node``."""
+    """(attribute, the classes around it) of every read under ``node``; a method counts as outside of its class."""
     if isinstance(node, ast.ClassDef):
         inside = (*inside, node.name)
+    if isinstance(node, ast.FunctionDef) and node.name != "__post_init__" and not node.decorator_list:
+        inside = inside[:-1]
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield node.attr, inside
     if isinstance(node, ast.MatchClass):

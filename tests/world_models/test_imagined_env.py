@@ -101,12 +101,12 @@ def test_uncertain_predictions_truncate_and_lower_the_reward(tmp_path: Path) -> 
 def test_a_group_shares_its_noise_and_other_starts_do_not(tmp_path: Path) -> None:
     env = make(tmp_path)
     env.reset(start=[StartState(task=0, seed=seed) for seed in (5, 5, 6)])
-    noise = [env._noise(env_id) for env_id in range(3)]
+    noise = [env._noise(env_id, 0) for env_id in range(3)]
     assert torch.equal(noise[0], noise[1])
     assert not torch.equal(noise[0], noise[2])
     step_chunk(env, actions(1, H).expand(3, -1, -1), 1.0)
-    assert not torch.equal(env._noise(0), noise[0])
-    assert torch.equal(env._noise(0), env._noise(1))
+    assert not torch.equal(env._noise(0, 1), noise[0])
+    assert torch.equal(env._noise(0, 1), env._noise(1, 1))
     obs = env.observe()
     assert torch.equal(obs.images[0], obs.images[1])
 

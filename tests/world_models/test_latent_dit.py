@@ -230,7 +230,7 @@ def test_other_autoencoders_fit_too(clips: ClipSampler, settings: tuple, tmp_pat
     kind, arguments = settings
     built = untrained(clips, replace(DIT, autoencoder=AutoencoderConfig(kind=kind, settings=arguments)))
     built.codec.network.save_pretrained(tmp_path)
-    loaded = untrained(clips, replace(DIT, autoencoder=AutoencoderConfig(folder=str(tmp_path))))
+    loaded = untrained(clips, replace(DIT, autoencoder=AutoencoderConfig(folder=tmp_path)))
     frames = drawn(clips).frames
     assert torch.equal(loaded.encode(frames), built.encode(frames))
     assert loaded.config.autoencoder.kind == kind and loaded.config.autoencoder.folder is None
@@ -254,7 +254,7 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     cases = {
         "does not divide the latents' 4 x 4 cells": replace(DIT, patch=3),
         "AutoencoderTiny cannot be built": replace(DIT, autoencoder=AutoencoderConfig(settings={"widht": 3})),
-        "has no config.json": replace(DIT, autoencoder=AutoencoderConfig(folder=str(tmp_path))),
+        "has no config.json": replace(DIT, autoencoder=AutoencoderConfig(folder=tmp_path)),
     }
     for message, config in cases.items():
         with pytest.raises(WorldModelError, match=message):

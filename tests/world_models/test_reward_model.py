@@ -106,7 +106,8 @@ def test_a_policy_of_another_robot_is_refused() -> None:
     check_robot(info, dot_episodes.ROBOT, what="the policy p")
     other = dataclasses.replace(dot_episodes.ROBOT, cameras=("front",))
     with pytest.raises(
-        WorldModelError, match=r"has cameras \('front', 'flipped'\), the policy p has \('front',\); fit"
+        WorldModelError,
+        match=r"the policy p does not fit the world model: cameras \('front',\), not \('front', 'flipped'\); fit",
     ):
         check_robot(info, other, what="the policy p")
 

@@ -48,7 +48,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(pipeline: Path, clips: ClipSampler) -> WanWorldModel:
     torch.manual_seed(1)
     world = WanWorldModel(
-        WanConfig(action_horizon=H, folder=str(pipeline), action_tokens=3, width=32, steps=2), dot_episodes.ROBOT
+        WanConfig(action_horizon=H, folder=pipeline, action_tokens=3, width=32, steps=2), dot_episodes.ROBOT
     )
     world.fit_scales(*clips.statistics())
     return world.eval()
@@ -118,15 +118,15 @@ def test_it_is_fitted_to_actions_and_needs_no_folder_afterwards(
 
 def test_pipelines_that_do_not_fit_are_refused(pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(WorldModelError, match="has no config"):
-        WanWorldModel(WanConfig(folder=str(tmp_path)), dot_episodes.ROBOT)
+        WanWorldModel(WanConfig(folder=tmp_path), dot_episodes.ROBOT)
     folder = tmp_path / "wan"
     shutil.copytree(pipeline, folder)
     settings = json.loads((folder / "vae" / "config.json").read_text())
     (folder / "vae" / "config.json").write_text(json.dumps(settings | {"_class_name": "VQModel"}))
     with pytest.raises(WorldModelError, match="holds a VQModel, allowed are AutoencoderTiny"):
-        WanWorldModel(WanConfig(folder=str(folder)), dot_episodes.ROBOT)
+        WanWorldModel(WanConfig(folder=folder), dot_episodes.ROBOT)
     transformer = json.loads((pipeline / "transformer" / "config.json").read_text())
     other = {name: value for name, value in transformer.items() if name[0] != "_"} | {"in_channels": 9}
-    vae = AutoencoderConfig(folder=str(pipeline / "vae"))
+    vae = AutoencoderConfig(folder=pipeline / "vae")
     with pytest.raises(WorldModelError, match="takes 9 and gives 4 channels, the autoencoder has 4"):
         WanWorldModel(WanConfig(transformer=other, autoencoder=vae), dot_episodes.ROBOT)

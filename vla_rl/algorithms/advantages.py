@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -31,6 +31,18 @@ def gae(
         running = delta[t] + carry[t] * running
         advantage[t] = running
     return advantage
+
+
+def episode_return(
+    reward: Float[Tensor, "T N"], num_executed: Int[Tensor, "T N"], valid: Bool[Tensor, "T N"], *, gamma: float
+) -> Float[Tensor, " N"]:
+    """sum_t gamma^(control steps before chunk t) reward_t over the valid chunks of one episode per environment.
+
+    ``reward`` is already discounted within its chunk.
+    """
+    executed = torch.where(valid, num_executed, 0)
+    before = executed.cumsum(0) - executed
+    return torch.where(valid, gamma ** before.to(reward.dtype) * reward, 0.0).sum(0)
 
 
 def group_advantage(returns: Float[Tensor, "groups G"], *, scale_by_std: bool) -> Float[Tensor, "groups G"]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from policies.policy import Policy
+from sims.numbers.ranges import Count, Interval, PartialShare
 from vla_rl.rollouts.collector import Collector
 
 Metrics = dict[str, float]
@@ -36,9 +37,9 @@ class Algorithm(Protocol):
 class AlgorithmConfig:
     """``failure_weight`` in [0, 1): how much more often tasks that still fail are trained (rollouts/starts.py)."""
 
-    iterations: int = 60
-    gamma: float = 0.99
-    failure_weight: float = 0.0
+    iterations: Count = 60
+    gamma: Annotated[float, Interval(gt=0, le=1)] = 0.99
+    failure_weight: PartialShare = 0.0
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from episodes.sampler import WindowBatch, WindowSampler
+from policies.device import make_generator, restore_generator
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
-from sims.errors import UserError
+from sims.devices.crossing import crossing, read_numbers
+from sims.numbers.finite import check_metrics
+from sims.numbers.ranges import Count, Names, NonNegativeFloat, PositiveFloat, PositiveInt
+from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
@@ -30,16 +34,16 @@ class BCConfig:
     encodings constant, every observation is encoded once, before the first update (encoded_windows.py).
     """
 
-    steps: int = 1500
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    matrix_learning_rate: float | None = None
-    matrix_groups: tuple[str, ...] = ("encoder",)
-    warmup: int = 50
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
-    shards: int = 1
-    frozen: tuple[str, ...] = ()
+    steps: PositiveInt = 1500
+    batch_size: PositiveInt = 256
+    learning_rate: PositiveFloat = 1e-3
+    matrix_learning_rate: PositiveFloat | None = None
+    matrix_groups: Names = ("encoder",)
+    warmup: Count = 50
+    weight_decay: NonNegativeFloat = 1e-4
+    max_grad_norm: PositiveFloat = 1.0
+    shards: PositiveInt = 1
+    frozen: Names = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= self.batch_size:
@@ -60,11 +64,11 @@ class BC:
 
     def __init__(self, policy: Policy, config: BCConfig, samplers: Sequence[WindowSampler], *, seed: int) -> None:
         self.policy, self.config, self.step = policy, config, 0
-        self.generators = [torch.Generator().manual_seed(seed + shard) for shard in range(config.shards)]
+        self.generators = [
+            make_generator(policy.device, spawn_seed(seed, "cloning", shard)) for shard in range(config.shards)
+        ]
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
-        if not self.parameters:
-            raise UserError(f"bc.frozen: {', '.join(config.frozen)} are all parameter groups of this policy")
         self.samplers: Sequence[WindowSampler | EncodedWindows] = samplers
         self.shards: GradientShards[Any]
         if encodings_are_constant(policy, samplers[0]):
@@ -86,16 +90,20 @@ class BC:
 
     def update(self) -> dict[str, float]:
         batches: list[Any] = [sampler.next_batch() for sampler in self.samplers]
-        batch = type(batches[0]).cat(batches)
+        with crossing("batches"):
+            batch = type(batches[0]).cat(batches).to(self.policy.device)
         factor = cosine_schedule(self.step, steps=self.config.steps, warmup=self.config.warmup)
         scale_learning_rates(self.optimizers, factor)
         loss = self.shards.backward(batch, self.generators)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        rate = self.optimizers[0].param_groups[0]["lr"]
+        metrics = {"bc_loss": loss, **read_numbers({"bc_grad_norm": norm}), "bc_learning_rate": rate}
+        suspects = {"optimizer": self.optimizers, "policy weight": self.policy}
+        check_metrics(metrics, where="behavior cloning", batch=batch, suspects=suspects)
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
-        rate = self.optimizers[0].param_groups[0]["lr"]
-        return {"bc_loss": loss, "bc_grad_norm": norm.item(), "bc_learning_rate": rate}
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -112,7 +120,7 @@ class BC:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for generator, saved in zip(self.generators, state["generators"], strict=True):
-            generator.set_state(saved)
+            restore_generator(generator, saved)
         for sampler, position in zip(self.samplers, state["samplers"], strict=True):
             sampler.load_state_dict(position)
 

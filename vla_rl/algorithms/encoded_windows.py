@@ -1,6 +1,6 @@
 """Windows whose observations are encoded once, for behavior cloning with a frozen encoder.
 
-Many updates then cost one encoding of each observation; the encodings of all windows are held in memory.
+Many updates then cost one encoding of each observation; the encodings of all windows are held in the device's memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from episodes.sampler import Targets, WindowSampler
 from policies.policy import Policy
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -29,7 +30,8 @@ class EncodedBatch(TensorDataclass):
 
 @torch.no_grad()
 def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) -> EncodedBatch:
-    batch = sampler.windows(indices)
+    with crossing("batches"):
+        batch = sampler.windows(indices).to(policy.device)
     context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
     return EncodedBatch(inputs=policy.store(context), targets=batch.targets)
 
@@ -38,19 +40,25 @@ def encodings_are_constant(policy: Policy, sampler: WindowSampler) -> bool:
     """Whether something is frozen, and what the policy stores are therefore encodings and not observations."""
     if all(parameter.requires_grad for group in policy.parameter_groups().values() for parameter in group):
         return False
-    return not isinstance(encode_windows(policy, sampler, np.arange(1)).inputs, Observation)
+    policy.plan_storage(len(sampler))
+    record = encode_windows(policy, sampler, np.arange(1)).inputs
+    with torch.enable_grad():
+        trained = any(tensor.requires_grad for tensor in policy.restore(record).tensors())
+    return not trained and not isinstance(record, Observation)
 
 
 class EncodedWindows:
     """The batches of ``sampler``, in its order, encoded by ``policy`` as it is now."""
 
     def __init__(self, sampler: WindowSampler, policy: Policy) -> None:
-        self._sampler = sampler
+        self._sampler, self._device = sampler, policy.device
         parts = np.array_split(np.arange(len(sampler)), -(-len(sampler) // ENCODED_AT_ONCE))
         self._windows = EncodedBatch.cat([encode_windows(policy, sampler, part) for part in parts])
 
     def next_batch(self) -> EncodedBatch:
-        return self._windows[torch.from_numpy(self._sampler.next_indices())]
+        with crossing("batches"):
+            index = torch.from_numpy(self._sampler.next_indices()).to(self._device)
+        return self._windows[index]
 
     def state_dict(self) -> dict[str, Any]:
         return self._sampler.state_dict()

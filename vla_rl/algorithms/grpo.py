@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from policies.policy import Policy
+from sims.devices.crossing import crossing
 from sims.errors import UserError
+from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Share
+from sims.numbers.seeding import spawn_seed
 from sims.vector_env import VectorEnv
-from vla_rl.algorithms.advantages import group_advantage, informative_groups
+from vla_rl.algorithms.advantages import episode_return, group_advantage, informative_groups
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOUpdateConfig(UpdateConfig):
+    """``clip_high``: of DAPO (Yu et al. 2025, Sec. 3.1). Advantages are already relative to their group."""
+
+    clip_high: PositiveFloat = 0.28
+    normalize_advantage: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +42,19 @@ class GRPOConfig(AlgorithmConfig):
     """
 
     name: Literal["grpo"] = "grpo"
-    gamma: float = 1.0
-    groups: int = 16
-    group_size: int = 8
-    min_success: float = 0.1
-    max_success: float = 0.9
-    max_rounds: int = 6
+    gamma: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    groups: PositiveInt = 16
+    group_size: Annotated[int, Interval(ge=2, le=10**9)] = 8
+    min_success: Share = 0.1
+    max_success: Share = 0.9
+    max_rounds: PositiveInt = 6
     scale_by_std: bool = True
     episode_weight: bool = True
-    update: UpdateConfig = field(
-        default_factory=lambda: UpdateConfig(clip_low=0.2, clip_high=0.28, normalize_advantage=False)
-    )
+    update: GRPOUpdateConfig = field(default_factory=GRPOUpdateConfig)
+
+    def __post_init__(self) -> None:
+        if self.min_success > self.max_success:
+            raise ValueError(f"min_success ({self.min_success}) must not be above max_success ({self.max_success})")
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         if num_envs % self.group_size:
@@ -67,7 +80,7 @@ class GRPO:
 
     def __init__(self, config: GRPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
-        self.update = ClippedUpdate(config.update, policy, seed=seed + 1)
+        self.update = ClippedUpdate(config.update, policy, seed=spawn_seed(seed, "minibatches"))
         self.collector = Collector(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
@@ -118,11 +131,14 @@ class GRPO:
         while informative < config.groups and drawn < config.max_rounds * per_round:
             shared = [start for start in self.collector.starts.take(per_round) for _ in range(size)]
             rollout = self.collector.episodes(shared)
-            success = rollout.success.any(0).reshape(per_round, size)
+            with crossing("outcomes"):
+                success = rollout.success.any(0).reshape(per_round, size).cpu()
             good = informative_groups(success, low=config.min_success, high=config.max_success).nonzero().flatten()
             good = good[: config.groups - informative]
             if len(good):
-                kept.append(rollout.select_envs((good[:, None] * size + torch.arange(size)).flatten()))
+                chosen = (good[:, None] * size + torch.arange(size)).flatten()
+                with crossing("starts"):
+                    kept.append(rollout.select_envs(chosen.to(rollout.success.device)))
             informative += len(good)
             drawn += per_round
             steps += rollout.control_steps()
@@ -140,17 +156,15 @@ class GRPO:
 def with_group_advantages(rollout: Experience, config: GRPOConfig) -> Experience:
     """The valid chunks of ``rollout`` [T, N], flat, with advantages and weights.
 
-    Each environment holds one episode; environments ``[g * G, (g + 1) * G)`` are group g. The return is the summed
-    reward over valid chunks; all chunks of an episode share its advantage.
+    Each environment holds one episode; environments ``[g * G, (g + 1) * G)`` are group g. The return is that of the
+    whole episode, discounted per control step; all chunks of an episode share its advantage.
     """
     valid = rollout.valid
-    returns = torch.where(valid, rollout.reward, 0.0).sum(0)
+    returns = episode_return(rollout.reward, rollout.num_executed, valid, gamma=config.gamma)
     groups = returns.reshape(-1, config.group_size)
     advantage = group_advantage(groups, scale_by_std=config.scale_by_std).reshape(-1)
     length = valid.sum(0).clamp(min=1).float()
     weight = 1 / length if config.episode_weight else torch.ones_like(length)
     return dataclasses.replace(
-        rollout[valid],
-        advantage=advantage.expand_as(rollout.reward)[valid],
-        weight=weight.expand_as(rollout.reward)[valid],
-    )
+        rollout, advantage=advantage.expand_as(rollout.reward), weight=weight.expand_as(rollout.reward)
+    ).valid_chunks()

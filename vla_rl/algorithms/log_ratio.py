@@ -5,30 +5,28 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Reduction = Literal["chunk_sum", "chunk_mean", "step_sum", "step_mean"]
 """What one ratio covers, and how its elements are joined.
 
-``chunk_*``: one ratio per chunk, over denoising steps, executed actions and dimensions (pi_RL's chunk level).
+``chunk_*``: one ratio per chunk, over denoising steps, counted actions and dimensions (pi_RL's chunk level).
 ``step_*``: one ratio per denoising step (DPPO's two-layer MDP). A clip of eps on a mean over n elements binds like
 n * eps on a sum.
 """
 
 
-def executed_mask(num_executed: Int[Tensor, " B"], action_horizon: int) -> Bool[Tensor, "B H"]:
-    """True for the actions of a chunk that really ran."""
-    return torch.arange(action_horizon, device=num_executed.device) < num_executed[:, None]
-
-
 def reduce_log_ratio(
-    difference: Float[Tensor, "B S H A"], num_executed: Int[Tensor, " B"], reduction: Reduction
+    difference: Float[Tensor, "B S H A"], counted: Bool[Tensor, "B S H"], reduction: Reduction
 ) -> Float[Tensor, "B units"]:
-    """``difference`` = new - old log-prob per element, float32; units is 1 for chunk reductions and S for step ones."""
+    """``difference`` = new - old log-prob per element, float32; units is 1 for chunk reductions and S for step ones.
+
+    ``counted``: the elements whose log-probs belong to the ratio (``Policy.counted``).
+    """
     if difference.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"log-probs must be float32 or float64, got {difference.dtype}")
-    mask = executed_mask(num_executed, difference.shape[2])[:, None, :, None]
+    mask = counted.unsqueeze(-1)
     dims = (1, 2, 3) if reduction.startswith("chunk") else (2, 3)
     total = (difference * mask).sum(dims)
     if reduction.endswith("mean"):

@@ -10,14 +10,30 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from episodes.sampler import Targets
+from policies.audit import StepDifference, audit_log_prob
+from policies.device import AUDIT_TOLERANCE, make_generator, restore_generator
 from policies.policy import LikelihoodModel, Policy, copy_trained, set_frozen, trained_parameters
+from sims.devices.crossing import crossing, read_numbers
+from sims.errors import UserError
+from sims.numbers.finite import NotFinite, check_metrics
+from sims.numbers.ranges import (
+    Count,
+    Interval,
+    Names,
+    NonNegativeFloat,
+    PartialShare,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
+from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
@@ -41,36 +57,42 @@ class UpdateConfig:
     denoising steps (DPPO, Ren et al. 2024, Sec. 4.3), for step-wise ratios. ``clip_first_step`` is the clip of the
     noisiest trained step, growing exponentially to ``clip_low`` / ``clip_high`` at the last (DPPO); null clips all
     steps alike. ``average``: decay per optimizer step of the moving average of the weights that is evaluated and
-    shipped; null ships the last weights.
+    shipped; null ships the last weights. ``audit_tolerance``: largest difference in nats between a log-prob of the
+    rollout and the same one computed for the update, before a run stops; null: 1e-3 for float32, 0.1 for bfloat16.
     """
 
-    learning_rate: float = 1e-4
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    epochs: int = 4
-    minibatch: int = 512
-    micro_batch: int = 512
+    learning_rate: PositiveFloat = 1e-4
+    weight_decay: NonNegativeFloat = 0.0
+    betas: tuple[PartialShare, PartialShare] = (0.9, 0.95)
+    epochs: PositiveInt = 4
+    minibatch: PositiveInt = 512
+    micro_batch: PositiveInt = 512
     reduction: Reduction = "chunk_sum"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    clip_first_step: float | None = None
-    dual_clip: float | None = 3.0
-    target_kl: float | None = 0.05
-    max_grad_norm: float = 1.0
-    entropy_weight: float = 0.0
-    reference_weight: float = 0.0
-    denoising_discount: float = 1.0
+    clip_low: Annotated[float, Interval(gt=0, le=1)] = 0.2
+    clip_high: PositiveFloat = 0.2
+    clip_first_step: Annotated[float, Interval(gt=0, le=1)] | None = None
+    dual_clip: Annotated[float, Interval(gt=1)] | None = 3.0
+    target_kl: PositiveFloat | None = 0.05
+    max_grad_norm: PositiveFloat = 1.0
+    entropy_weight: NonNegativeFloat = 0.0
+    reference_weight: NonNegativeFloat = 0.0
+    denoising_discount: Annotated[float, Interval(gt=0, le=1)] = 1.0
     normalize_advantage: bool = True
-    frozen: tuple[str, ...] = ()
-    average: float | None = None
+    frozen: Names = ()
+    average: PartialShare | None = None
+    audit_tolerance: PositiveFloat | None = None
+
+    @property
+    def weighs_steps(self) -> bool:
+        """Whether denoising steps differ in their advantage or clip."""
+        return self.denoising_discount != 1 or self.clip_first_step is not None
 
     def __post_init__(self) -> None:
         if self.minibatch % self.micro_batch:
             raise ValueError(f"minibatch ({self.minibatch}) must be a multiple of micro_batch ({self.micro_batch})")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"dual_clip must be greater than 1, got {self.dual_clip}")
-        per_step = self.denoising_discount != 1 or self.clip_first_step is not None
-        if per_step and self.reduction.startswith("chunk"):
+        if self.weighs_steps and self.reduction.startswith("chunk"):
             raise ValueError("denoising_discount and clip_first_step need reduction step_sum or step_mean")
 
 
@@ -79,11 +101,18 @@ class PPOConfig(AlgorithmConfig):
     """``chunks``: chunks per environment and iteration. ``critic_warmup``: iterations that train the critic alone."""
 
     name: Literal["ppo"] = "ppo"
-    chunks: int = 8
-    gae_lambda: float = 0.95
-    critic_warmup: int = 2
+    chunks: PositiveInt = 8
+    gae_lambda: Share = 0.95
+    critic_warmup: Count = 2
     critic: CriticConfig = field(default_factory=CriticConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    def __post_init__(self) -> None:
+        if 0 < self.iterations <= self.critic_warmup:
+            raise ValueError(
+                f"critic_warmup must be below iterations ({self.iterations}), or the policy is never trained, "
+                f"got {self.critic_warmup}"
+            )
 
 
 class PPO:
@@ -91,9 +120,10 @@ class PPO:
 
     def __init__(self, config: PPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
-        torch.manual_seed(seed)  # the critic's initial weights
-        critic = ValueCritic(config.critic, policy.spec.value_dim)
-        self.update = ClippedUpdate(config.update, policy, critic=critic, seed=seed + 1)
+        torch.manual_seed(spawn_seed(seed, "critic"))
+        with crossing("weights"):
+            critic = ValueCritic(config.critic, policy.spec.value_dim).to(policy.device)
+        self.update = ClippedUpdate(config.update, policy, critic=critic, seed=spawn_seed(seed, "minibatches"))
         self.collector = Collector(
             env, policy, critic=critic, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
@@ -107,10 +137,11 @@ class PPO:
         self.iteration += 1
         collector.weights.publish(self.iteration, self.update.weights())
         assert batch.advantage is not None and batch.value_target is not None
+        with crossing("metrics"):
+            metrics["explained_variance"] = explained_variance(batch.value, batch.value_target)
+            metrics["advantage_std"] = batch.advantage.std().item()
         return {
             **metrics,
-            "explained_variance": explained_variance(batch.value, batch.value_target),
-            "advantage_std": batch.advantage.std().item(),
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
             **collector.timer.take(),
@@ -142,20 +173,35 @@ def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> 
         truncated=rollout.truncated,
         discount=gamma ** rollout.num_executed.float(),
         gae_lambda=gae_lambda,
-    )[rollout.valid]
-    chunks = rollout[rollout.valid]
-    return dataclasses.replace(
-        chunks, advantage=advantage, value_target=advantage + chunks.value, weight=torch.ones_like(advantage)
     )
+    return dataclasses.replace(
+        rollout, advantage=advantage, value_target=advantage + rollout.value, weight=torch.ones_like(advantage)
+    ).valid_chunks()
+
+
+@runtime_checkable
+class HasClippedUpdate(Protocol):
+    """An algorithm whose log-probs can be audited."""
+
+    update: ClippedUpdate
 
 
 class ClippedUpdate:
-    """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator."""
+    """Changes ``policy`` (and ``critic``) by a batch; owns the optimizers, the average and the shuffling generator.
+
+    The first minibatch of a process, so also the first after a resume, is audited: nothing has changed the weights
+    yet, so its importance ratios must be 1 (policies/audit.py).
+    """
 
     def __init__(
         self, config: UpdateConfig, policy: LikelihoodModel, *, critic: ValueCritic | None = None, seed: int
     ) -> None:
-        self.config, self.critic = config, critic
+        if config.weighs_steps and policy.log_prob_steps == 1:
+            raise UserError(
+                "algorithm.update: denoising_discount and clip_first_step weigh the denoising steps of a chunk, but "
+                "this policy scores one step per chunk; leave them out, or set explore.random_steps: all"
+            )
+        self.config, self.critic, self.audited = config, critic, False
         self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
@@ -167,7 +213,8 @@ class ClippedUpdate:
             self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
         self.reference = copy_trained(self.policy) if config.reference_weight else None
         self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
-        self.generator = torch.Generator().manual_seed(seed)
+        self.device = self.parameters[0].device
+        self.generator = make_generator(self.device, seed)
 
     def run(self, batch: Experience, *, train_policy: bool = True) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
@@ -176,19 +223,15 @@ class ClippedUpdate:
         """
         totals: dict[str, list[float]] = defaultdict(list)
         moving, policy_steps = train_policy, 0
-        for minibatch in self._minibatches(batch):
+        for number, minibatch in enumerate(self._minibatches(batch)):
+            self._audit_once(minibatch)
             if not moving and self.critic is None:
                 break
-            self._zero_grad()
-            metrics: dict[str, float] = defaultdict(float)
-            for index in torch.arange(len(minibatch)).split(self.config.micro_batch):
-                share = len(index) / len(minibatch)
-                loss, parts = self._losses(minibatch[index], moving)
-                (loss * share).backward()
-                for name, value in parts.items():  # every micro-batch has the same names
-                    metrics[name] += value * share
+            metrics = self.checked_gradients(minibatch, moving, number=number)
             moving = moving and not self._kl_exceeded(metrics)
-            metrics |= self._step(moving)
+            if not moving:
+                metrics.pop("grad_norm", None)  # of steps that are taken
+            self._step(moving)
             policy_steps += moving
             for name, value in metrics.items():
                 totals[name].append(value)
@@ -197,11 +240,46 @@ class ClippedUpdate:
             summary["kl_last"] = totals["kl"][-1]
         return summary | {"policy_steps": float(policy_steps)}
 
+    def checked_gradients(self, minibatch: Experience, train_policy: bool, *, number: int) -> Metrics:
+        """Leaves the clipped gradients of the losses on ``minibatch`` in the parameters; metrics of both.
+
+        Raises NotFinite, with ``minibatch`` and the present state, if a loss, a KL or a gradient is not finite.
+        """
+        metrics = self._gradients(minibatch, train_policy)
+        checked: Metrics = {}
+        if train_policy:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+            metrics |= read_numbers({"grad_norm": norm})
+        if self.critic is not None:
+            gradients = [p.grad for p in self.critic.parameters() if p.grad is not None]
+            checked = read_numbers({"critic_grad_norm": torch.nn.utils.get_total_norm(gradients)})
+        suspects = {
+            "optimizer": self.optimizer, "critic optimizer": self.critic_optimizer,
+            "policy weight": self.policy, "critic weight": self.critic,
+        }  # fmt: skip
+        try:
+            check_metrics(metrics | checked, where=f"minibatch {number}", batch=minibatch, suspects=suspects)
+        except NotFinite as error:
+            error.update = self.state_dict() | {"train_policy": train_policy}
+            raise
+        return metrics
+
+    def _gradients(self, minibatch: Experience, train_policy: bool) -> Metrics:
+        self._zero_grad()
+        metrics: dict[str, float] = defaultdict(float)
+        for index in torch.arange(len(minibatch), device=self.device).split(self.config.micro_batch):
+            share = len(index) / len(minibatch)
+            loss, parts = self._losses(minibatch[index], train_policy)
+            (loss * share).backward()
+            for name, value in read_numbers(parts).items():  # every micro-batch has the same names
+                metrics[name] += value * share
+        return metrics
+
     def _minibatches(self, batch: Experience) -> Iterator[Experience]:
         """Of every epoch, with normalized advantages."""
         size = self.config.minibatch
         for _ in range(self.config.epochs):
-            order = torch.randperm(len(batch), generator=self.generator)
+            order = torch.randperm(len(batch), generator=self.generator, device=self.device)
             for index in order.split(size):
                 if len(index) * 2 < min(size, len(batch)):  # the gradient of a small remainder is mostly noise
                     continue
@@ -212,16 +290,33 @@ class ClippedUpdate:
                     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
                 yield dataclasses.replace(minibatch, advantage=advantage)
 
+    def _audit_once(self, minibatch: Experience) -> None:
+        if not self.audited:
+            self.audit(minibatch[: self.config.micro_batch])
+            self.audited = True
+
+    def audit(self, batch: Experience) -> list[StepDifference]:
+        """Differences between the log-probs of ``batch``, drawn with the present weights, and those of the update.
+
+        Raises LogProbMismatch beyond ``audit_tolerance``.
+        """
+        with torch.no_grad():
+            context = self.policy.restore(batch.inputs)
+        configured = self.config.audit_tolerance
+        tolerance = AUDIT_TOLERANCE[self.policy.precision] if configured is None else configured
+        with crossing("metrics"):
+            return audit_log_prob(self.policy, context, batch, tolerance=tolerance)
+
     def _kl_exceeded(self, metrics: Mapping[str, float]) -> bool:
         return self.config.target_kl is not None and metrics.get("kl", 0.0) > self.config.target_kl
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def _losses(self, batch: Experience, train_policy: bool) -> tuple[Tensor, Metrics]:
+    def _losses(self, batch: Experience, train_policy: bool) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.set_grad_enabled(train_policy):
             context = self.policy.restore(batch.inputs)
-        metrics: Metrics = {}
-        loss = torch.zeros(())
+        metrics: dict[str, Tensor] = {}
+        loss = torch.zeros((), device=self.device)
         if train_policy:
             policy_loss, metrics = self._policy_loss(context, batch)
             loss = loss + policy_loss
@@ -230,11 +325,12 @@ class ClippedUpdate:
             loss, metrics = loss + critic_loss, metrics | critic_metrics
         return loss, metrics
 
-    def _policy_loss(self, context: TensorDataclass, batch: Experience) -> tuple[Tensor, Metrics]:
+    def _policy_loss(self, context: TensorDataclass, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         assert batch.advantage is not None and batch.weight is not None
         difference = self.policy.log_prob(context, batch.trace) - batch.log_prob
-        log_ratio = reduce_log_ratio(difference, batch.num_executed, config.reduction)
+        counted = self.policy.counted(batch.trace, batch.num_executed)
+        log_ratio = reduce_log_ratio(difference, counted, config.reduction)
         units = log_ratio.shape[1]
         low, high = self._clips(units)
         surrogate = clipped_surrogate(
@@ -246,43 +342,47 @@ class ClippedUpdate:
         )
         loss = (surrogate.mean(1) * batch.weight).mean()
         with torch.no_grad():
-            total = reduce_log_ratio(difference, batch.num_executed, "chunk_sum")
-            clipped = ((log_ratio.exp() < 1 - low) | (log_ratio.exp() > 1 + high)).float().mean().item()
-            metrics = {"policy_loss": loss.item(), "kl": approximate_kl(total).item(), "clip_fraction": clipped}
+            total = reduce_log_ratio(difference, counted, "chunk_sum")
+            clipped = ((log_ratio.exp() < 1 - low) | (log_ratio.exp() > 1 + high)).float().mean()
+            metrics = {"policy_loss": loss, "kl": approximate_kl(total), "clip_fraction": clipped}
         if config.entropy_weight:
             entropy = self.policy.entropy(context, batch.trace).mean()
             loss = loss - config.entropy_weight * entropy
-            metrics["entropy"] = entropy.item()
+            metrics["entropy"] = entropy
         if self.reference is not None:
             drift = self._reference_loss(context, batch, self.reference)
             loss = loss + config.reference_weight * drift
-            metrics["reference_loss"] = drift.item()
+            metrics["reference_loss"] = drift
         return loss, metrics
 
     def _clips(self, units: int) -> tuple[Tensor, Tensor]:
         first, (low, high) = self.config.clip_first_step, (self.config.clip_low, self.config.clip_high)
         if first is None or units == 1:
-            return torch.tensor(low), torch.tensor(high)
-        growth = torch.linspace(0, 1, units)
+            return torch.full((), low, device=self.device), torch.full((), high, device=self.device)
+        growth = torch.linspace(0, 1, units, device=self.device)
         return first * (low / first) ** growth, first * (high / first) ** growth
 
     def _discounts(self, units: int) -> Float[Tensor, " units"]:
-        return self.config.denoising_discount ** torch.arange(units - 1, -1, -1, dtype=torch.float32)
+        return self.config.denoising_discount ** torch.arange(
+            units - 1, -1, -1, dtype=torch.float32, device=self.device
+        )
 
     def _reference_loss(self, context: TensorDataclass, batch: Experience, reference: Policy) -> Tensor:
         """Behavior cloning of what the frozen reference would do for the same observation."""
         with torch.no_grad():
             action = reference.act(reference.restore(batch.inputs), self.generator)
-        targets = Targets(action=action, mask=torch.ones(action.shape[:2]))
+        targets = Targets(action=action, mask=action.new_ones(action.shape[:2]))
         return self.policy.bc_loss(context, targets, self.generator)
 
-    def _critic_loss(self, context: TensorDataclass, batch: Experience, critic: ValueCritic) -> tuple[Tensor, Metrics]:
+    def _critic_loss(
+        self, context: TensorDataclass, batch: Experience, critic: ValueCritic
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.value_target is not None
         config, value = critic.config, critic(self.policy.value_features(context))
         loss = value_loss(
             value, batch.value, batch.value_target, clip=config.value_clip, huber_delta=config.huber_delta
         ).mean()
-        return loss, {"value_loss": loss.item(), "value_mean": value.mean().item()}
+        return loss, {"value_loss": loss, "value_mean": value.mean()}
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -291,17 +391,13 @@ class ClippedUpdate:
         if self.critic_optimizer is not None:
             self.critic_optimizer.zero_grad(set_to_none=True)
 
-    def _step(self, train_policy: bool) -> Metrics:
-        metrics: Metrics = {}
+    def _step(self, train_policy: bool) -> None:
         if train_policy:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-            metrics["grad_norm"] = norm.item()
             self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.policy)
         if self.critic_optimizer is not None:
             self.critic_optimizer.step()
-        return metrics
 
     def weights(self) -> dict[str, Tensor]:
         """What a collector needs to act with the present policy: the trained tensors, by name."""
@@ -313,10 +409,10 @@ class ClippedUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "critic": None if self.critic is None else self.critic.state_dict(),
             "critic_optimizer": None if self.critic_optimizer is None else self.critic_optimizer.state_dict(),
+            "policy": self.policy.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "reference": None if self.reference is None else self.reference.state_dict(),
             "shuffle": self.generator.get_state(),
@@ -333,4 +429,4 @@ class ClippedUpdate:
         ):
             if part is not None:
                 part.load_state_dict(saved)
-        self.generator.set_state(state["shuffle"])
+        restore_generator(self.generator, state["shuffle"])

@@ -6,7 +6,8 @@ No demonstration and no action is used, so behavior cloning later needs to learn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,10 @@ from torch import Tensor
 from policies.compact_encoder import HasCompactEncoder
 from policies.policy import Policy
 from policies.schedule import cosine_schedule
+from sims.devices.crossing import crossing
 from sims.errors import UserError
+from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
+from sims.numbers.seeding import spawn_seed
 from sims.pretraining import LabeledScenes, PretrainingScenes
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 
@@ -35,16 +39,16 @@ class PretrainingConfig:
     Muon with ``matrix_learning_rate`` (null: AdamW trains everything).
     """
 
-    steps: int = 6000
-    batch_size: int = 128
-    fresh: int = 32
-    pool: int = 60_000
-    start: str | None = None
-    learning_rate: float = 2e-3
-    matrix_learning_rate: float | None = 4e-3
-    warmup: int = 100
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
+    steps: PositiveInt = 6000
+    batch_size: PositiveInt = 128
+    fresh: Count = 32
+    pool: PositiveInt = 60_000
+    start: Literal["tabletop"] | Path | None = None
+    learning_rate: PositiveFloat = 2e-3
+    matrix_learning_rate: PositiveFloat | None = 4e-3
+    warmup: Count = 100
+    weight_decay: NonNegativeFloat = 1e-4
+    max_grad_norm: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         if self.pool < max(self.fresh, self.batch_size):
@@ -86,7 +90,8 @@ class Pretraining:
         """``fit_normalizer``: measure the scale of states on the first scenes. UserError if the policy does not fit."""
         self.policy, self.config, self.step = policy, config, 0
         self.compact = _with_landmarks(policy, source)
-        self.generator = torch.Generator().manual_seed(seed)
+        # Scenes are drawn, and drawn from, on the host.
+        self.generator = torch.Generator().manual_seed(spawn_seed(seed, "pretraining"))
         self.pool = ScenePool(source, capacity=config.pool, seed=seed)
         self._source = source
         self._test = source.scenes(seed=seed, first=TEST_FIRST, count=TEST_SCENES)
@@ -114,18 +119,23 @@ class Pretraining:
         scale_learning_rates(self.optimizers, cosine_schedule(self.step, steps=config.steps, warmup=config.warmup))
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss = landmark_loss(self.compact, self.pool.sample(config.batch_size, self.generator))
+        with crossing("batches"):
+            batch = self.pool.sample(config.batch_size, self.generator).to(self.policy.device)
+        loss = landmark_loss(self.compact, batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
-        return {"landmark_loss": loss.item(), "grad_norm": norm.item(), "scenes": float(self.pool.drawn)}
+        with crossing("metrics"):
+            return {"landmark_loss": loss.item(), "grad_norm": norm.item(), "scenes": float(self.pool.drawn)}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Errors on scenes that were never trained on, in the simulator's terms (``PretrainingScenes.errors``)."""
-        return self._source.errors(_predict(self.compact, self._test), self._test)
+        with crossing("evaluation"):
+            predicted = _predict(self.compact, self._test.to(self.policy.device)).cpu()
+        return self._source.errors(predicted, self._test)
 
     def state_dict(self) -> dict[str, Any]:
         """Without the scenes, which are drawn again."""

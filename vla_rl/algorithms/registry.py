@@ -28,4 +28,5 @@ else:
 
 def build_algorithm(config: AnyAlgorithmConfig, policy: Policy, env: VectorEnv, *, seed: int) -> Algorithm:
     """Ready to iterate: an episode has begun in every environment."""
+    policy.prepare_to_explore()
     return ALGORITHMS[type(config)](config, policy, env, seed=seed)

@@ -8,6 +8,7 @@ reveals the action, the error against the recorded frame where it moved counts t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,9 +17,14 @@ from torch import Tensor
 
 from policies.denoising.kernels import FlowCPSConfig, build_kernel
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
+from policies.device import make_generator
 from policies.policy import ActionSample
+from sims.devices.crossing import crossing, read_numbers
+from sims.numbers.ranges import Interval, NonNegativeFloat, PositiveInt
+from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.advantages import group_advantage
 from vla_rl.algorithms.algorithm import Metrics
+from vla_rl.algorithms.log_ratio import Reduction
 from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
 from vla_rl.rollouts.experience import Experience
 from world_models.data.clip import first_history
@@ -32,22 +38,32 @@ from world_models.world_model import WorldModelError
 
 
 @dataclass(frozen=True, kw_only=True)
+class RLIRUpdateConfig(UpdateConfig):
+    """Small steps: a clip of 0.001 on the mean over all pixels binds like one of several on their sum."""
+
+    learning_rate: float = 1e-5
+    epochs: int = 1
+    minibatch: int = 32
+    micro_batch: int = 16
+    reduction: Reduction = "chunk_mean"
+    clip_low: float = 1e-3
+    clip_high: float = 1e-3
+    normalize_advantage: bool = False
+    target_kl: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RLIRConfig:
     """``queries`` per iteration, each sampled ``group_size`` times.
 
     ``object_weight``: of the error against the recorded frame where it moved, beside the inverse error.
     """
 
-    queries: int = 8
-    group_size: int = 8
-    object_weight: float = 1.0
+    queries: PositiveInt = 8
+    group_size: Annotated[int, Interval(ge=2, le=10**9)] = 8
+    object_weight: NonNegativeFloat = 1.0
     kernel: FlowCPSConfig = field(default_factory=lambda: FlowCPSConfig(steps=2, noise_level=0.5))
-    update: UpdateConfig = field(
-        default_factory=lambda: UpdateConfig(
-            learning_rate=1e-5, epochs=1, minibatch=32, micro_batch=16, reduction="chunk_mean", clip_low=1e-3,
-            clip_high=1e-3, normalize_advantage=False, target_kl=None,
-        )
-    )  # fmt: skip
+    update: RLIRUpdateConfig = field(default_factory=RLIRUpdateConfig)
 
 
 class RLIR:
@@ -71,13 +87,15 @@ class RLIR:
             )
         self.config, self.clips, self.inverse = config, clips, inverse
         self.policy = WorldPolicy(model, build_kernel(config.kernel, FlowMatching(FlowMatchingConfig())))
-        self.update = ClippedUpdate(config.update, self.policy, seed=seed)
-        self._rng, self._generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        self.update = ClippedUpdate(config.update, self.policy, seed=spawn_seed(seed, "minibatches"))
+        self._rng = np.random.default_rng(spawn_seed(seed, "clips"))
+        self._generator = make_generator(model.device, spawn_seed(seed, "exploration"))
 
     def iterate(self) -> Metrics:
         """Sample groups of frames for recorded queries, compare them within their group, update the world model."""
         config, model = self.config, self.policy.model
-        clip = self.clips.draw(self._rng, config.queries, 1)
+        with crossing("batches"):
+            clip = self.clips.draw(self._rng, config.queries, 1).to(model.device)
         clip = clip.map(lambda tensor: tensor.repeat_interleave(config.group_size, dim=0))
         query = PredictionQuery(history=first_history(model, clip), action=clip.action[:, 0], length=clip.length[:, 0])
         sample = self.policy.sample(query, self._generator)
@@ -86,7 +104,7 @@ class RLIR:
         groups = reward.view(config.queries, config.group_size)
         advantage = group_advantage(groups, scale_by_std=True).flatten()
         metrics = self.update.run(_experience(query, sample, reward, advantage))
-        return metrics | {"reward": reward.mean().item(), "reward_spread": groups.std(1).mean().item()}
+        return metrics | read_numbers({"reward": reward.mean(), "reward_spread": groups.std(1).mean()})
 
     @torch.no_grad()
     def _reward(
@@ -107,8 +125,8 @@ def _experience(
     query: PredictionQuery, sample: ActionSample, reward: Float[Tensor, " B"], advantage: Float[Tensor, " B"]
 ) -> Experience:
     """Every sample as a finished episode of one chunk; all of its elements were executed."""
-    zero, ended = torch.zeros_like(reward), torch.ones(len(reward), dtype=torch.bool)
-    index = torch.zeros(len(reward), dtype=torch.int64)
+    zero, ended = torch.zeros_like(reward), torch.ones_like(reward, dtype=torch.bool)
+    index = torch.zeros_like(reward, dtype=torch.int64)
     return Experience(
         inputs=query,
         trace=sample.trace,
@@ -116,7 +134,7 @@ def _experience(
         value=zero,
         next_value=zero,
         reward=reward,
-        num_executed=torch.full((len(reward),), sample.action.shape[1]),
+        num_executed=torch.full_like(index, sample.action.shape[1]),
         terminated=ended,
         truncated=~ended,
         success=~ended,

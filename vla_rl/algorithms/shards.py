@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from policies.policy import Policy, trained_parameters
+from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
@@ -52,7 +53,8 @@ class GradientShards(Generic[B]):
         for i in range(count - len(self._helpers)):
             own = self.loss(self.policy, shards[i], generators[i])
             own.backward()
-            total += own.item()
+            with crossing("metrics"):
+                total += own.item()
         for helper, generator in zip(self._helpers, generators[1:], strict=False):
             total += helper.finish(generator)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]

@@ -21,3 +21,4 @@ class BenchOptions:
     num_envs: int = 4
     image_size: int = 128
     seconds: float = 5.0
+    device: str = "auto"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from episodes.sampler import Targets
+from policies.device import CPU, make_generator
 from policies.policy import Policy, set_frozen
 from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
 from sims.errors import UserError
@@ -41,8 +42,9 @@ def policy_config(name: str) -> object:
     return configs[name]()
 
 
-def acting(policy: Policy) -> dict[str, Work]:
-    obs, state, generator = observations(), policy.initial_state(BATCH), torch.Generator()
+def acting(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
+    obs, state = observations(batch).to(policy.device), policy.initial_state(batch)
+    generator = make_generator(policy.device, 0)
     with torch.no_grad():
         context, _ = policy.encode(obs, state)
 
@@ -57,14 +59,16 @@ def acting(policy: Policy) -> dict[str, Work]:
     }
 
 
-def learning(policy: Policy) -> dict[str, Work]:
+def learning(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
     """Forward and backward of behavior cloning, and of the log-prob that PPO and GRPO differentiate."""
-    obs, state, generator = observations(), policy.initial_state(BATCH), torch.Generator()
+    obs, state = observations(batch).to(policy.device), policy.initial_state(batch)
+    generator = make_generator(policy.device, 0)
     with torch.no_grad():
         context, _ = policy.encode(obs, state)
         sample = policy.sample(context, generator)
-    future = torch.zeros(BATCH, len(policy.spec.future_steps) + 1, policy.spec.robot.state_dim)
-    targets = Targets(action=sample.action, mask=torch.ones(BATCH, policy.spec.action_horizon), future=future)
+    future = obs.state.new_zeros(batch, len(policy.spec.future_steps) + 1, policy.spec.robot.state_dim)
+    mask = obs.state.new_ones(batch, policy.spec.action_horizon)
+    targets = Targets(action=sample.action, mask=mask, future=future)
 
     def clone() -> None:
         policy.bc_loss(policy.encode(obs, state)[0], targets, generator).backward()
@@ -85,17 +89,17 @@ def learning(policy: Policy) -> dict[str, Work]:
     return work
 
 
-def observations() -> Observation:
-    """A batch of random observations of the example robot."""
+def observations(batch: int = BATCH) -> Observation:
+    """Random observations of the example robot."""
     robot = EXAMPLE_ROBOT
     return Observation(
-        images=torch.randint(0, 255, (BATCH, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8),
-        state=torch.randn(BATCH, robot.state_dim),
-        instruction=encode_instructions(["pick up the red block"] * BATCH),
+        images=torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8),
+        state=torch.randn(batch, robot.state_dim),
+        instruction=encode_instructions(["pick up the red block"] * batch),
     )
 
 
-def matmul_rate() -> float:
-    """FLOP/s of a float32 matrix product."""
-    a = torch.randn(1024, 1024)
-    return 2 * 1024**3 / median_seconds(lambda: a @ a)
+def matmul_rate(device: torch.device = CPU.device, dtype: torch.dtype = torch.float32, size: int = 1024) -> float:
+    """FLOP/s of a matrix product."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    return 2 * size**3 / median_seconds(lambda: a @ a)

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def row(
-    name: str, value: float, unit: str, *, ratio: float | None = None, against: str | None = None, **more: Any
+    name: str, value: float | None, unit: str, *, ratio: float | None = None, against: str | None = None, **more: Any
 ) -> Row:
     """One figure; ``ratio``: of ``value`` to the row or quotient that ``against`` names."""
     return {"name": name, "value": value, "unit": unit, "ratio": ratio, "against": against, **more}
@@ -38,9 +38,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_record(name: str, rows: Sequence[Row], *, command: str, **more: Any) -> Path:
+def write_record(name: str, rows: Sequence[Row], *, command: str, folder: Path = RESULTS, **more: Any) -> Path:
     """Write benchmarks/results/NAME.json: the rows, the command, date, revision, machine and versions."""
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     record = {
         "command": command,
@@ -56,11 +56,12 @@ def write_record(name: str, rows: Sequence[Row], *, command: str, **more: Any) -
 
 
 def median_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
-    """Median duration of ``repeats`` calls, after one call to warm up."""
-    work()
+    """Median duration of ``repeats`` calls, after one call to warm up; a GPU's work counts until it is done."""
     times = []
-    for _ in range(repeats):
+    for _ in range(repeats + 1):
         started = time.perf_counter()
         work()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-    return sorted(times)[repeats // 2]
+    return sorted(times[1:])[repeats // 2]

@@ -7,11 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sims.errors import UserError
+from vla_rl.bench.memory import bench_memory
 from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.policy import bench_policy
 from vla_rl.bench.record import Row, machine
 from vla_rl.bench.serving import bench_latency, bench_robot
 from vla_rl.bench.simulators import bench_simulators
+from vla_rl.bench.train import bench_train
 from vla_rl.bench.world_model import bench_world_model
 
 
@@ -26,6 +28,8 @@ class Benchmark:
 BENCHMARKS: Mapping[str, Benchmark] = {
     "sim": Benchmark(measure=bench_simulators, uses=("sim", "against", "num_envs", "image_size", "seconds")),
     "policy": Benchmark(measure=bench_policy, uses=("policy",)),
+    "train": Benchmark(measure=bench_train, uses=("device",)),
+    "memory": Benchmark(measure=bench_memory, uses=("policy",)),
     "world-model": Benchmark(measure=bench_world_model),
     "latency": Benchmark(measure=bench_latency, uses=("bundle",)),
     "robot": Benchmark(measure=bench_robot, uses=("bundle",)),

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from typing import get_args
 
 import torch
+from torch import Tensor
 
+from policies.device import CPU, Device, Precision, make_generator
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import VectorEnv
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
-from vla_rl.bench.record import Row, row
+from vla_rl.bench.record import Row, median_seconds, row
 from world_models.evaluation.open_loop import frames_per_second
 from world_models.models.conv_flow import ConvFlowConfig
-from world_models.models.flow_model import Precision
+from world_models.models.flow_model import FlowWorldModel
 from world_models.registry import build_world_model
 from world_models.world_model import History
 
@@ -47,19 +49,37 @@ def world_model_rows(
     return rows
 
 
-def imagined_images_per_second(config: ConvFlowConfig, *, batch: int, seconds: float) -> float:
-    robot = EXAMPLE_ROBOT
-    model = build_world_model(config, robot).eval()
-    images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8)
-    action = torch.randn(batch, model.action_horizon, robot.action_dim)
+def imagined_images_per_second(config: ConvFlowConfig, *, batch: int, seconds: float, device: Device = CPU) -> float:
+    model = device.place(build_world_model(config, EXAMPLE_ROBOT)).eval()
+    return frames_per_second(model, *_example(model, batch), seconds=seconds)
+
+
+def update_seconds(config: ConvFlowConfig, *, batch: int, device: Device = CPU) -> float:
+    """Of forward and backward through ``batch`` predictions."""
+    model = device.place(build_world_model(config, EXAMPLE_ROBOT))
+    history, action, length = _example(model, batch)
+    noise, s = model.noise(batch, make_generator(model.device, 0)), torch.ones(batch, device=model.device)
+
+    def update() -> None:
+        model.zero_grad(set_to_none=True)
+        model.estimate(model.prefill(history), action, length, noise, s).latent.square().mean().backward()
+
+    return median_seconds(update)
+
+
+def _example(model: FlowWorldModel, batch: int) -> tuple[History, Tensor, Tensor]:
+    """A history, a chunk of actions and how many of them count."""
+    robot, place = model.robot, model.device
+    images = torch.randint(0, 255, (batch, len(robot.cameras), *robot.image_size, 3), dtype=torch.uint8, device=place)
+    action = torch.randn(batch, model.action_horizon, robot.action_dim, device=place)
     history = History.start(
         model.encode(images),
-        torch.randn(batch, robot.state_dim),
+        torch.randn(batch, robot.state_dim, device=place),
         action_horizon=model.action_horizon,
         action_dim=robot.action_dim,
     )
-    length = torch.full((batch,), model.action_horizon)
-    return frames_per_second(model, history, action, length, seconds=seconds)
+    length = torch.full((batch,), model.action_horizon, device=place)
+    return history, action, length
 
 
 def simulated_images_per_second(env: VectorEnv, *, horizon: int, at_least_s: float) -> float:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from tyro.conf import arg
+
+from sims.errors import UserError
+from vla_rl.config.allowed import allowed
 
 if TYPE_CHECKING:
     from vla_rl.config.experiment import Experiment
@@ -15,8 +20,42 @@ Json = Annotated[bool, arg(help="one JSON object on standard output")]
 
 
 def load_experiment(config: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment that a YAML file and ``--section.key value`` describe. Raises ConfigError, a UserError."""
+    """The experiment that a YAML file, or a packaged one's name, and ``--section.key value`` describe.
+
+    Raises ConfigError, a UserError.
+    """
     from vla_rl.config.experiment import Experiment
     from vla_rl.config.loader import load_config
+    from vla_rl.config.packaged import find_config
 
-    return load_config(Experiment, config, overrides)
+    return load_config(Experiment, find_config(config), overrides, report=lambda line: print(line, file=sys.stderr))
+
+
+def check_options(command: Any) -> None:
+    """UserError for an option outside the range that its type declares."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    finite = ConfigDict(allow_inf_nan=False)
+    for name, annotation in get_type_hints(type(command), include_extras=True).items():
+        value = getattr(command, name)
+        try:
+            TypeAdapter(annotation, config=finite).validate_python(value)
+        except ValidationError:
+            raise UserError(f"{flag(name)} must be {allowed(annotation)}, got {value}") from None
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def parse_error(printed: str, command: type | None, arguments: Sequence[str]) -> str:
+    """What the option parser printed as a box of several lines, as one line that says what is allowed."""
+    lines = [line.strip(" │") for line in printed.splitlines() if line.strip(" │╭╮╰╯")]
+    if command is not None and (wrong := re.search(r"Error parsing (--[\w-]+):", printed)):
+        annotation = get_type_hints(command, include_extras=True).get(wrong[1].removeprefix("--").replace("-", "_"))
+        given = list(arguments)[1:]
+        if annotation is not None and wrong[1] in given[:-1]:
+            return f"{wrong[1]} must be {allowed(annotation)}, got {given[given.index(wrong[1]) + 1]!r}"
+    text = " ".join(line for line in lines if line[0] != "╭" and line[0] != "╰")
+    parts = re.split(r"[─-]{4,}", text)  # "-" where the terminal has no box characters
+    return "; ".join(part.strip(" .") for part in parts if part.strip(" ."))

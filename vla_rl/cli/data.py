@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
+from sims.numbers.ranges import PositiveFloat
 from vla_rl.cli.arguments import Json
 
 
@@ -30,7 +32,7 @@ class Data:
     """import: the task's name (default: the instruction)"""
     instruction: str | None = None
     """import: instead of the recording's"""
-    control_hz: float | None = None
+    control_hz: PositiveFloat | None = None
     """import: instead of the recording's"""
     action_low: tuple[float, ...] = (-1.0,)
     """import: action of the recording that becomes -1, one number or one per dimension"""
@@ -74,4 +76,9 @@ class Data:
             orientation=self.orientation,
         )
         result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
-        print(json.dumps(result) if self.json else f"{self.path}: {result['episodes']} episodes imported")
+        print(json.dumps(result) if self.json else _imported(self.path, result))
+
+
+def _imported(path: Path, result: Mapping[str, int]) -> str:
+    present = f", {result['present']} were there already" if result["present"] else ""
+    return f"{path}: {result['episodes']} episodes imported{present}"

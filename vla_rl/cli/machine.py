@@ -9,6 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt
 from vla_rl.cli.arguments import Json
 
 
@@ -21,7 +22,7 @@ class Doctor:
     json: Json = False
 
     def run(self) -> None:
-        from vla_rl.doctor import print_checks, run_checks
+        from vla_rl.doctor.checks import print_checks, run_checks
 
         checks = run_checks(self.run_path)
         if self.json:
@@ -34,7 +35,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed, as ratios to a reference of the same run: sim, policy, world-model, latency, robot."""
+    """Measure speed and memory: sim, policy, train, memory, world-model, latency, robot."""
 
     name: Positional[str]
     """which benchmark; an unknown name lists them"""
@@ -46,12 +47,14 @@ class Bench:
     """sim: measure this simulator's worker processes beside other libraries' (default: the built-in suite)"""
     against: tuple[str, ...] = ("gymnasium",)
     """sim, with --sim: gymnasium, stable-baselines3, libero"""
-    num_envs: int = 4
+    num_envs: PositiveInt = 4
     """sim, with --sim: environments, one process each"""
-    image_size: int = 128
+    image_size: Annotated[int, Interval(ge=0, le=4096)] = 128
     """sim, with --sim: height and width of the images in pixels; 0: no images"""
-    seconds: float = 5.0
+    seconds: PositiveFloat = 5.0
     """sim, with --sim: measuring time of each library, in slices that alternate"""
+    device: str = "auto"
+    """train: auto, cpu, cuda or cuda:N"""
     json: Json = False
 
     def run(self) -> None:
@@ -65,6 +68,7 @@ class Bench:
             num_envs=self.num_envs,
             image_size=self.image_size,
             seconds=self.seconds,
+            device=self.device,
         )
         result = run(self.name, options)
         if self.json:

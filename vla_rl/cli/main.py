@@ -6,45 +6,62 @@ Heavy packages are imported inside a command, so that ``vla-rl --help`` answers 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
+import io
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import tyro
 from tyro.conf import FlagCreatePairsOff
 
-from sims.errors import UserError
+from sims.errors import RunFailure, UserError, is_disk_full
+from vla_rl.cli.arguments import check_options, parse_error
 from vla_rl.cli.data import Data
 from vla_rl.cli.machine import Bench, Doctor
-from vla_rl.cli.reports import Compare, Report
-from vla_rl.cli.robot import Deploy, Export, FakeArm, Serve
+from vla_rl.cli.project import Init
+from vla_rl.cli.reports import Compare, Replay, Report, Runs, Watch
+from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
-from vla_rl.cli.training import Collect, Eval, Pretrain, Train
+from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Train
 from vla_rl.cli.world_model import WorldModel
 
 COMMANDS: Mapping[str, type[Any]] = {
+    "init": Init,
     "train": Train,
+    "imitate": Imitate,
     "eval": Eval,
     "collect": Collect,
     "pretrain": Pretrain,
     "report": Report,
     "compare": Compare,
+    "runs": Runs,
+    "watch": Watch,
+    "replay": Replay,
     "doctor": Doctor,
     "bench": Bench,
     "data": Data,
     "sims": Sims,
     "serve": Serve,
     "deploy": Deploy,
+    "robot": Robot,
     "fake-arm": FakeArm,
     "export": Export,
+    "convert": Convert,
     "world-model": WorldModel,
 }
+
+# What is wrong with a path, or with its file system, rather than with this program.
+WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError)
+WRONG_PATH_CODES = (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
 
 @runtime_checkable
@@ -74,30 +91,47 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         hint = f"; resume with: {command.command()} --resume" if isinstance(command, Resumable) else ""
         _exit(130, f"interrupted{hint}")
+    except RunFailure as error:
+        _exit(1, str(error))
     except UserError as error:
         _exit(2, str(error))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter writes at its end
+        _exit(2, "nobody reads the output any longer")
+    except OSError as error:
+        if not isinstance(error, WRONG_PATH) and error.errno not in WRONG_PATH_CODES:
+            _fail(command, error)
         _exit(2, f"{error.filename}: {(error.strerror or 'cannot be opened').lower()}")
     except Exception as error:
-        log = _write_traceback(command)
-        _exit(1, f"{type(error).__name__}: {error}\nThe full traceback is in {log}")
+        _fail(command, error)
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """The command that ``arguments`` describe. Raises SystemExit(2) after a message, or (0) after --help."""
+    """The command that ``arguments`` describe. Raises UserError, or SystemExit(0) after --help and --version."""
+    if list(arguments) == ["--version"]:
+        print(f"vla-rl {version('vla-rl')}")
+        raise SystemExit(0)
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
     overrides: tuple[str, ...] = ()
     if "overrides" in options:
         named = [option for option in options if option not in ("config", "overrides")]
         arguments, overrides = _split_overrides(arguments, options=(*named, "help"))
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        dict(COMMANDS),
-        prog="vla-rl",
-        description="Reinforcement fine-tuning of vision-language-action policies.",
-        args=list(arguments),
-        config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-    )
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            command: Any = tyro.extras.subcommand_cli_from_dict(
+                dict(COMMANDS),
+                prog="vla-rl",
+                description="Reinforcement fine-tuning of vision-language-action policies.",
+                args=list(arguments),
+                config=(FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )
+    except SystemExit as end:
+        if end.code:
+            raise UserError(parse_error(printed.getvalue(), chosen, arguments)) from None
+        raise
+    check_options(command)
     return replace(command, overrides=overrides) if overrides else command
 
 
@@ -115,7 +149,10 @@ def _split_overrides(arguments: Sequence[str], *, options: Sequence[str]) -> tup
             raise UserError(f"unknown option {argument}; did you mean --{near[0]}?")
         overrides.append(argument)
         if "=" not in argument:
-            overrides.extend(value for value in [next(rest, None)] if value is not None)
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise UserError(f"{argument} needs a value")
+            overrides.append(value)
     return kept, tuple(overrides)
 
 
@@ -129,6 +166,14 @@ def _write_traceback(command: Command | None) -> Path:
             log = Path(file.name)
     log.write_text(traceback.format_exc(), encoding="utf-8")
     return log
+
+
+def _fail(command: Command | None, error: Exception) -> NoReturn:
+    if is_disk_full(error):
+        again = f"run: {command.command()} --resume" if isinstance(command, Resumable) else "try again"
+        _exit(1, f"disk full ({error}); what was written completely is intact. Free some space, then {again}")
+    log = _write_traceback(command)
+    _exit(1, f"{type(error).__name__}: {error}\nThe full traceback is in {log}")
 
 
 def _exit(code: int, message: str) -> NoReturn:

@@ -1,14 +1,17 @@
-"""``vla-rl report`` and ``compare``."""
+"""``vla-rl report``, ``compare``, ``runs``, ``watch`` and ``replay``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
+from sims.numbers.ranges import Interval
+from vla_rl.cli.arguments import Json
 
 
 @dataclass(frozen=True)
@@ -17,11 +20,13 @@ class Report:
 
     run_path: Annotated[Positional[Path], arg(metavar="RUN")]
     """a run folder"""
+    json: Json = False
 
     def run(self) -> None:
         from vla_rl.report import write_report
 
-        print(write_report(self.run_path))
+        page = write_report(self.run_path)
+        print(json.dumps({"page": str(page)}) if self.json else page)
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,76 @@ class Compare:
     """two or more run folders"""
     out: Path = Path("compare.html")
     """the page to write"""
+    json: Json = False
 
     def run(self) -> None:
         from vla_rl.report import write_comparison
-        from vla_rl.report.table import print_comparison
+        from vla_rl.report.table import comparison, print_comparison
 
         if len(self.run_paths) < 2:
             raise UserError("compare needs two or more run folders")
         page = write_comparison(self.run_paths, self.out)
-        print_comparison(self.run_paths)
-        print(page)
+        if self.json:
+            print(json.dumps({"page": str(page), "runs": comparison(self.run_paths)}))
+        else:
+            print_comparison(self.run_paths)
+            print(page)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Show the batch of a run that stopped at a number that is not finite, and repeat the update that failed."""
+
+    file: Annotated[Positional[Path], arg(metavar="FILE")]
+    """a file of RUN/quarantine"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.runners.replay import replay
+
+        result = replay(self.file)
+        if self.json:
+            print(json.dumps(result))
+            return
+        print(f"{result['quantity']} is {result['value']} ({result['where']})")
+        print("\n".join(f"  {name}: {shown}" for name, shown in result["batch"].items()))
+        print(result["reproduced"] or "not reproduced: resume the run, which repeats the iteration exactly")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs below a folder: state, success, age and size of each, the latest first."""
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")] = Path("runs")
+    """where to search"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.runs.listing import list_runs
+
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder}: no such folder")
+        found = list_runs(self.folder)
+        if self.json:
+            print(json.dumps({"runs": [asdict(run) for run in found]}))
+        else:
+            from vla_rl.report.table import print_runs
+
+            print_runs(found)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show a run in a browser while it trains: curves, videos, timing and messages, on a page of this machine alone."""
+
+    run_path: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a run folder"""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8730
+    """of the local address; 0: a free one"""
+
+    def run(self) -> None:
+        from vla_rl.report.watch import make_server, serve
+
+        server = make_server(self.run_path, port=self.port)
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
+        serve(server)

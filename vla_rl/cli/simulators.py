@@ -1,4 +1,4 @@
-"""``vla-rl sims list | install NAME``"""
+"""``vla-rl sims list | install NAME | verify NAME``"""
 
 from __future__ import annotations
 
@@ -15,15 +15,31 @@ from vla_rl.cli.arguments import Json
 
 @dataclass(frozen=True)
 class Sims:
-    """List the simulators that run in Python environments of their own, or install one."""
+    """List the simulators that run in Python environments of their own, install one, or check one on this machine."""
 
-    verb: Positional[Literal["list", "install"]]
+    verb: Positional[Literal["list", "install", "verify"]]
     simulator: Annotated[Positional[str | None], arg(metavar="NAME")] = None
-    """what to install"""
+    """what to install or verify"""
     json: Json = False
 
     def run(self) -> None:
-        {"list": self._list, "install": self._install}[self.verb]()
+        {"list": self._list, "install": self._install, "verify": self._verify}[self.verb]()
+
+    def _verify(self) -> None:
+        from sims.verification.verify import verify
+
+        if self.simulator is None:
+            raise UserError("sims verify needs the name of a simulator; vla-rl sims list shows them")
+        found = []
+        for result in verify(self.simulator):
+            found.append({"name": result.check, "status": "failed" if result.broken else "ok", "detail": result.broken})
+            if not self.json:
+                line = f"{found[-1]['status']:<8}{result.seconds:>7.1f} s  {result.check}"
+                print(line if result.broken is None else f"{line}\n        {result.broken}", flush=True)
+        if self.json:
+            print(json.dumps({"simulator": self.simulator, "checks": found}))
+        if any(check["status"] == "failed" for check in found):
+            raise SystemExit(1)
 
     def _install(self) -> None:
         from sims.install import RECIPES, install

@@ -1,4 +1,4 @@
-"""``vla-rl train``, ``eval``, ``collect`` and ``pretrain``."""
+"""``vla-rl train``, ``imitate``, ``eval``, ``collect``, ``pretrain`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -6,32 +6,39 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional, arg
 
+from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
+from vla_rl.config.controls import Control
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train as CONFIG says. --section.key VALUE changes any setting, for example --algorithm.clip_ratio 0.1."""
+    """Train as CONFIG says. --section.key VALUE changes any setting, for example --algorithm.update.clip_low 0.1."""
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
-    """a YAML file, see configs/"""
+    """a YAML file, or the name of a packaged one such as quickstart"""
     run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """the folder of the run (default: runs/<name of CONFIG>)"""
     resume: bool = False
     """continue from the last checkpoint of the run; the result is the same as without the interruption"""
+    json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
         experiment = load_experiment(self.config, self.overrides)
+        from vla_rl.report.table import success_line
         from vla_rl.runners.train import train
 
-        train(experiment, self.run_folder(), resume=self.resume, command=self.command())
-        print(self.run_folder() / "report.html")
+        result = train(experiment, self.run_folder(), resume=self.resume, command=self.command())
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print(success_line(result), self.run_folder() / "report.html", sep="\n")
 
     def run_folder(self) -> Path:
         return self.run_dir or Path("runs") / self.config.stem
@@ -47,16 +54,22 @@ class Eval:
 
     path: Annotated[Positional[Path], arg(metavar="RUN_OR_BUNDLE")]
     """a run folder or a bundle"""
-    episodes: int = 200
-    """episodes in total, spread evenly over the tasks"""
+    episodes: PositiveInt | None = None
+    """episodes in total, spread evenly over the tasks (default: 200; with --protocol all that the benchmark has)"""
     split: str | None = None
     """a split of the simulator (default: the one trained on); start states are always held out"""
-    suites: tuple[str, ...] = ()
+    sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
+    """a YAML file whose simulator to evaluate in (default: that of the run that the bundle lies in)"""
+    suite: tuple[str, ...] = ()
     """for a benchmark of several suites: evaluate in these, EPISODES in each; all: those of its published table"""
-    instruction: Literal["given", "blank", "shuffled"] = "given"
-    """what the policy reads: the task's instruction, an empty one, or another episode's"""
-    seed: int = 0
-    """determines the start states and all noise"""
+    protocol: str | None = None
+    """with the benchmark's own starts, time limits and images, for example standard of libero; instead of --split"""
+    control: Control = "none"
+    """change a part of what the policy observes, to show whether it makes use of it"""
+    seed: Seed | None = None
+    """determines the start states and all noise (default: that of the run's own evaluation)"""
+    device: str | None = None
+    """auto, cpu, cuda or cuda:N (default: as the run was configured)"""
     json: Json = False
 
     def run(self) -> None:
@@ -67,8 +80,11 @@ class Eval:
             episodes=self.episodes,
             split=self.split,
             seed=self.seed,
-            instruction=self.instruction,
-            suites=self.suites,
+            control=self.control,
+            suites=self.suite,
+            experiment=None if self.sim is None else load_experiment(self.sim),
+            device=self.device,
+            protocol=self.protocol,
         )
         if self.json:
             print(json.dumps(result))
@@ -83,17 +99,19 @@ class Collect:
     """Record demonstrations of the scripted expert as CONFIG says; --section.key VALUE changes any setting."""
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
-    """a YAML file, see configs/"""
-    episodes: int
+    """a YAML file, or the name of a packaged one such as quickstart"""
+    episodes: PositiveInt
     """successful episodes to record"""
     out: Annotated[Path, arg(metavar="STORE")]
     """the episode store to create or to add to"""
+    json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
         from vla_rl.runners.demonstrations import collect
 
-        collect(load_experiment(self.config, self.overrides), episodes=self.episodes, out=self.out)
+        result = collect(load_experiment(self.config, self.overrides), episodes=self.episodes, out=self.out)
+        print(json.dumps(result) if self.json else f"{self.out}: {result['episodes']} episodes added")
 
 
 @dataclass(frozen=True)
@@ -101,11 +119,12 @@ class Pretrain:
     """Pretrain the encoder of CONFIG on its simulator's labeled scenes; --section.key VALUE changes any setting."""
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
-    """a YAML file, see configs/tabletop_pretrained.yaml"""
+    """a YAML file, or the name of a packaged one such as tabletop_pretrained"""
     out: Annotated[Path, arg(metavar="FILE")]
     """the backbone file to write, for start.backbone"""
     run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """folder of checkpoints and metrics (default: runs/<name of CONFIG>-pretraining); started again, it continues"""
+    json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
@@ -113,4 +132,51 @@ class Pretrain:
 
         folder = self.run_dir or Path("runs") / f"{self.config.stem}-pretraining"
         errors = pretrain(load_experiment(self.config, self.overrides), folder, out=self.out)
-        print("\n".join(f"{name}: {value}" for name, value in errors.items()))
+        print(json.dumps(errors) if self.json else "\n".join(f"{name}: {value}" for name, value in errors.items()))
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Clone recorded episodes as section start of CONFIG says, without a simulator; leaves OUT/bundle."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, or the name of a packaged one such as quickstart"""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """where the bundle, the metrics and the checkpoints go; started again, it continues there"""
+    store: Annotated[Path | None, arg(metavar="STORE")] = None
+    """the recorded episodes (default: start.store of CONFIG)"""
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.runners.imitation import imitate
+
+        bundle = imitate(load_experiment(self.config, self.overrides), self.out, store=self.store)
+        print(json.dumps({"bundle": str(bundle)}) if self.json else bundle)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Make a bundle of a published checkpoint (pi0, ...), which train, eval, serve and deploy take."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file that says what the checkpoint is, or the name of a packaged one such as pi0_libero"""
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
+    """its folder, or its .safetensors file"""
+    out: Annotated[Path, arg(metavar="BUNDLE")]
+    """the folder to write"""
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.config.loader import load_config
+        from vla_rl.config.packaged import find_config
+        from vla_rl.config.published import Published
+        from vla_rl.runners.convert import convert
+
+        config = load_config(Published, find_config(self.config, "published"), self.overrides)
+        dead = convert(config, self.checkpoint, self.out)
+        if self.json:
+            print(json.dumps({"bundle": str(self.out), "not_used": list(dead)}))
+        else:
+            print(*(f"not used: {name}" for name in dead), self.out, sep="\n")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
+from sims.numbers.ranges import Count, PositiveInt, Seed
+from vla_rl.cli.arguments import Json, load_experiment
 
 if TYPE_CHECKING:
     from vla_rl.config.experiment import Experiment
@@ -22,33 +24,30 @@ class WorldModel:
 
     verb: Positional[Literal["fit", "evaluate", "imagine"]]
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
-    """a YAML file with a section 'imagination', see configs/"""
+    """a YAML file with a section 'imagination', or the name of a packaged one such as imagined_reach"""
     episodes: tuple[Path, ...] = ()
     """episode stores (default: imagination.stores of CONFIG)"""
     out: Path | None = None
     """folder of the world model (default: runs/<name of CONFIG>-world)"""
     bundles: tuple[Path, ...] = ()
     """evaluate: also compare the imagined and the real success of these policies"""
-    starts: int = 64
+    starts: PositiveInt = 64
     """evaluate: held-out starts for each of those policies"""
-    episode: int = 0
+    episode: Count = 0
     """imagine: number of the held-out episode to start from"""
     keys: str = ""
     """imagine: actions instead of the recorded ones: a moves action dimension 0 up, A down, b and B dimension 1, ..."""
-    held: tuple[int, ...] = ()
+    held: tuple[Count, ...] = ()
     """imagine: action dimensions that keep the value of their last key, such as a gripper command"""
-    seed: int = 0
-    json: Annotated[bool, arg(help="one JSON object on standard output")] = False
+    seed: Seed = 0
+    json: Json = False
 
     def run(self) -> None:
-        from vla_rl.config.experiment import Experiment
-        from vla_rl.config.loader import load_config
-
-        experiment = load_config(Experiment, self.config)
+        experiment = load_experiment(self.config)
         settings = experiment.imagination
         if settings is None:
-            raise UserError(f"{self.config} has no section 'imagination'; see configs/imagined_pick.yaml")
-        stores = self.episodes or tuple(Path(store) for store in settings.stores)
+            raise UserError(f"{self.config} has no section 'imagination'; such as the packaged imagined_reach")
+        stores = self.episodes or settings.stores
         if not stores:
             raise UserError("no episodes: give stores with --episodes, or as imagination.stores")
         do = {"fit": self._fit, "evaluate": self._evaluate, "imagine": self._imagine}
@@ -60,8 +59,10 @@ class WorldModel:
 
     def _fit(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
         from vla_rl.runners.world_model import fit_world_model
+        from vla_rl.runs.run_dir import experiment_device
 
-        return fit_world_model(settings.model, stores, self.folder(), seed=self.seed)
+        device = experiment_device(experiment)
+        return fit_world_model(settings.model, stores, self.folder(), seed=self.seed, device=device)
 
     def _evaluate(
         self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
@@ -69,11 +70,13 @@ class WorldModel:
         from sims.registry import make_env
         from vla_rl.runners.imagination import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
+        from vla_rl.runs.run_dir import experiment_device
 
+        device = experiment_device(experiment)
         env = make_env(experiment.sim)
         try:
             report = evaluate_world_model(
-                settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=self.seed
+                settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=self.seed, device=device
             )
             if self.bundles:
                 report |= compare_success(
@@ -84,6 +87,7 @@ class WorldModel:
                     bundles=self.bundles,
                     count=self.starts,
                     seed=self.seed,
+                    device=device,
                 )
         finally:
             env.close()
@@ -92,9 +96,10 @@ class WorldModel:
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
         from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
+        from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
 
-        fitted = load_world_model(self.folder() / WORLD_MODEL_FILE)
+        fitted = load_world_model(self.folder() / WORLD_MODEL_FILE, experiment_device(experiment))
         clips = open_clips(stores, settings.model, "held_out")
         if not 0 <= self.episode < len(clips.entries):
             raise UserError(f"--episode must be within 0..{len(clips.entries) - 1}, got {self.episode}")

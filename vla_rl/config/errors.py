@@ -13,23 +13,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sims.errors import UserError
+from vla_rl.config.allowed import allowed
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields, hints, plain, union, variants
 from vla_rl.config.yaml_tree import Origin
 
 Keys = tuple[str, ...]
-EXPECTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "dict_type": "a section",
-    "dataclass_type": "a section",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "path_type": "a path",
-}
 
 
 class ConfigError(UserError):
@@ -51,32 +40,31 @@ def show(value: Any) -> str:
             return str(value).lower()
         case dict():
             return "a section"
-        case list():
+        case list() if len(repr(value)) > 40:
             return "a list"
     return repr(value)
 
 
 def _messages(cls: type, error: ValidationError) -> dict[Keys, str]:
-    """One per path; the alternatives of a plain union (``int | None``) are joined by "or"."""
-    expected: dict[Keys, list[str]] = {}
+    """One per path."""
     lines: dict[Keys, str] = {}
     for detail in error.errors(include_url=False):
-        keys, owner = _locate(cls, detail["loc"][1:])
-        message = _message(detail, keys)
         if detail["type"] == "unexpected_keyword_argument":
+            keys, owner, _ = _locate(cls, detail["loc"][1:])
             lines |= _unknown_key(detail["input"], keys, owner, cls)
-        elif message.startswith("must be "):
-            expected.setdefault(keys, []).append(message.removeprefix("must be "))
-            allowed, got = " or ".join(expected[keys]), detail["input"]
-            near = _nearest(got, re.findall(r"\w+", allowed)) if isinstance(got, str) else ""
-            lines[keys] = f"'{'.'.join(keys)}' must be {allowed}, got {show(got)}{near}"
+            continue
+        short = detail["type"] == "missing" and isinstance(detail["loc"][-1], int)  # a list that should be longer
+        keys, _, annotation = _locate(cls, detail["loc"][1 : -1 if short else None])
+        if detail["type"] == "missing" and not short:
+            lines[keys] = f"'{'.'.join(keys)}' is required: {allowed(annotation)}"
         else:
-            lines[keys] = message
+            lines[keys] = _message(detail, keys, annotation)
     return lines
 
 
-def _locate(cls: type, loc: Sequence[int | str]) -> tuple[Keys, type | None]:
-    """The keys of a pydantic location, in which names of variants are no keys, and the dataclass around the last."""
+def _locate(cls: type, loc: Sequence[int | str]) -> tuple[Keys, type | None, Any]:
+    """The keys of a pydantic location, in which names of variants are no keys, the dataclass around the last, and the
+    annotation there."""
     keys: list[str] = []
     owner: type | None = None
     annotation: Any = cls
@@ -93,28 +81,23 @@ def _locate(cls: type, loc: Sequence[int | str]) -> tuple[Keys, type | None]:
             annotation = hints(owner).get(str(part), Any)
         else:
             inner = [arg for arg in typing.get_args(plain(annotation)) if arg is not Ellipsis]
-            annotation = inner[min(int(part), len(inner) - 1)] if inner and isinstance(part, int) else Any
-    return tuple(keys), owner
+            annotation = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1] if inner else Any
+    return tuple(keys), owner, annotation
 
 
-def _message(detail: ErrorDetails, keys: Keys) -> str:
-    dotted = ".".join(keys)
+def _message(detail: ErrorDetails, keys: Keys, annotation: Any) -> str:
+    dotted, got = ".".join(keys), detail["input"]
     match detail["type"]:
-        case "missing":
-            return f"'{dotted}' is required"
         case "value_error" | "assertion_error":
             return f"'{dotted}': {detail['ctx']['error']}" if keys else str(detail["ctx"]["error"])
-        case "literal_error" | "enum":
-            allowed = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            return f"must be one of {allowed}" if "," in allowed else f"must be {allowed}"
         case "union_tag_invalid":
             name, expected = detail["ctx"]["tag"], detail["ctx"]["expected_tags"].replace("'", "")
             return f"'{dotted}.name' must be one of {expected}, got '{name}'{_nearest(name, expected.split(', '))}"
         case "union_tag_not_found":
             return f"'{dotted}.name' is required: it selects the variant of the section"
-        case kind if kind in EXPECTED:
-            return f"must be {EXPECTED[kind]}"
-    return detail["msg"].replace("Input should be", "must be").replace("Input should have", "must be something with")
+    words = "a section" if variants(annotation) else allowed(annotation)
+    near = _nearest(got, re.findall(r"\w+", words)) if isinstance(got, str) else ""
+    return f"'{dotted}' must be {words}, got {show(got)}{near}"
 
 
 # -- unknown keys ---------------------------------------------------------------------------------------------------

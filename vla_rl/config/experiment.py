@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from policies.device import Precision
 from policies.registry import DEFAULT_POLICY, PolicyConfig
+from sims.numbers.ranges import Count, NonNegativeFloat, PositiveInt, Seed
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -30,13 +33,13 @@ class Imitation:
     """
 
     name: Literal["imitation"] = "imitation"
-    episodes: int = 400
-    noise: float = 0.0
-    observe_every: int = 1
+    episodes: PositiveInt = 400
+    noise: NonNegativeFloat = 0.0
+    observe_every: PositiveInt = 1
     equal_shares: bool = True
     missing_tasks: Literal["error", "skip"] = "error"
-    store: str | None = None
-    backbone: str | None = None
+    store: Path | None = None
+    backbone: Literal["tabletop"] | Path | None = None
     policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)
 
@@ -46,37 +49,51 @@ class FromBundle:
     """Start from an existing bundle."""
 
     name: Literal["bundle"] = "bundle"
-    path: str
+    path: Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """Every ``validate_every`` iterations the deployed policy runs ``validation_episodes`` starts of their own stream;
-    the final figures come from ``episodes`` held-out starts that nothing before has used."""
+    the final figures come from ``episodes`` held-out starts that nothing before has used. ``seed``: of both streams;
+    null is the run's own, so that runs of several seeds are evaluated on different starts. ``control_episodes``: of
+    each control (docs/algorithms.md) and each other split of the simulator, for the final policy; 0: none."""
 
-    episodes: int = 200
-    seed: int = 0
-    validation_episodes: int = 100
-    validate_every: int = 10
-    videos_per_task: int = 1
+    episodes: PositiveInt = 200
+    seed: Seed | None = None
+    validation_episodes: Count = 100
+    validate_every: Count = 10
+    videos_per_task: Count = 1
+    control_episodes: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """``audit_tolerance``: largest difference between a log-prob at rollout and in training before a run stops.
+    """``device``: where everything is computed but the simulator: "auto" (a CUDA GPU if there is one), "cpu", "cuda" or
+    "cuda:1". ``precision``: of the policy's matrix products; log-probs, losses, critics and weights stay float32.
+    ``compile``: the policy through torch.compile.
     ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
-    ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone.
+    ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone. ``wandb``: project of Weights & Biases that gets the
+    metrics too (its environment variables apply, such as WANDB_MODE=offline).
     """
 
-    seed: int = 0
+    seed: Seed = 0
+    device: str = "auto"
+    precision: Precision = "float32"
+    compile: bool = False
     sim: EnvironmentConfig = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
     algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
     pretraining: PretrainingConfig = field(default_factory=PretrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    audit_tolerance: float = 1e-3
-    checkpoint_every: int = 5
+    checkpoint_every: PositiveInt = 5
+    wandb: str | None = None
+
+    @property
+    def evaluation_seed(self) -> int:
+        """Of the held-out starts and those of validation."""
+        return self.seed if self.evaluation.seed is None else self.evaluation.seed
 
     def __post_init__(self) -> None:
         self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")

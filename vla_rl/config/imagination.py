@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
+from sims.numbers.ranges import Count, Distinct, NonNegativeFloat, PositiveInt, Share
 from vla_rl.algorithms.bc import BCConfig
 from world_models.data.keyframes import KeyframeConfig
 from world_models.imagined_env import ImaginedEnvConfig
@@ -18,7 +21,7 @@ from world_models.training.dynamics import DynamicsFitConfig
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
     """``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into
-    fewer denoising steps. ``device``: where the dynamics are fitted and run. ``no_action_steps``: fit steps of a
+    fewer denoising steps. ``no_action_steps``: fit steps of a
     baseline that is not given the actions, for the evaluation (0: none).
     """
 
@@ -26,11 +29,10 @@ class WorldModelConfig:
     fit: DynamicsFitConfig = field(default_factory=DynamicsFitConfig)
     autoencoder_fit: AutoencoderFitConfig = field(default_factory=AutoencoderFitConfig)
     distill: DistillConfig | None = None
-    device: str = "cpu"
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     keyframes: KeyframeConfig = field(default_factory=KeyframeConfig)
     imagined_env: ImaginedEnvConfig = field(default_factory=ImaginedEnvConfig)
-    no_action_steps: int = 0
+    no_action_steps: Count = 0
 
     def __post_init__(self) -> None:
         if self.distill is not None:
@@ -44,10 +46,10 @@ class EvaluationThresholds:
     ``stop_below_auc``: below this AUC of success the run stops.
     """
 
-    min_success_auc: float = 0.8
-    max_hallucinated: float = 0.2
-    max_delta_success: float = 0.2
-    stop_below_auc: float = 0.6
+    min_success_auc: Share = 0.8
+    max_hallucinated: Share = 0.2
+    max_delta_success: Share = 0.2
+    stop_below_auc: Share = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +62,14 @@ class ImaginationConfig:
     ``stores``: episodes that were recorded before.
     """
 
-    rounds: int = 2
-    real_episodes: int = 200
-    observe_every: int = 4
+    rounds: PositiveInt = 2
+    real_episodes: PositiveInt = 200
+    observe_every: PositiveInt = 4
     demonstrations: bool = True
-    perturbed_chunks: float = 0.0
-    perturbation: float = 0.05
+    perturbed_chunks: Share = 0.0
+    perturbation: NonNegativeFloat = 0.05
     clone_successes: BCConfig | None = None
-    stores: tuple[str, ...] = ()
+    stores: Annotated[tuple[Path, ...], Distinct()] = ()
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     thresholds: EvaluationThresholds = field(default_factory=EvaluationThresholds)
 

@@ -1,8 +1,10 @@
 """YAML and command line to one frozen dataclass; every mistake is a line that says what to change.
 
 * The dataclasses are the schema (vla_rl/config/schema.py). They are frozen and keyword-only, nested as sections.
-* ``extends: other.yaml`` starts from another file (relative to this one). Sections merge key by key; a section whose
-  ``name`` differs is replaced as a whole. Overrides ``--section.key value`` merge the same way, names first.
+* ``extends: other.yaml`` starts from another file (relative to this one). Sections merge key by key; lists, mappings
+  and other values are replaced. A section whose ``name`` differs is replaced too, except for the settings that both
+  kinds inherit from one class (``algorithm.iterations``). Overrides ``--section.key value`` merge alike, names first.
+* A relative path is relative to the file that names it, on the command line to the working directory.
 * Types are strict: "3" is no integer. Scalars follow YAML 1.2, so ``1e-4`` is a number and ``on`` is text.
 """
 
@@ -11,13 +13,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from policies.bundle import write_atomically
 from vla_rl.config.errors import ConfigError, Keys, describe, show
+from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides
 from vla_rl.config.schema import config_fields, default, hints, sections, variants
 from vla_rl.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
@@ -25,57 +31,79 @@ from vla_rl.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tre
 T = TypeVar("T")
 
 
-def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = ()) -> T:
+def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = (), *, report: Report = ignore) -> T:
     """``path`` with ``overrides`` applied, as a ``cls``.
 
-    overrides: command-line tokens, ``--a.b value`` or ``--a.b=value``; values are YAML.  Raises ConfigError that lists
-    every mistake found, one per line.
+    overrides: command-line tokens, ``--a.b value`` or ``--a.b=value``; values are YAML. ``report`` gets a line for each
+    section of the file that an override replaced.  Raises ConfigError that lists every mistake found, one per line.
     """
-    path = Path(path)
-    tree, origins = _read_extended(path, seen=())
-    pairs = parse_overrides(overrides)
-    for keys, value in sorted(pairs, key=lambda pair: pair[0][-1] != "name"):
-        change: Any = value
-        for key in reversed(keys):
-            change = {key: change}
+    section: type = cls
+    path, adapter = Path(path), _adapter(section)
+    tree, origins = _read_extended(cls, path, seen=())
+    if not tree:
+        sections = ", ".join(dict.fromkeys(field.path.partition(".")[0] for field in config_fields(cls)))
+        raise ConfigError(f"{path.name} is empty; it needs at least one of: {sections}")
+    tree = _with_default_names(cls, tree)
+    for keys, value in sorted(parse_overrides(overrides), key=lambda pair: pair[0][-1] != "name"):
         check_sections(tree, keys)
-        tree = _merge(tree, change)
+        tree = override(cls, tree, keys, absolute(cls, value, Path.cwd(), keys), report)
         origins[keys] = Origin(file=path.name, line=None)
     tree = _with_default_names(cls, tree)
     try:
-        return _adapter(cls).validate_json(json.dumps([tree]))[0]
+        return adapter.validate_json(json.dumps([tree]))[0]
     except ValidationError as error:
         raise ConfigError("\n".join(describe(cls, error, origins, path.name))) from None
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write every field, defaults included, as YAML that ``load_config`` reads back to an equal value."""
-    Path(path).write_text(dump_tree(_plain_tree(config)), encoding="utf-8")
+    """Write every field, defaults included, as YAML that ``load_config`` reads back to an equal value; atomically.
+
+    Paths inside the file's own folder are written relative to it, so that the folder can be moved.
+    """
+    folder = Path(os.path.abspath(path)).parent
+    write_atomically(Path(path), dump_tree(_plain_tree(config, folder)).encode())
 
 
+def flat_settings(config: Any) -> dict[str, Any]:
+    """Every leaf as it would be saved, by its dotted path."""
+
+    def leaves(node: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        if not isinstance(node, dict) or not node:
+            yield ".".join(keys), node
+            return
+        for key, inner in node.items():
+            yield from leaves(inner, (*keys, key))
+
+    return dict(leaves(_plain_tree(config, Path()), ()))
+
+
+@cache
 def _adapter(cls: type) -> TypeAdapter:
     for field in config_fields(cls):
         if len(sections(field.annotation)) > 1:
             raise TypeError(f"{cls.__name__}: section {field.path!r} needs Field(discriminator='name')")
     # A dataclass ignores the adapter's settings, a list passes them down to every level.
     # JSON input lets strict mode build dataclasses from mappings and tuples from lists, and nothing looser.
-    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True))
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
-def _plain_tree(value: Any) -> Any:
+def _plain_tree(value: Any, folder: Path) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain_tree(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain_tree(getattr(value, field.name), folder) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain_tree(item) for key, item in value.items()}
+        return {str(key): _plain_tree(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain_tree(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+        return [_plain_tree(item, folder) for item in value]
+    if isinstance(value, Path):
+        whole = Path(os.path.abspath(value))
+        return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
+    return value
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def _read_extended(path: Path, *, seen: tuple[Path, ...]) -> tuple[Tree, dict[Keys, Origin]]:
+def _read_extended(cls: type, path: Path, *, seen: tuple[Path, ...]) -> tuple[Tree, dict[Keys, Origin]]:
     if not path.is_file():
         raise ConfigError(_no_such_file(path))
     if path.resolve() in seen:
@@ -85,27 +113,19 @@ def _read_extended(path: Path, *, seen: tuple[Path, ...]) -> tuple[Tree, dict[Ke
     except YamlError as error:
         raise ConfigError(str(error)) from None
     parent = tree.pop("extends", None)
+    tree = absolute(cls, tree, path.parent)
     if parent is None:
         return tree, origins
     if not isinstance(parent, str):
         raise ConfigError(f"{path.name}: 'extends' must be the path of a YAML file, got {show(parent)}")
-    base, base_origins = _read_extended(path.parent / parent, seen=(*seen, path.resolve()))
-    return _merge(base, tree), base_origins | origins
+    base, base_origins = _read_extended(cls, path.parent / parent, seen=(*seen, path.resolve()))
+    return merge(cls, _with_default_names(cls, base), tree), base_origins | origins
 
 
 def _no_such_file(path: Path) -> str:
     siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
     return f"{path}: no such file" + (f"; did you mean '{path.with_name(near[0])}'?" if near else "")
-
-
-def _merge(base: Any, change: Any) -> Any:
-    """``change`` over ``base``, section by section; a section of another name replaces the whole."""
-    if not isinstance(base, dict) or not isinstance(change, dict):
-        return change
-    if "name" in change and "name" in base and change["name"] != base["name"]:
-        return change
-    return base | {key: _merge(base.get(key), value) for key, value in change.items()}
 
 
 def _with_default_names(cls: type, tree: Any) -> Any:

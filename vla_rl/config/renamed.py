@@ -1,7 +1,7 @@
 """Settings of earlier versions, for the error message of an unknown key.
 
-``RENAMED`` maps the end of an old setting's dotted path to what the message says. Where several entries match, the
-longest one applies.
+``RENAMED`` maps the end of an old setting's dotted path, or with a dot in front the whole path, to what the message
+says. Where several entries match, the longest one applies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def renamed_to(name: str) -> str:
 
 
 RENAMED: Mapping[str, str] = {
+    ".audit_tolerance": renamed_to("algorithm.update.audit_tolerance"),
     "look_every": renamed_to("observe_every"),
     "normalise_advantage": renamed_to("normalize_advantage"),
     "train_encoder": "replaced by 'frozen'; train_encoder: false is now frozen: [encoder]",
@@ -38,6 +39,9 @@ RENAMED: Mapping[str, str] = {
     "imagination.model.dynamics.autoencoder.motion_weight": renamed_to(
         "imagination.model.autoencoder_fit.motion_weight"
     ),
+    "imagination.model.device": "the whole run has one device; set 'device' at the top level",
+    "policy.precision": "the whole run has one precision; set 'precision' at the top level",
+    "policy.compile": "set 'compile' at the top level",
     "imagination.model.outcome": renamed_to("reward_model"),
     "imagination.model.reward_model.vla": renamed_to("encoder"),
     "imagination.model.imagined": renamed_to("imagined_env"),
@@ -50,7 +54,7 @@ RENAMED: Mapping[str, str] = {
 
 def find_hint(keys: Sequence[str]) -> str | None:
     """What ``RENAMED`` says about the setting at this path, or None."""
-    for first in range(len(keys)):
-        if (hint := RENAMED.get(".".join(keys[first:]))) is not None:
+    for path in ("." + ".".join(keys), *(".".join(keys[first:]) for first in range(len(keys)))):
+        if (hint := RENAMED.get(path)) is not None:
             return hint
     return None

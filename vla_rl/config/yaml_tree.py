@@ -97,7 +97,10 @@ def dump_tree(tree: Tree) -> str:
 
 
 def _parse(text: str, record: Any) -> Any:
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        raise YamlError(f"not valid YAML: {' '.join(str(error).split())}") from None
     try:
         root = loader.get_single_node()
         return None if root is None else _convert(loader, root, (), record)

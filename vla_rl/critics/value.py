@@ -8,15 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sims.numbers.ranges import PositiveFloat, Width
+
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     """``hidden``: layer widths. ``value_clip``: of PPO2's value clipping; null turns it off."""
 
-    hidden: tuple[int, ...] = (256, 256)
-    learning_rate: float = 1e-3
-    value_clip: float | None = 0.2
-    huber_delta: float = 10.0
+    hidden: tuple[Width, ...] = (256, 256)
+    learning_rate: PositiveFloat = 1e-3
+    value_clip: PositiveFloat | None = 0.2
+    huber_delta: PositiveFloat = 10.0
     initial_value: float = 0.0
 
 

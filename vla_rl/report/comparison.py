@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from vla_rl.report.page import FEATURED, per_task
 from vla_rl.report.pieces import (
@@ -39,9 +41,12 @@ def comparison_page(runs: Sequence[RunData]) -> str:
 
 
 def unique_names(runs: Sequence[RunData]) -> list[str]:
-    """Folder names, or paths where folder names repeat."""
-    names = [run.name for run in runs]
-    return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
+    """Folder names, or where folder names repeat, the paths below the folder that all have in common."""
+    names, paths = [run.name for run in runs], [run.path.resolve() for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    common = Path(os.path.commonpath([path.parent for path in paths]))
+    return [str(path.relative_to(common)) for path in paths]
 
 
 def _runs_table(runs: Mapping[str, RunData], colors: Mapping[str, int]) -> str:

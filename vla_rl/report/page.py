@@ -42,6 +42,7 @@ def run_page(run: RunData) -> str:
         _header(run),
         _headline(run),
         _tasks(run),
+        _controls(run),
         _learning(run),
         imagination(run),
         _videos(run),
@@ -108,6 +109,27 @@ def _tasks(run: RunData) -> str:
         extra = f'<p class="note">{text}</p>'
     shown = figure("Success rate and 95 % interval", chart, colors)
     return section("Success per task", [shown, f'<div class="card">{_task_table(rows)}{extra}</div>'])
+
+
+def _controls(run: RunData) -> str:
+    """The final policy with a part of its observation removed or exchanged, and on the simulator's other splits."""
+    tables = [
+        _rate_table(title, {name: Rate.of(row) for name, row in run.result[key].items()}, note)
+        for key, title, note in (
+            ("controls", "Controls", "Success with a part of the observation blanked or exchanged."),
+            ("splits", "Out of distribution", "Success on splits that training did not see."),
+        )
+        if run.result.get(key)
+    ]
+    return section("What the policy depends on", tables)
+
+
+def _rate_table(title: str, rates: Mapping[str, Rate], note: str) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(name.replace("_", " "))}</td><td class="n">{rate_cell(rate)}</td></tr>'
+        for name, rate in rates.items()
+    )
+    return f'<div class="card"><h3>{title}</h3><table>{rows}</table><p class="note">{note}</p></div>'
 
 
 def _failures(run: RunData) -> str:

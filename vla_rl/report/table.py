@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
+from vla_rl.runs.listing import RunSummary
 
 
 def print_evaluation(result: Mapping[str, Any], console: Console | None = None) -> None:
@@ -31,12 +32,42 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
         console.print("", result["score_table"], sep="\n", highlight=False, markup=False)
 
 
+def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
+    """One line per run."""
+    table = Table("run", "state", "stage", "iterations", "success", "last written", "MB", box=None, pad_edge=False)
+    for run in runs:
+        success = "" if run.success is None else _percent(run.success)
+        cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)
+        table.add_row(*cells, f"{duration(run.age_s)} ago", f"{run.bytes / 1e6:.1f}")
+    (console or Console()).print(table)
+
+
+def success_line(result: Mapping[str, Any]) -> str:
+    """What a run achieved, from its result.json: the deployed policy on the held-out starts."""
+    before, after = Rate.of(result["bc"]), Rate.of(result["rl"])
+    return (
+        f"success {_percent(after.success)} ({_interval(after)}), before reinforcement {_percent(before.success)} "
+        f"({_interval(before)}), {result['episodes']} held-out episodes"
+    )
+
+
+def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """[{run, before, after}], success and interval of each; null where a run has no evaluation yet."""
+
+    def plain(rate: Rate | None) -> dict[str, Any] | None:
+        return None if rate is None else {"success": rate.success, "interval": [rate.low, rate.high]}
+
+    return [
+        {"run": str(run_dir), "before": plain(run.before), "after": plain(run.after)}
+        for run_dir, run in zip(run_dirs, map(read_run, run_dirs), strict=True)
+    ]
+
+
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:
     """Final success of every run, best first; runs without a final evaluation last."""
     runs = [read_run(run_dir) for run_dir in run_dirs]
-    table = Table(
-        "run", "before", "after", "95 % interval", "gain", "95 % interval", "wall time", box=None, pad_edge=False
-    )
+    columns = ("before", "after", "95 % interval", "gain", "95 % interval", "wall time")
+    table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
     named = sorted(
         zip(unique_names(runs), runs, strict=True), key=lambda pair: -(pair[1].after.success if pair[1].after else -1)
     )

@@ -9,11 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.schema import HUMAN, POLICY
+from policies.device import make_generator, restore_generator
 from policies.policy import ActionSample, Policy
 from sims.chunk import ChunkStep, step_chunk
+from sims.devices.crossing import crossing
+from sims.devices.env_on_device import on_device
+from sims.numbers.finite import check_finite, check_observation
+from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
@@ -37,7 +43,9 @@ class Decision(TensorDataclass):
 class Collector:
     """Acts with ``policy`` in ``env``: rollouts, the starts that they take, and all random state of acting.
 
-    Before each rollout it takes newer weights from ``weights``.
+    Rollouts stay on the policy's device. Once per chunk the host learns which episodes ended and says where the next
+    ones start; observations and actions cross only where the environment is on another device. Before each rollout it
+    takes newer weights from ``weights``.
     """
 
     def __init__(
@@ -51,14 +59,17 @@ class Collector:
         seed: int,
         weights: WeightStore | None = None,
     ) -> None:
-        self.env, self.policy, self.critic, self.gamma = env, policy, critic, gamma
+        self.device = policy.device
+        self.env = on_device(env, self.device)
+        self.policy, self.critic, self.gamma = policy, critic, gamma
         self.weights: WeightStore = LocalWeights() if weights is None else weights
         self.timer, self.policy_version = Timer(), 0
         self.starts = TrainingStarts(seed=seed, num_tasks=len(env.spec.tasks), failure_weight=failure_weight)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = make_generator(self.device, spawn_seed(seed, "exploration"))
         num_envs = env.spec.num_envs
-        self.task = torch.zeros(num_envs, dtype=torch.int64)
-        self._all = torch.arange(num_envs)
+        self.task = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._all = torch.arange(num_envs, device=self.device)
+        self._all_ids = list(range(num_envs))
         self._initial_state = policy.initial_state(num_envs)
         self._state = self._initial_state
         self._observation: Observation | None = None  # of all environments, where it is already known
@@ -68,7 +79,7 @@ class Collector:
 
     def start(self, starts: Sequence[StartState]) -> None:
         """Begin an episode in every environment."""
-        self._reset(self._all, starts)
+        self._reset(self._all_ids, starts)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -89,12 +100,12 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
         self.starts.load_state_dict(state["starts"])
         if state["episodes"] is None:
             self._resume(None)
             return
-        saved = iter(state["policy_state"])
+        saved = (tensor.to(self.device) for tensor in state["policy_state"])
         self._resume(([StartState(**start) for start in state["episodes"]], self._state.map(lambda _: next(saved))))
 
     def _capture(self) -> tuple[Sequence[StartState], TensorDataclass] | None:
@@ -112,23 +123,25 @@ class Collector:
 
     def collect(self, num_chunks: int) -> Experience:
         """``num_chunks`` chunks of every environment [T, N]; where an episode ends the next one begins."""
+        self.policy.plan_storage(num_chunks * self.env.spec.num_envs)
         self._take_weights()
         chunks, final_values = [], []
         for _ in range(num_chunks):
-            decision = self._decide(self._all)
+            decision = self._decide(self._all_ids)
             chunk = self._execute(decision.sample.action)
             chunks.append(self._experience(decision, chunk))
-            final_values.append(self._truncated_values(chunk))
-            ended = chunk.done.nonzero().flatten()
-            if len(ended):
+            done, timed_out = _on_host(chunk.done, chunk.truncated & ~chunk.terminated & chunk.valid)
+            final_values.append(self._values_at(_indices(timed_out), like=chunk.reward))
+            if ended := _indices(done):
                 self._reset(ended, self.starts.take(len(ended)))
-        self._observation = self._observe(self._all)
+        self._observation = self._observe(self._all_ids)
         rollout = Experience.stack(chunks)
         rollout = _clear_invalid(rollout, rollout.valid)
-        following = torch.cat([rollout.value[1:], self._value_of(self._observation, self._all)[None]])
+        following = torch.cat([rollout.value[1:], self._value_of(self._observation, self._all_ids)[None]])
         next_value = torch.where(rollout.truncated, torch.stack(final_values), following)
         # Where the simulator failed: delta = 0, and the accumulation stops.
         rollout = dataclasses.replace(rollout, next_value=torch.where(rollout.valid, next_value, rollout.value))
+        self._check(rollout)
         self.starts.learn(rollout)
         return rollout
 
@@ -136,27 +149,40 @@ class Collector:
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         """One episode per environment, each to its end: [T, N], T of the longest; after an end ``valid`` is False."""
+        spec = self.env.spec
+        chunks_of_longest = -(-spec.max_steps // self.policy.spec.action_horizon)
+        self.policy.plan_storage(chunks_of_longest * spec.num_envs)
         self._take_weights()
         num_envs = self.env.spec.num_envs
-        self._reset(self._all, starts)
-        alive = torch.ones(num_envs, dtype=torch.bool)
+        self._reset(self._all_ids, starts)
+        alive = torch.ones(num_envs, dtype=torch.bool)  # on the host, as the other flags here
         chunks: list[Experience] = []
         valid: list[Tensor] = []
-        while alive.any():
-            running = alive.nonzero().flatten()
-            decision = scatter(self._decide(running), running, num_envs)
+        while running := _indices(alive):
+            decision = scatter(self._decide(running), self._index(running), num_envs)
             chunk = self._execute(decision.sample.action)
-            valid.append(alive & chunk.valid)
             chunks.append(self._experience(decision, chunk))
-            failed = alive & ~chunk.valid
-            alive = alive & (~chunk.done | failed)
-            if failed.any():  # the simulator failed: its episode starts again, and what it gave so far is not used
-                again = failed.nonzero().flatten()
+            done, chunk_valid = _on_host(chunk.done, chunk.valid)
+            valid.append(alive & chunk_valid)
+            failed = alive & ~chunk_valid
+            alive = alive & (~done | failed)
+            if again := _indices(failed):  # the simulator failed: its episode starts again, what it gave is not used
                 valid = [flags & ~failed for flags in valid]
-                self._reset(again, [starts[i] for i in again.tolist()])
-        rollout = _clear_invalid(Experience.stack(chunks), torch.stack(valid))
+                self._reset(again, [starts[i] for i in again])
+        with crossing("outcomes"):
+            used = torch.stack(valid).to(self.device)
+        rollout = _clear_invalid(Experience.stack(chunks), used)
+        self._check(rollout)
         self.starts.learn(rollout)
         return rollout
+
+    def _check(self, rollout: Experience) -> None:
+        """Raises NotFinite where a reward, log-prob or value of ``rollout`` [T, N] is not finite."""
+        axes = ("chunk", "environment", "denoising step", "step", "dimension")
+        weights = {"policy weight": self.policy, "critic weight": self.critic}
+        check_finite("reward", rollout.reward, axes)
+        for name in ("log_prob", "value", "next_value"):
+            check_finite(name, getattr(rollout, name), axes, suspects=weights)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -166,28 +192,41 @@ class Collector:
             self.policy_version, tensors = newer
             load_weights(self.policy, tensors)
 
-    def _reset(self, env_ids: Tensor, starts: Sequence[StartState]) -> None:
+    def _reset(self, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
         self._observation = None
-        with self.timer.section("simulate"):
-            self.env.reset(env_ids.tolist(), start=starts)
-        self.task[env_ids] = torch.tensor([start.task for start in starts])
-        begun = torch.zeros_like(self.task, dtype=torch.bool)
-        begun[env_ids] = True
+        with self.timer.section("simulate"), crossing("starts"):
+            self.env.reset(env_ids, start=starts)
+        index = self._index(env_ids)
+        with crossing("starts"):
+            self.task[index] = torch.tensor([start.task for start in starts]).to(self.device)
+        begun = torch.zeros_like(self.task, dtype=torch.bool).index_fill(0, index, True)
         self._state = self._initial_state.where(begun, self._state)
 
-    def _observe(self, env_ids: Tensor) -> Observation:
+    def _observe(self, env_ids: Sequence[int]) -> Observation:
         with self.timer.section("render"):
-            return self.env.observe(None if len(env_ids) == self.env.spec.num_envs else env_ids.tolist())
+            obs = self.env.observe(None if len(env_ids) == self.env.spec.num_envs else env_ids)
+        check_observation(obs, env_ids, self.env.spec.name)
+        return obs
+
+    def _index(self, env_ids: Sequence[int]) -> Int[Tensor, " n"]:
+        """These environments, as an index on the device."""
+        if len(env_ids) == self.env.spec.num_envs:
+            return self._all
+        with crossing("starts"):
+            return torch.tensor(env_ids).to(self.device)
 
     @torch.no_grad()
-    def _decide(self, env_ids: Tensor) -> Decision:
+    def _decide(self, env_ids: Sequence[int]) -> Decision:
         obs, self._observation = self._observation, None
         if obs is None:
             obs = self._observe(env_ids)
+        index = self._index(env_ids)
         with self.timer.section("infer"):
-            context, state = self.policy.encode(obs, self._state[env_ids])
-            self._state = put(state, env_ids, self._state)
+            context, state = self.policy.encode(obs, self._state[index])
+            self._state = put(state, index, self._state)
             sample = self.policy.sample(context, self.generator)
+            axes = ("decision", "step", "dimension")
+            check_finite("action", sample.action, axes, suspects={"policy weight": self.policy})
             return Decision(inputs=self.policy.store(context), sample=sample, value=self._value(context))
 
     def _value(self, context: TensorDataclass) -> Tensor:
@@ -195,16 +234,15 @@ class Collector:
         return self.critic.predict(features) if self.critic is not None else features.new_zeros(len(features))
 
     @torch.no_grad()
-    def _value_of(self, obs: Observation, env_ids: Tensor) -> Tensor:
+    def _value_of(self, obs: Observation, env_ids: Sequence[int]) -> Tensor:
         with self.timer.section("infer"):
-            return self._value(self.policy.encode(obs, self._state[env_ids])[0])
+            return self._value(self.policy.encode(obs, self._state[self._index(env_ids)])[0])
 
-    def _truncated_values(self, chunk: ChunkStep) -> Tensor:
-        """V of the true successor where time ran out; these environments are observed before they are reset."""
-        values = torch.zeros_like(chunk.reward)
-        env_ids = (chunk.truncated & ~chunk.terminated & chunk.valid).nonzero().flatten()
-        if len(env_ids):
-            values[env_ids] = self._value_of(self._observe(env_ids), env_ids)
+    def _values_at(self, env_ids: Sequence[int], *, like: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """V of the true successor where time ran out, ``env_ids``, which are observed before they are reset; else 0."""
+        values = torch.zeros_like(like)
+        if env_ids:
+            values[self._index(env_ids)] = self._value_of(self._observe(env_ids), env_ids)
         return values
 
     def _execute(self, action: Tensor) -> ChunkStep:
@@ -228,6 +266,17 @@ class Collector:
             policy_version=torch.full_like(chunk.num_executed, self.policy_version),
             actor=torch.where(chunk.intervened, HUMAN, POLICY),
         )
+
+
+def _on_host(*flags: Bool[Tensor, " N"]) -> tuple[Tensor, ...]:
+    """``flags`` on the host, in one transfer."""
+    with crossing("outcomes"):
+        return torch.stack(flags).cpu().unbind()
+
+
+def _indices(flags: Bool[Tensor, " N"]) -> list[int]:
+    """Where ``flags``, on the host, are True."""
+    return flags.nonzero().flatten().tolist()
 
 
 def _clear_invalid(rollout: Experience, valid: Tensor) -> Experience:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 
 
@@ -44,6 +45,12 @@ class Experience(TensorDataclass):
         """These environments of [T, N]."""
         return self.map(lambda tensor: tensor[:, env_ids])
 
+    def valid_chunks(self) -> Experience:
+        """The valid chunks of [T, N], flat [B]."""
+        with crossing("outcomes"):
+            index = self.valid.flatten().nonzero().flatten()
+        return self.map(lambda tensor: tensor.flatten(0, 1)[index])
+
     @property
     def done(self) -> Bool[Tensor, "*B"]:
         return self.terminated | self.truncated
@@ -51,7 +58,10 @@ class Experience(TensorDataclass):
     def success_rate(self) -> float:
         """Of the episodes that ended; NaN if none did."""
         ended = self.done & self.valid
-        return (self.success & ended).sum().item() / max(1, ended.sum().item()) if ended.any() else float("nan")
+        with crossing("metrics"):
+            wins, total = torch.stack([(self.success & ended).sum(), ended.sum()]).tolist()
+        return wins / total if total else float("nan")
 
     def control_steps(self) -> int:
-        return int(torch.where(self.valid, self.num_executed, 0).sum())
+        with crossing("metrics"):
+            return int(torch.where(self.valid, self.num_executed, 0).sum())

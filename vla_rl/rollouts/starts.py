@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sims.devices.crossing import crossing
+from sims.numbers.seeding import spawn_seed
 from sims.starts import start_state
 from sims.vector_env import StartState
 from vla_rl.rollouts.experience import Experience
@@ -35,14 +37,17 @@ class TrainingStarts:
         if self.failure_weight == 0:
             return start
         weight = 1 - self.failure_weight * self.success
-        task = np.random.default_rng(start.seed).choice(self.num_tasks, p=weight / weight.sum())
+        task = np.random.default_rng(spawn_seed(start.seed, "task")).choice(self.num_tasks, p=weight / weight.sum())
         return dataclasses.replace(start, task=int(task))
 
     def learn(self, rollout: Experience) -> None:
         """Update the running success rates by the episodes that ended."""
-        ended = rollout.done & rollout.valid
-        for task in rollout.task[ended].unique().tolist():
-            success = rollout.success[ended & (rollout.task == task)].float().mean().item()
+        with crossing("outcomes"):
+            ended, task_of, succeeded = (
+                part.cpu() for part in (rollout.done & rollout.valid, rollout.task, rollout.success)
+            )
+        for task in task_of[ended].unique().tolist():
+            success = succeeded[ended & (task_of == task)].float().mean().item()
             self.success[task] = DECAY * self.success[task] + (1 - DECAY) * success
 
     def state_dict(self) -> dict[str, Any]:

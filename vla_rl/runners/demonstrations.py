@@ -14,6 +14,7 @@ from torch import Tensor
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from sims.errors import UserError
+from sims.numbers.seeding import spawn_seed
 from sims.registry import split_of
 from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
@@ -29,7 +30,7 @@ def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, An
     env = make_env(experiment.sim)
     try:
         store = EpisodeStore(out, create=True)
-        return demonstrate(experiment, env, store, episodes=episodes, first=len(store.select()))
+        return demonstrate(experiment, env, store, episodes=episodes)
     finally:
         env.close()
 
@@ -40,15 +41,14 @@ def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) ->
     if path.exists():
         shutil.rmtree(path)
     store = EpisodeStore(path, create=True)
-    return demonstrate(experiment, env, store, episodes=experiment.start.episodes, first=0)
+    return demonstrate(experiment, env, store, episodes=experiment.start.episodes)
 
 
-def demonstrate(
-    experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int, first: int
-) -> dict[str, Any]:
-    """``episodes`` successful episodes; returns {episodes, attempts, per_task: {task: {episodes, attempts}}}.
+def demonstrate(experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int) -> dict[str, Any]:
+    """``episodes`` more successful episodes; returns {episodes, attempts, per_task: {task: {episodes, attempts}}}.
 
-    Failed episodes are not kept, and a task at which the expert almost never succeeds is given up (``Attempts``). No
+    They begin after the last start of which ``store`` has an episode. Failed episodes are not kept, and a task at which
+    the expert almost never succeeds is given up (``Attempts``). No
     more environments run than episodes are still needed, so that the store does not favor short episodes. UserError if
     the environment has no expert, the expert succeeds at no task, or a task is missing and start.missing_tasks does not
     allow it.
@@ -56,8 +56,9 @@ def demonstrate(
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
     start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
-    expert = env.expert(noise=start.noise, seed=experiment.seed)
-    starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks), next_index=first)
+    expert = env.expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
+    starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks))
+    starts.skip({entry.seed for entry in store.entries()})
     recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
     attempts = Attempts(len(env.spec.tasks), share=episodes if start.equal_shares else None)
     with progress("demonstrate", episodes) as advance:

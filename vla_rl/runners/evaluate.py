@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from policies.bundle import load_bundle
-from policies.policy import Policy
+from policies.device import Device, make_generator
+from policies.policy import Policy, RobotSpec
 from sims.chunk import step_chunk
+from sims.devices.crossing import crossing
+from sims.devices.env_on_device import on_device
 from sims.errors import UserError
+from sims.numbers.finite import check_finite, check_observation
+from sims.numbers.seeding import spawn_seed
 from sims.registry import (
     SimulatorConfig,
     evaluation_starts,
     evaluation_suites,
     score_table,
     split_of,
+    under_protocol,
     with_split,
 )
 from sims.vector_env import Observation, StartState, VectorEnv
+from vla_rl.config.controls import Control
 from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
+from vla_rl.runners.controls import changed
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import load_experiment
+from vla_rl.runs.run_dir import experiment_device, load_experiment
 
-InstructionMode = Literal["given", "blank", "shuffled"]
+DEFAULT_EPISODES = 200
 
 
 @runtime_checkable
@@ -72,7 +80,10 @@ class EpisodeResults:
 
 @torch.no_grad()
 def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> EpisodeResults:
-    """Every start once; where an episode ends the next start begins, until none is left."""
+    """Every start once; where an episode ends the next start begins, until none is left.
+
+    ``env`` has its tensors where ``act`` has them (``on_device``); the results are on the host.
+    """
     success = torch.zeros(len(starts), dtype=torch.bool)
     steps = torch.zeros(len(starts), dtype=torch.int64)
     episode = torch.full((env.spec.num_envs,), -1)
@@ -93,8 +104,11 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
         chosen = act(env.observe(rows.tolist()), rows.tolist())
         if action is None:
             action = chosen.new_zeros(env.spec.num_envs, *chosen.shape[1:])
-        action[rows] = chosen
+        with crossing("evaluation"):
+            action[rows.to(action.device)] = chosen
         chunk = step_chunk(env, action, gamma=1.0)
+        with crossing("evaluation"):
+            chunk = chunk.to("cpu")
         ids = episode[rows]
         success[ids] |= chunk.success[rows]
         steps[ids] += chunk.num_executed[rows]
@@ -110,7 +124,7 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
 class PolicyActor:
     """``policy`` as evaluation runs it: deployed, or the exploring policy that training sees.
 
-    ``instruction``: "blank" removes it and "shuffled" gives each environment another one's, to test language use.
+    ``control``: a change of what the policy observes (controls.py).
     """
 
     def __init__(
@@ -120,10 +134,10 @@ class PolicyActor:
         generator: torch.Generator,
         *,
         stochastic: bool,
-        instruction: InstructionMode = "given",
+        control: Control = "none",
     ) -> None:
         self.policy, self.generator = policy, generator
-        self.stochastic, self.instruction = stochastic, instruction
+        self.stochastic, self.control = stochastic, control
         self._initial_state = policy.initial_state(num_envs)
         self._state = self._initial_state
         self._num_envs = num_envs
@@ -131,26 +145,23 @@ class PolicyActor:
     def begin(self, env_ids: Sequence[int]) -> None:
         begun = torch.zeros(self._num_envs, dtype=torch.bool)
         begun[list(env_ids)] = True
+        with crossing("starts"):
+            begun = begun.to(self.policy.device)
         self._state = self._initial_state.where(begun, self._state)
 
     @torch.no_grad()
     def __call__(self, obs: Observation, env_ids: Sequence[int]) -> Float[Tensor, "n H A"]:
-        index = torch.tensor(env_ids)
-        obs = change_instruction(obs, self.instruction, self.generator)
+        with crossing("starts"):
+            index = torch.tensor(env_ids).to(self.policy.device)
+        check_observation(obs, env_ids, "the evaluation")
+        obs = changed(obs, self.control, self.generator)
         context, state = self.policy.encode(obs, self._state[index])
         self._state = put(state, index, self._state)
-        if self.stochastic:
-            return self.policy.sample(context, self.generator).action
-        return self.policy.act(context, self.generator)
-
-
-def change_instruction(obs: Observation, mode: InstructionMode, generator: torch.Generator) -> Observation:
-    if mode == "given":
-        return obs
-    instruction = torch.zeros_like(obs.instruction)
-    if mode == "shuffled":
-        instruction = obs.instruction[torch.randperm(len(obs), generator=generator)]
-    return dataclasses.replace(obs, instruction=instruction)
+        sample, act = self.policy.sample, self.policy.act
+        action = sample(context, self.generator).action if self.stochastic else act(context, self.generator)
+        axes = ("decision", "step", "dimension")
+        check_finite("action", action, axes, suspects={"policy weight": self.policy})
+        return action
 
 
 def evaluate_policy(
@@ -160,12 +171,12 @@ def evaluate_policy(
     *,
     seed: int,
     stochastic: bool,
-    instruction: InstructionMode = "given",
+    control: Control = "none",
 ) -> dict[str, Any]:
     """Summary of ``starts``; the same call gives the same numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, instruction=instruction)
-    return run_episodes(env, actor, starts).summary(env.spec.tasks)
+    generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, control=control)
+    return run_episodes(on_device(env, policy.device), actor, starts).summary(env.spec.tasks)
 
 
 def evaluate_both(
@@ -175,15 +186,13 @@ def evaluate_both(
     *,
     seed: int,
     title: str,
-    instruction: InstructionMode = "given",
+    control: Control = "none",
 ) -> dict[str, dict[str, Any]]:
     """Summaries of the flow that is "deployed" and of the "stochastic" policy that training sees."""
     summaries = {}
     with progress(title, 2) as advance:
         for kind, stochastic in (("deployed", False), ("stochastic", True)):
-            summaries[kind] = evaluate_policy(
-                policy, env, starts, seed=seed, stochastic=stochastic, instruction=instruction
-            )
+            summaries[kind] = evaluate_policy(policy, env, starts, seed=seed, stochastic=stochastic, control=control)
             advance(note=f"{kind} {summaries[kind]['success']:.3f}")
     return summaries
 
@@ -191,23 +200,35 @@ def evaluate_both(
 def evaluate_path(
     path: Path,
     *,
-    episodes: int,
+    episodes: int | None,
     split: str | None,
-    seed: int,
-    instruction: InstructionMode = "given",
+    seed: int | None,
+    control: Control = "none",
     suites: Sequence[str] = (),
+    protocol: str | None = None,
+    experiment: Experiment | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
-    """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of its own simulator's ``split``.
+    """``vla-rl eval``: a run's newest bundle, or a bundle, on held-out starts of a simulator's ``split``.
 
-    A bundle alone is evaluated in the simulator of the run that it lies in. ``suites`` of the simulator's benchmark are
-    evaluated one after the other, ``episodes`` of each.
+    ``experiment``: whose simulator it is; None: that of the run itself, or that the bundle lies in. ``suites`` of the
+    simulator's benchmark are evaluated one after the other, ``episodes`` of each. ``device``: another one than the
+    experiment's. ``protocol``: with all settings of the benchmark's own, by default on all starts that it publishes.
     """
-    run_dir, bundle = locate(path)
-    sim = load_experiment(run_dir).sim
+    bundle = path
+    if experiment is None or (path / "config.yaml").exists():
+        run_dir, bundle = locate(path)
+        experiment = experiment or load_experiment(run_dir)
+    experiment = experiment if device is None else replace(experiment, device=device)
+    sim, seed = experiment.sim, experiment.evaluation_seed if seed is None else seed
+    if split is not None and protocol is not None:
+        raise UserError(f"--protocol {protocol} has its own starts; leave out --split {split}")
     sim = sim if split is None else with_split(sim, split)
-    policy = load_bundle(bundle)
+    sim = sim if protocol is None else under_protocol(sim, protocol)
+    episodes = DEFAULT_EPISODES if episodes is None and protocol is None else episodes
+    place = experiment_device(experiment)
     configs = evaluation_suites(sim, suites) if suites else (sim,)
-    results = [evaluate_in(one, policy, episodes=episodes, seed=seed, instruction=instruction) for one in configs]
+    results = [evaluate_in(one, bundle, device=place, episodes=episodes, seed=seed, control=control) for one in configs]
     joined = join_suites(results) if suites else results[0]
     success = {result["simulator"]: result["success"] for result in results}
     table = score_table(sim, success)
@@ -215,13 +236,14 @@ def evaluate_path(
 
 
 def evaluate_in(
-    sim: SimulatorConfig, policy: Policy, *, episodes: int, seed: int, instruction: InstructionMode
+    sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
 ) -> dict[str, Any]:
     """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}."""
     env = make_env(sim)
     try:
+        policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
-        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", instruction=instruction)
+        summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", control=control)
     finally:
         env.close()
     deployed = summaries["deployed"]
@@ -230,7 +252,7 @@ def evaluate_in(
         "simulator": env.spec.name,
         "seed": seed,
         "split": split_of(sim),
-        "instruction": instruction,
+        "control": control,
         "fingerprint": dict(env.spec.fingerprint),
     }
 
@@ -265,4 +287,4 @@ def locate(path: Path) -> tuple[Path, Path]:
     for parent in path.resolve().parents:
         if (parent / "config.yaml").exists():
             return parent, path
-    raise UserError(f"{path} is neither a run folder nor a bundle inside one")
+    raise UserError(f"{path} is neither a run folder nor a bundle inside one; for any other bundle give --sim CONFIG")

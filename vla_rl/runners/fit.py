@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from vla_rl.runs.checkpoint import latest_checkpoint, load_tree, save_checkpoint
+from sims.devices.crossing import crossing
+from sims.numbers.finite import check_metrics
+from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
+from vla_rl.runs.quarantine import quarantine
 
 
 @runtime_checkable
@@ -43,15 +46,18 @@ def run_fit(
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
-        fit.load_state_dict(load_tree(latest))
+        with crossing("checkpoint"):
+            fit.load_state_dict(load_checkpoint(latest))
     with (
         MetricsWriter(directory, next_iteration=fit.step, tensorboard=False) as record,
         progress(title, fit.steps, done=fit.step) as advance,
     ):
         while fit.step < fit.steps:
-            metrics = fit.update()
-            advance(note=f"{shown} {metrics[shown]:.4f}")
-            if fit.step % record_every == 0:
-                record.write(fit.step, metrics)
-            if fit.step % checkpoint_every == 0 or fit.step == fit.steps:
-                save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
+            with quarantine(directory, "step", fit.step):
+                metrics = fit.update()
+                check_metrics(metrics, where=title)
+                advance(note=f"{shown} {metrics[shown]:.4f}")
+                if fit.step % record_every == 0:
+                    record.write(fit.step, metrics)
+                if fit.step % checkpoint_every == 0 or fit.step == fit.steps:
+                    save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)

@@ -23,7 +23,10 @@ from torch import Tensor
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.device import CPU, Device, make_generator
 from policies.policy import Policy, RobotSpec
+from sims.devices.env_on_device import on_device
+from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
 from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
@@ -89,7 +92,7 @@ class _Rounds:
     def __init__(self, run: Run, env: VectorEnv, settings: ImaginationConfig, reinforce: Reinforce) -> None:
         self.run, self.env, self.settings, self.reinforce = run, env, settings, reinforce
         self.seed, self.real_steps = run.experiment.seed, 0
-        self.given = [Path(store) for store in settings.stores]
+        self.given = list(settings.stores)
         recorded = (run.demonstrations / "catalog.sqlite").exists()
         self.demonstrations = [run.demonstrations] if recorded else []
         self.episodes: list[Path] = []  # recorded by each round
@@ -123,10 +126,10 @@ class _Rounds:
         folder, best = self.folder(number) / "clone", self.best.bundle
         with self.run.stage(f"clone_{number}") as stage:
             if stage.pending:
-                policy, parent = load_bundle(best), read_bundle_info(best).sha256
+                policy, parent = load_bundle(best, device=self.run.device), read_bundle_info(best).sha256
                 stores = [*self.given, *self.demonstrations, *self.episodes]
                 bundle = clone(policy, stores, config, folder, seed=self.seed, fit_normalizer=False, parent=parent)
-                stage.result = {"bundle": str(bundle)}
+                stage.result = {"bundle": self.run.inside(bundle)}
         self.best = self.best.or_better(self.validate(f"validate_clone_{number}", folder / self.run.bundle.name))
 
     def fit(self, number: int) -> None:
@@ -139,6 +142,7 @@ class _Rounds:
                     seed=self.seed,
                     policy=load_bundle(self.best.bundle),
                     start=self.world_model,
+                    device=self.run.device,
                 )
 
     def evaluate(self, number: int) -> dict[str, Any]:
@@ -151,6 +155,7 @@ class _Rounds:
                     sim=self.run.experiment.sim,
                     env=self.env,
                     seed=self.seed,
+                    device=self.run.device,
                 )
         return stage.result
 
@@ -169,7 +174,7 @@ class _Rounds:
         self.best = self.best.or_better(self.validate(f"validate_{number}", folder / self.run.bundle.name))
 
     def _imagined_env(self, folder: Path, model: WorldModelConfig) -> VectorEnv:
-        fitted, env = load_world_model(folder / WORLD_MODEL_FILE), self.env
+        fitted, env = load_world_model(folder / WORLD_MODEL_FILE, self.run.device), self.env
         check_robot(fitted.info, read_bundle_info(self.best.bundle).robot, what=f"the policy {self.best.bundle}")
         check_robot(fitted.info, RobotSpec.of(env.spec), what=f"the environment {env.spec.name}")
         keyframes = Keyframes(open_clips(self.stores, model, "fit"), model.keyframes, tasks=env.spec.tasks)
@@ -193,11 +198,10 @@ def branch_steps(
 
 def validate(run: Run, env: VectorEnv, bundle: Path) -> dict[str, Any]:
     """Success of the deployed policy on the validation starts."""
-    settings = run.experiment.evaluation
-    starts = StartSequence("validation", seed=settings.seed, num_tasks=len(env.spec.tasks))
-    return evaluate_policy(
-        load_bundle(bundle), env, starts.take(settings.validation_episodes), seed=settings.seed, stochastic=False
-    )
+    experiment, seed = run.experiment, run.experiment.evaluation_seed
+    starts = StartSequence("validation", seed=seed, num_tasks=len(env.spec.tasks))
+    episodes, policy = experiment.evaluation.validation_episodes, load_bundle(bundle, device=run.device)
+    return evaluate_policy(policy, env, starts.take(episodes), seed=seed, stochastic=False)
 
 
 def record_policy(
@@ -213,10 +217,11 @@ def record_policy(
     recorder = RecordedEnv(env, store, source="policy", split="train", policy_version=read_bundle_info(bundle).sha256)
     first = number * settings.real_episodes
     starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks), next_index=first)
-    generator = torch.Generator().manual_seed(seed + number)
-    actor = PolicyActor(load_bundle(bundle), env.spec.num_envs, generator, stochastic=True)
+    policy = load_bundle(bundle, device=run.device)
+    generator = make_generator(policy.device, spawn_seed(seed, "record", number))
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
     results = run_episodes(
-        ObserveEvery(recorder, every=settings.observe_every),
+        on_device(ObserveEvery(recorder, every=settings.observe_every), policy.device),
         Perturbed(actor, settings, generator),
         starts.take(settings.real_episodes),
     )
@@ -239,8 +244,9 @@ class Perturbed:
 
     def __call__(self, obs: Observation, env_ids: Sequence[int]) -> Float[Tensor, "n H A"]:
         action, settings = self._actor(obs, env_ids), self._settings
-        chosen = torch.rand(len(action), generator=self._generator) < settings.perturbed_chunks
-        offset = settings.perturbation * torch.randn(len(action), action.shape[2], generator=self._generator)
+        generator, device = self._generator, self._generator.device
+        chosen = torch.rand(len(action), generator=generator, device=device) < settings.perturbed_chunks
+        offset = settings.perturbation * torch.randn(len(action), action.shape[2], generator=generator, device=device)
         return (action + (chosen[:, None] * offset)[:, None].to(action)).clamp(-1, 1)
 
 
@@ -253,19 +259,20 @@ def compare_success(
     bundles: Sequence[Path],
     count: int,
     seed: int,
+    device: Device = CPU,
 ) -> dict[str, Any]:
     """Each policy's success in the world model and in ``env``, from the same held-out starts.
 
     ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over the policies, from three on.
     """
-    fitted, clips = load_world_model(directory / WORLD_MODEL_FILE), open_clips(stores, config, "held_out")
+    fitted, clips = load_world_model(directory / WORLD_MODEL_FILE, device), open_clips(stores, config, "held_out")
     num_envs = min(count, len(clips.entries))
     whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False, num_envs=num_envs)
     starts = RecordedStarts(clips, tasks=env.spec.tasks)
     imagined = make_imagined_env(replace(config, imagined_env=whole), fitted, starts, max_steps=env.spec.max_steps)
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
-        policy = load_bundle(bundle)
+        policy = load_bundle(bundle, device=device)
         check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
         rates = [_success(policy, place, starts, count=count, seed=seed) for place in (imagined, env)]
         rows.append({"bundle": str(bundle), "imagined": rates[0], "real": rates[1]})
@@ -279,5 +286,5 @@ def compare_success(
 
 
 def _success(policy: Policy, env: VectorEnv, starts: RecordedStarts, *, count: int, seed: int) -> float:
-    actor = PolicyActor(policy, env.spec.num_envs, torch.Generator().manual_seed(seed), stochastic=False)
-    return run_episodes(env, actor, starts.starts(count)).success.float().mean().item()
+    actor = PolicyActor(policy, env.spec.num_envs, make_generator(policy.device, seed), stochastic=False)
+    return run_episodes(on_device(env, policy.device), actor, starts.starts(count)).success.float().mean().item()

@@ -6,15 +6,62 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import torch
+
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore, Selection
+from policies.backbone import load_backbone
 from policies.bundle import Provenance, save_bundle
-from policies.policy import Policy
+from policies.device import Device
+from policies.policy import Policy, RobotSpec
+from policies.registry import build_policy
+from sims.errors import UserError
+from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import BC, BCConfig
+from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import run_fit
-from vla_rl.runs.run_dir import git_revision
+from vla_rl.runs.run_dir import experiment_device, git_revision
 
 SUCCESSES = Selection(success=True)
+
+
+def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path:
+    """``vla-rl imitate``: clone recorded episodes as ``start`` says, without its simulator; the bundle.
+
+    ``store``: instead of start.store. Raises UserError if there is none; started again, it continues.
+    """
+    start = experiment.start
+    if not isinstance(start, Imitation) or (store := store or start.store) is None:
+        raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
+    policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
+    return clone(policy, [store], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+
+
+def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:
+    """The configured policy with its initial weights, on ``device``."""
+    torch.manual_seed(spawn_seed(seed, "policy"))
+    policy = device.place(build_policy(start.policy, robot))
+    if start.backbone is not None:
+        load_backbone(policy, start.backbone)
+    return policy
+
+
+def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None) -> RobotSpec:
+    """Of the first success in the store ``path``, with these of its ``cameras`` (None: all). UserError without one."""
+    with EpisodeStore(path) as store:
+        entries = store.select(SUCCESSES)
+        if not entries:
+            raise UserError(f"{path} holds no successful episode; record some with: vla-rl collect")
+        episode = store.read(entries[0].id)
+    names = tuple(episode.images if cameras is None else (name for name in cameras if name in episode.images))
+    sizes = {episode.images[name].shape[1:3] for name in names}
+    return RobotSpec(
+        action_dim=episode.action.shape[1],
+        state_dim=episode.state.shape[1],
+        cameras=names,
+        image_size=sizes.pop() if sizes else (0, 0),
+        control_hz=episode.control_hz,
+    )
 
 
 def clone(
@@ -38,7 +85,7 @@ def clone(
     samplers = [
         WindowSampler(
             store,
-            action_horizon=spec.action_horizon,
+            action_horizon=spec.cloned_horizon,
             batch_size=config.batch_size // count + (i < config.batch_size % count),
             seed=seed,
             where=SUCCESSES,

@@ -11,12 +11,13 @@ from policies.backbone import load_backbone, save_backbone
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
 from sims.errors import UserError
+from sims.numbers.seeding import spawn_seed
 from sims.registry import pretraining_scenes
 from vla_rl.algorithms.pretraining import Pretraining
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import run_fit
-from vla_rl.runs.run_dir import git_revision, write_json
+from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
 
 
 def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     ``run_dir/pretraining.json``. Raises UserError.
     """
     config = experiment.pretraining
-    policy = _new_policy(experiment)
+    policy = experiment_device(experiment).place(_new_policy(experiment))
     if config.start is not None:
         load_backbone(policy, config.start)
     source = pretraining_scenes(experiment.sim)
@@ -43,7 +44,7 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
         "seed": experiment.seed,
         "updates": config.steps,
         "scenes": fit.pool.drawn,
-        "start": config.start,
+        "start": config.start and str(config.start),
         "errors": errors,
     }
     save_backbone(policy, out, notes=notes)
@@ -59,5 +60,5 @@ def _new_policy(experiment: Experiment) -> Policy:
         robot = RobotSpec.of(env.spec)
     finally:
         env.close()
-    torch.manual_seed(experiment.seed)
+    torch.manual_seed(spawn_seed(experiment.seed, "policy"))
     return build_policy(experiment.start.policy, robot)

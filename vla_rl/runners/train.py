@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from policies.backbone import load_backbone
-from policies.bundle import load_bundle
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
-from policies.registry import build_policy
-from sims.registry import evaluation_starts
+from sims.registry import evaluation_starts, split_of, splits, with_split
 from sims.vector_env import VectorEnv
+from vla_rl.config.controls import CONTROLS
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.report import write_report
+from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.demonstrations import record_demonstrations
-from vla_rl.runners.evaluate import evaluate_both
+from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import clone
+from vla_rl.runners.imitation import clone, new_policy
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
-from vla_rl.runs.run_dir import Run, open_run, write_json
+from vla_rl.runs.progress import progress
+from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
 
 
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
-    """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
-    run = open_run(experiment, run_dir, resume=resume, command=command)
-    with run.lock:
-        env = make_env(experiment.sim)
-        failures = FailureLog(run.dir, env)
-        try:
-            with run.stage("imitate") as stage:
+    """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``.
+
+    Everything is checked before the folder is made and before anything is simulated.
+    """
+    check_folder(experiment, run_dir, resume=resume)
+    imitated = read_stages(run_dir).get("imitate")
+    env = make_env(experiment.sim)
+    try:
+        check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
+        run = open_run(experiment, run_dir, resume=resume, command=command)
+        with run.lock:
+            run_stages(run, env)
+    finally:
+        env.close()
+    result = finish(run)
+    write_report(run.dir)
+    return result
+
+
+def run_stages(run: Run, env: VectorEnv) -> None:
+    """Every stage that is pending, in order."""
+    experiment, failures = run.experiment, FailureLog(run.dir, env)
+    try:
+        with run.stage("imitate") as stage:
+            if stage.pending:
+                stage.result = STARTS[type(experiment.start)](run, env, experiment.start)
+            start = run.dir / stage.result["bundle"]
+        failures.write("imitation")
+        with run.stage("evaluate_before") as stage:
+            if stage.pending:
+                stage.result = evaluate_bundle(run, env, start, name="before")
+        failures.write("evaluation before")
+        with run.stage("reinforce") as stage:
+            if stage.pending and (imagination := experiment.imagination) is not None:
+                stage.result = improve_in_imagination(
+                    run, env, start, imagination, reinforce=partial(reinforce, failures=failures)
+                )
+            elif stage.pending:
+                stage.result = reinforce(run, env, start, run.dir, failures=failures)
+        with run.stage("evaluate_after") as stage:
+            if stage.pending:
+                stage.result = evaluate_bundle(run, env, run.bundle, name="after")
+        if experiment.evaluation.control_episodes:
+            with run.stage("evaluate_controls") as stage:
                 if stage.pending:
-                    stage.result = STARTS[type(experiment.start)](run, env, experiment.start)
-                start = Path(stage.result["bundle"])
-            failures.write("imitation")
-            with run.stage("evaluate_before") as stage:
-                if stage.pending:
-                    stage.result = evaluate_bundle(run, env, start, name="before")
-            failures.write("evaluation before")
-            with run.stage("reinforce") as stage:
-                if stage.pending and (imagination := experiment.imagination) is not None:
-                    stage.result = improve_in_imagination(
-                        run, env, start, imagination, reinforce=partial(reinforce, failures=failures)
-                    )
-                elif stage.pending:
-                    stage.result = reinforce(run, env, start, run.dir, failures=failures)
-            with run.stage("evaluate_after") as stage:
-                if stage.pending:
-                    stage.result = evaluate_bundle(run, env, run.bundle, name="after")
-        finally:
-            failures.write("at the end")
-            env.close()
-        result = finish(run)
-        write_report(run.dir)
-        return result
+                    stage.result = evaluate_controls(run, env)
+    finally:
+        failures.write("at the end")
 
 
 # -- the policy that reinforcement learning starts from -------------------------------------------------------------
@@ -67,25 +84,23 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
 
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
-    store = Path(start.store) if start.store is not None else run.demonstrations
+    store = start.store or run.demonstrations
     seconds = 0.0
     if start.store is None:
         with run.stage("demonstrate") as stage:
             if stage.pending:
                 stage.result = record_demonstrations(run.experiment, env, store)
             seconds = stage.result.get("wall_s", 0.0)
-    torch.manual_seed(run.experiment.seed)
-    policy = build_policy(start.policy, RobotSpec.of(env.spec))
-    if start.backbone is not None:
-        load_backbone(policy, start.backbone)
+    policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
     bundle = clone(policy, [store], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
-    return {"bundle": str(bundle), "demonstrate_s": seconds}
+    return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
 
 
 def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
-    """The bundle that the configuration names, if it fits the environment."""
-    load_bundle(Path(start.path), action_dim=env.spec.action_dim, cameras=env.spec.cameras)
-    return {"bundle": start.path}
+    """A copy of the bundle that the configuration names, so that the run needs nothing outside its folder."""
+    policy, given = load_bundle(start.path, robot=RobotSpec.of(env.spec)), read_bundle_info(start.path)
+    save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
+    return {"bundle": run.inside(run.imitation / "bundle")}
 
 
 STARTS: Mapping[type[Any], Callable[[Run, VectorEnv, Any], dict[str, Any]]] = {
@@ -99,14 +114,31 @@ STARTS: Mapping[type[Any], Callable[[Run, VectorEnv, Any], dict[str, Any]]] = {
 
 def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dict[str, Any]:
     """Deployed and exploring success on the held-out starts, and a video per task."""
-    settings = run.experiment.evaluation
-    policy = load_bundle(bundle)
-    starts = evaluation_starts(
-        run.experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
-    )
-    summaries = evaluate_both(policy, env, starts, seed=settings.seed, title=f"evaluate {name}")
-    write_task_videos(policy, run.experiment, env, run.videos, prefix={"before": "bc", "after": "rl"}[name])
+    experiment, policy = run.experiment, load_bundle(bundle, device=run.device)
+    seed, episodes = experiment.evaluation_seed, experiment.evaluation.episodes
+    starts = evaluation_starts(experiment.sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+    summaries = evaluate_both(policy, env, starts, seed=seed, title=f"evaluate {name}")
+    write_task_videos(policy, experiment, env, run.videos, prefix={"before": "bc", "after": "rl"}[name])
     return summaries
+
+
+def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
+    """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from the same held-out starts."""
+    sim, seed = run.experiment.sim, run.experiment.evaluation_seed
+    policy, episodes = load_bundle(run.bundle, device=run.device), run.experiment.evaluation.control_episodes
+    starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+    evaluate = partial(evaluate_policy, policy, starts=starts, seed=seed, stochastic=False)
+    other = [split for split in splits(sim) if split != split_of(sim)]
+    found: dict[str, dict[str, Any]] = {"controls": {}, "splits": {}}
+    with progress("evaluate controls", len(CONTROLS) + len(other)) as advance:
+        for control in CONTROLS:
+            found["controls"][control] = evaluate(env=env, control=control)
+            advance(note=f"{control} {found['controls'][control]['success']:.3f}")
+        for split in other:
+            with closing(make_env(with_split(sim, split))) as elsewhere:
+                found["splits"][split] = evaluate(env=elsewhere)
+            advance(note=f"{split} {found['splits'][split]['success']:.3f}")
+    return found
 
 
 def finish(run: Run) -> dict[str, Any]:
@@ -120,6 +152,7 @@ def finish(run: Run) -> dict[str, Any]:
         "bc_stochastic": stages["evaluate_before"]["stochastic"],
         "rl": stages["evaluate_after"]["deployed"],
         "stochastic": stages["evaluate_after"]["stochastic"],
+        **{key: value for key, value in stages.get("evaluate_controls", {}).items() if key != "wall_s"},
         "seed": run.experiment.seed,
         "episodes": run.experiment.evaluation.episodes,
         "wall_s": {

@@ -8,7 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from policies.device import make_generator
 from policies.policy import Policy
+from sims.devices.crossing import crossing
+from sims.devices.env_on_device import on_device
 from sims.registry import evaluation_starts, video_config
 from sims.vector_env import StartState, VectorEnv
 from sims.video import write_video
@@ -26,11 +29,11 @@ def write_task_videos(
 
     The policy observes ``env``. The first camera is shown; without cameras there are no videos.
     """
-    tasks, settings = env.spec.tasks, experiment.evaluation
-    count = len(tasks) * settings.videos_per_task
+    tasks, seed = env.spec.tasks, experiment.evaluation_seed
+    count = len(tasks) * experiment.evaluation.videos_per_task
     if count == 0 or not env.spec.cameras:
         return []
-    starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=settings.seed, episodes=count)
+    starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=seed, episodes=count)
     at_once = min(count, env.spec.num_envs)
     config = video_config(experiment.sim, image_size=VIDEO_SIZE, num_envs=at_once)
     camera = make_env(config) if config is not None else env
@@ -38,7 +41,7 @@ def write_task_videos(
         videos = [
             video
             for first in range(0, count, at_once)
-            for video in render_episodes(policy, env, camera, starts[first : first + at_once], seed=settings.seed)
+            for video in render_episodes(policy, env, camera, starts[first : first + at_once], seed=seed)
         ]
     finally:
         if camera is not env:
@@ -48,7 +51,7 @@ def write_task_videos(
     for i, (start, (frames, success)) in enumerate(zip(starts, videos, strict=True)):
         suffix = f"_{i // len(tasks)}" if i >= len(tasks) else ""
         path = directory / f"{prefix}_{file_name(tasks[start.task])}{suffix}.mp4"
-        paths.append(write_video(path, frames.cpu(), fps=env.spec.control_hz, success=success, scale=scale))
+        paths.append(write_video(path, frames, fps=env.spec.control_hz, success=success, scale=scale))
     return paths
 
 
@@ -65,26 +68,30 @@ def render_episodes(
 
     ``camera`` is a second environment that repeats what happens in ``env``, or ``env`` itself.
     """
-    act = PolicyActor(policy, env.spec.num_envs, torch.Generator().manual_seed(seed), stochastic=False)
+    second = camera is not env
+    env, camera = (on_device(one, torch.device("cpu")) for one in (env, camera))
+    act = PolicyActor(policy, env.spec.num_envs, make_generator(policy.device, seed), stochastic=False)
     env_ids = list(range(len(starts)))
-    for one in [env] if camera is env else [env, camera]:
+    for one in [env, camera] if second else [env]:
         one.reset(env_ids, start=starts)
     act.begin(env_ids)
     alive = torch.ones(len(starts), dtype=torch.bool)
     success = torch.zeros_like(alive)
     frames: list[list[Tensor]] = [[image] for image in camera.observe(env_ids).images[:, 0]]
     while alive.any():
-        for action in act(env.observe(env_ids), env_ids).unbind(1):
+        with crossing("evaluation"):
+            chunk = act(env.observe(env_ids).to(policy.device), env_ids).cpu()
+        for action in chunk.unbind(1):
             whole = action.new_zeros(env.spec.num_envs, action.shape[1])
             whole[env_ids] = action
             step = env.step(whole)
-            if camera is not env:
+            if second:
                 camera.step(whole[: camera.spec.num_envs])
             shown = alive.nonzero().flatten().tolist()
             for i, image in zip(shown, camera.observe(shown).images[:, 0], strict=True):
                 frames[i].append(image)
-            success |= step.success[env_ids].cpu()
-            alive &= ~(step.terminated | step.truncated)[env_ids].cpu()
+            success |= step.success[env_ids]
+            alive &= ~(step.terminated | step.truncated)[env_ids]
             if not alive.any():
                 break
     return [(torch.stack(video), bool(won)) for video, won in zip(frames, success, strict=True)]

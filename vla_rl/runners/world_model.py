@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from episodes.store import EpisodeStore
+from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
+from sims.devices.crossing import crossing
+from sims.numbers.seeding import spawn_seed
 from sims.registry import SimulatorConfig, object_locator
 from sims.vector_env import VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
@@ -71,6 +74,7 @@ def fit_world_model(
     seed: int,
     policy: object = None,
     start: Path | None = None,
+    device: Device = CPU,
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
@@ -79,9 +83,11 @@ def fit_world_model(
     """
     clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
     robot = robot_of(stores, clips)
-    earlier = load_world_model(start) if start is not None else None
+    earlier = load_world_model(start, device) if start is not None else None
     if not (directory / WORLD_MODEL_FILE).exists():
-        dynamics = fit_dynamics(config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier)
+        dynamics = fit_dynamics(
+            config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
+        )
         reward_model, metrics = fit_reward_model(
             config, dynamics, clips, calibration, directory / "reward_model", seed=seed, policy=policy
         )
@@ -90,8 +96,10 @@ def fit_world_model(
     if config.no_action_steps and not (directory / NO_ACTION_FILE).exists():
         blind = replace(config.dynamics, actions=False)
         short = replace(config, fit=replace(config.fit, steps=config.no_action_steps), distill=None)
-        dynamics = fit_dynamics(short, blind, clips, robot, directory / "no_action", seed=seed, start=None)
-        reward_model = load_world_model(directory / WORLD_MODEL_FILE).reward_model
+        dynamics = fit_dynamics(
+            short, blind, clips, robot, directory / "no_action", seed=seed, start=None, device=device
+        )
+        reward_model = load_world_model(directory / WORLD_MODEL_FILE, device).reward_model
         save_world_model(dynamics, reward_model, directory / NO_ACTION_FILE, usual_error=1.0, metrics={})
     path = directory / WORLD_MODEL_FILE
     return {"world": str(path), **load_world_model(path).info.metrics}
@@ -106,12 +114,14 @@ def fit_dynamics(
     *,
     seed: int,
     start: FittedWorldModel | None,
+    device: Device,
 ) -> FlowWorldModel:
     """The dynamics after ``config.fit.steps``, distilled if asked for; resumed from checkpoints in ``directory``."""
     torch.manual_seed(seed)
-    dynamics = build_world_model(dynamics_config, robot).to(config.device)
+    dynamics = device.place(build_world_model(dynamics_config, robot))
     if start is None:
-        dynamics.fit_scales(*(part.to(config.device) for part in clips.statistics()))
+        with crossing("scales"):
+            dynamics.fit_scales(*(part.to(dynamics.device) for part in clips.statistics()))
         fit_autoencoder(config, dynamics, clips, directory.parent / "autoencoder", seed=seed)
     else:
         check_robot(start.info, robot, what="the recorded robot")
@@ -137,7 +147,8 @@ def fit_autoencoder(
     if codec.untrained:
         fit = AutoencoderFit(codec, config.autoencoder_fit, clips, seed=seed)
         run_fit(fit, directory, title="autoencoder", shown="reconstruction")
-    codec.fit_scales(clips.draw(np.random.default_rng(seed), 256, 1).frames.flatten(0, 2))
+    with crossing("scales"):
+        codec.fit_scales(clips.draw(np.random.default_rng(seed), 256, 1).frames.flatten(0, 2).to(dynamics.device))
 
 
 def fit_reward_model(
@@ -154,9 +165,10 @@ def fit_reward_model(
     settings = config.reward_model
     imagined = imagine_observations(dynamics, clips, settings, count=settings.imagined_clips, seed=seed)
     count = max(2, settings.imagined_clips // 4)
-    check = imagine_observations(dynamics, calibration, settings, count=count, seed=seed + 1)
+    check = imagine_observations(dynamics, calibration, settings, count=count, seed=spawn_seed(seed, "check"))
     torch.manual_seed(seed)
-    reward_model = RewardModel(settings, dynamics.robot)
+    with crossing("weights"):
+        reward_model = RewardModel(settings, dynamics.robot).to(dynamics.device)
     reward_model.normalizer.load_state_dict(dynamics.normalizer.state_dict())
     reward_model.start_from(policy)
     fit = RewardModelFit(reward_model, clips, imagined, seed=seed)
@@ -169,11 +181,13 @@ def fit_reward_model(
 @torch.no_grad()
 def usual_error(dynamics: FlowWorldModel, calibration: ClipSampler, *, seed: int) -> float:
     """The quantile USUAL_QUANTILE of the model's own error estimate over first predictions."""
-    clip = calibration.draw(np.random.default_rng(seed), 256, 1)
-    noise = dynamics.noise(256, torch.Generator().manual_seed(seed))
+    with crossing("scales"):
+        clip = calibration.draw(np.random.default_rng(seed), 256, 1).to(dynamics.device)
+    noise = dynamics.noise(256, make_generator(dynamics.device, seed))
     prefill = dynamics.prefill(first_history(dynamics, clip))
     imagined = dynamics.sample_chunk(prefill, clip.action[:, 0], clip.length[:, 0], noise)
-    return float(torch.quantile(imagined.error, USUAL_QUANTILE))
+    with crossing("scales"):
+        return float(torch.quantile(imagined.error, USUAL_QUANTILE))
 
 
 # -- use ------------------------------------------------------------------------------------------------------------
@@ -185,7 +199,7 @@ def make_imagined_env(
     """Imagined episodes of the tasks of ``starts``, each of at most ``max_steps`` control steps."""
     return ImaginedEnv(
         config.imagined_env,
-        fitted.dynamics.to(config.device),
+        fitted.dynamics,
         fitted.reward_model,
         starts,
         limits=[max_steps] * len(starts.tasks),
@@ -202,16 +216,16 @@ def evaluate_world_model(
     sim: SimulatorConfig,
     env: VectorEnv | None,
     seed: int,
+    device: Device = CPU,
 ) -> dict[str, Any]:
     """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
-    fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE), directory / NO_ACTION_FILE
-    fitted.dynamics.to(config.device)
+    fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE, device), directory / NO_ACTION_FILE
     clips, every = open_clips(stores, config, "held_out"), config.imagined_env.reward_every
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
     report = evaluation.report(
         fitted.dynamics,
         env=env,
-        no_action=load_world_model(no_action).dynamics if no_action.exists() else None,
+        no_action=load_world_model(no_action, device).dynamics if no_action.exists() else None,
         locate=object_locator(sim, fitted.info.robot.cameras),
     )
     hallucinated, sequences = report["hallucinated_success"], report["swapped_sequences"]

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from policies.device import make_generator
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from sims.video import write_video
@@ -116,12 +118,14 @@ def _result(success: bool) -> str:
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def write_comparison(
     fitted: FittedWorldModel, clips: ClipSampler, episode: int, truth: ExecutedChunks, path: Path, *, caption: str
 ) -> Path:
     """From the start of ``episode``: the truth above, the prediction for the same actions below; a frame per chunk."""
-    dynamics, clip = fitted.dynamics, clips.clip(episode, 0, 0)[None]
-    history, generator = first_history(dynamics, clip), torch.Generator().manual_seed(0)
+    dynamics, clip = fitted.dynamics, clips.clip(episode, 0, 0)[None].to(fitted.dynamics.device)
+    history, generator = first_history(dynamics, clip), make_generator(dynamics.device, 0)
+    truth = truth.to(dynamics.device)
     frames = [_above(clip.frames[0, 0], clip.frames[0, 0])]
     for i in range(len(truth)):
         action, length = truth.action[i : i + 1], truth.length[i : i + 1]
@@ -129,7 +133,7 @@ def write_comparison(
         history = history.advance(imagined.latent, imagined.state, action, length)
         frames.append(_above(truth.frames[i], dynamics.decode(imagined.latent)[0]))
     hz = dynamics.robot.control_hz / dynamics.action_horizon
-    return write_video(path, torch.stack(frames).numpy(), fps=hz, caption=caption, scale=SCALE)
+    return write_video(path, torch.stack(frames).cpu().numpy(), fps=hz, caption=caption, scale=SCALE)
 
 
 def _above(above: Tensor, below: Tensor) -> UInt8[Tensor, "two_h cameras_w 3"]:
@@ -138,24 +142,29 @@ def _above(above: Tensor, below: Tensor) -> UInt8[Tensor, "two_h cameras_w 3"]:
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def write_keyed_rollout(
     fitted: FittedWorldModel, clips: ClipSampler, episode: int, keys: str, path: Path, *, held: Sequence[int] = ()
 ) -> Path:
     """An imagined rollout from an episode's start, two frames per key; the actions are ``key_actions``."""
     dynamics, horizon = fitted.dynamics, fitted.dynamics.action_horizon
     action = key_actions(keys, clips.actions(episode)[0], held=held)
-    action = torch.cat([action, action[-1:].expand(-len(action) % horizon, -1)])
-    clip = clips.clip(episode, 0, 0)[None]
-    history, generator = first_history(dynamics, clip), torch.Generator().manual_seed(0)
+    action = torch.cat([action, action[-1:].expand(-len(action) % horizon, -1)]).to(dynamics.device)
+    clip = clips.clip(episode, 0, 0)[None].to(dynamics.device)
+    history, generator = first_history(dynamics, clip), make_generator(dynamics.device, 0)
     frames = [clip.frames[0, 0]]
     for chunk in action.unflatten(0, (-1, horizon)):
         noise, prefill = dynamics.noise(1, generator), dynamics.prefill(history)
         for length in range(2, horizon + 1, 2):
-            imagined = dynamics.sample_chunk(prefill, chunk[None], torch.tensor([length]), noise)
+            imagined = dynamics.sample_chunk(
+                prefill, chunk[None], torch.tensor([length], device=dynamics.device), noise
+            )
             frames.append(dynamics.decode(imagined.latent)[0])
-        history = history.advance(imagined.latent, imagined.state, chunk[None], torch.tensor([horizon]))
+        history = history.advance(
+            imagined.latent, imagined.state, chunk[None], torch.tensor([horizon], device=dynamics.device)
+        )
     video = torch.stack([torch.cat(list(images), dim=1) for images in frames])
-    return write_video(path, video.numpy(), fps=dynamics.robot.control_hz / 2, caption=keys, scale=SCALE)
+    return write_video(path, video.cpu().numpy(), fps=dynamics.robot.control_hz / 2, caption=keys, scale=SCALE)
 
 
 def key_actions(keys: str, first: Float[Tensor, " A"], *, held: Sequence[int]) -> Float[Tensor, "T A"]:

@@ -1,8 +1,9 @@
 """The exact state of a training run: N + M iterations equal N, an interruption, and M.
 
-A state is a tree: dicts (text or integer keys), lists and tuples of tensors, NumPy arrays and scalars, int, float,
-bool, str, bytes and None. It becomes one safetensors file: arrays as its tensors, the tree around them as JSON in its
-metadata, beside a SHA-256 over both. Nothing is pickled, so reading a file runs no code.
+It does not depend on the device: tensors are written from and read to the host. A state is a tree: dicts (text or
+integer keys), lists and tuples of tensors, NumPy arrays and scalars, int, float, bool, str, bytes and None. It becomes
+one safetensors file: arrays as its tensors, the tree around them as JSON in its metadata, beside a SHA-256 over both.
+Nothing is pickled, so reading a file runs no code.
 
 Generator states are trees already: ``generator.get_state()`` (torch), ``generator.bit_generator.state`` (NumPy).
 """
@@ -10,7 +11,6 @@ Generator states are trees already: ``generator.get_state()`` (torch), ``generat
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -24,11 +24,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from policies.tensor_file import digest, read_tensors
-from sims.errors import UserError
+from sims.devices.crossing import crossing
+from sims.errors import DiskFull, UserError, is_disk_full
+from sims.numbers.finite import check_tree, is_finite, named_tensors
 
 FORMAT = "vla-rl training state 1"
-FULL = (errno.ENOSPC, errno.EDQUOT)
-PATTERN = "iteration_*.safetensors"
+PATTERN, PARTIAL = "iteration_*.safetensors", ".tmp"
 
 
 class CheckpointError(UserError):
@@ -41,15 +42,28 @@ class CheckpointError(UserError):
 def save_checkpoint(directory: Path, iteration: int, state: Any, *, keep: int = 2) -> Path:
     """Write ``state`` as ``directory/iteration_<iteration>.safetensors`` and delete all but the last ``keep``.
 
-    Atomically: after a crash at any moment, every ``iteration_*.safetensors`` is complete.
-    Raises CheckpointError when the disk is full; earlier checkpoints are untouched.
+    Atomically: after a crash at any moment, every ``iteration_*.safetensors`` is complete. What writers that were
+    killed left is deleted. Raises DiskFull, and NotFinite if a tensor of ``state`` has a NaN, an infinite or an
+    exploding entry (NumPy arrays, such as states of simulators, may have); earlier checkpoints are untouched.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"iteration_{iteration:06d}.safetensors"
+    check_tree(state, "training state", where=f"checkpoint of iteration {iteration}")
+    for partial in directory.glob(f"*{PARTIAL}"):  # a run has one writer
+        partial.unlink()
     save_tree(path, state)
     for old in sorted(directory.glob(PATTERN))[:-keep]:
         old.unlink()
     return path
+
+
+def load_checkpoint(path: Path) -> Any:
+    """The state of ``save_checkpoint``. Raises CheckpointError if the file is damaged or a tensor is not finite."""
+    state = load_tree(path)
+    wrong = next((name for name, tensor in named_tensors(state) if not is_finite(tensor)), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path}: {wrong} has entries that are not finite. {_next_step(path)}")
+    return state
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -61,12 +75,12 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Write ``tree`` to ``path``: a temporary file, fsync, rename. Raises CheckpointError when the disk is full and
-    TypeError where the tree contains a type that the module's docstring does not list."""
+    """Write ``tree`` to ``path``: a temporary file, fsync, rename. Raises DiskFull, and TypeError where the tree
+    contains a type that the module's docstring does not list."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(tree, "", tensors))
     metadata = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
-    partial = path.with_name(path.name + ".tmp")
+    partial = path.with_name(path.name + PARTIAL)
     try:
         save_file(tensors, partial, metadata=metadata)
         _sync(partial)
@@ -74,9 +88,9 @@ def save_tree(path: Path, tree: Any) -> None:
         _sync(path.parent)
     except (SafetensorError, OSError) as error:
         partial.unlink(missing_ok=True)
-        if _is_full(error):
+        if is_disk_full(error):
             size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-            raise CheckpointError(
+            raise DiskFull(
                 f"{path.parent}: disk full, no room for a checkpoint of {size:.1f} MB; earlier checkpoints are intact. "
                 "Free some space, then resume"
             ) from None
@@ -96,11 +110,6 @@ def load_tree(path: Path) -> Any:
     if digest(tensors, metadata["tree"]) != metadata["sha256"]:
         raise CheckpointError(f"{path}: the content does not match its checksum. {_next_step(path)}")
     return _decode(json.loads(metadata["tree"]), tensors)
-
-
-def _is_full(error: Exception) -> bool:
-    """safetensors reports the operating system's error as text only."""
-    return any(f"os error {code})" in str(error) or getattr(error, "errno", None) == code for code in FULL)
 
 
 def _next_step(path: Path) -> str:
@@ -160,7 +169,8 @@ def _add(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
     while name in tensors:  # keys 1 and "1", or a dot inside a key
         name += "'"
     # Copied, because entries that share storage (tied weights, views) are refused by the file format.
-    tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    with crossing("checkpoint"):
+        tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return name
 
 

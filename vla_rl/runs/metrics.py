@@ -1,4 +1,4 @@
-"""Metrics of a run: ``metrics.jsonl``, and the same values as TensorBoard event files.
+"""Metrics of a run: ``metrics.jsonl``, and the same values as TensorBoard event files and in Weights & Biases.
 
 A line of ``metrics.jsonl`` is one iteration: ``{"iteration": 3, "wall_s": 41.2, "<name>": value, ...}``. A value that
 is not finite is written as null, because JSON has no NaN.
@@ -11,8 +11,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from sims.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -22,9 +25,14 @@ class MetricsWriter:
 
     next_iteration: the first iteration that will be written. Records from it on, left by a run that was interrupted
     after its last checkpoint, and an incomplete last line are dropped, so a resumed file equals an uninterrupted one.
+    wandb: a project of Weights & Biases that gets the values too; a resumed run goes on there.
     """
 
-    def __init__(self, run_dir: Path, *, next_iteration: int = 0, tensorboard: bool = True) -> None:
+    def __init__(
+        self, run_dir: Path, *, next_iteration: int = 0, tensorboard: bool = True, wandb: str | None = None
+    ) -> None:
+        if wandb is not None:
+            check_wandb()
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / METRICS_FILE
         kept = [record for record in read_metrics(run_dir) if record["iteration"] < next_iteration]
@@ -37,6 +45,8 @@ class MetricsWriter:
 
             self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=next_iteration)
 
+        self._wandb: Any = None if wandb is None else _open_wandb(wandb, run_dir)
+
     def write(self, iteration: int, values: Mapping[str, float]) -> None:
         """Record ``values`` (anything ``float`` takes; one-element tensors too) for ``iteration``."""
         record: dict[str, Any] = {"iteration": iteration, "wall_s": round(time.monotonic() - self._started, 3)}
@@ -45,6 +55,8 @@ class MetricsWriter:
             record[name] = number if math.isfinite(number) else None
             if self._board is not None:
                 self._board.add_scalar(name, number, iteration)
+        if self._wandb is not None:
+            self._wandb.log({name: float(value) for name, value in values.items()}, step=iteration)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -53,12 +65,27 @@ class MetricsWriter:
         self._file.close()
         if self._board is not None:
             self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def check_wandb() -> None:
+    """Raises UserError if Weights & Biases is not installed."""
+    if find_spec("wandb") is None:
+        raise UserError("wandb: Weights & Biases is not installed. Run: pip install wandb, or leave the setting out")
+
+
+def _open_wandb(project: str, run_dir: Path) -> Any:
+    import wandb
+
+    name = run_dir.resolve().name
+    return wandb.init(project=project, name=name, id=name, resume="allow", dir=str(run_dir))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

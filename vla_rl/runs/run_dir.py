@@ -13,17 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from policies.device import Device, select_device
 from sims.errors import UserError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.runs.changes import check_changes
+from vla_rl.runs.checkpoint import latest_checkpoint
+from vla_rl.runs.progress import console
+
+CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """config.yaml, command.txt, stages.json, demonstrations/, imitation/, checkpoints/, metrics.jsonl, bundle/,
-    videos/, result.json, report.html"""
+    """``device``: where all of it computes. Files: config.yaml, command.txt, device.txt, stages.json, demonstrations/,
+    imitation/, checkpoints/, metrics.jsonl, bundle/, videos/, result.json, report.html"""
 
     experiment: Experiment
+    device: Device
     dir: Path
     lock: TextIO
 
@@ -37,7 +44,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.dir / "checkpoints"
+        return self.dir / CHECKPOINTS
 
     @property
     def bundle(self) -> Path:
@@ -49,8 +56,11 @@ class Run:
 
     def stages(self) -> dict[str, dict[str, Any]]:
         """The completed stages, each with its result and wall-clock seconds."""
-        path = self.dir / "stages.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_stages(self.dir)
+
+    def inside(self, path: Path) -> str:
+        """``path`` relative to the folder, for a stage's result: the folder can be moved."""
+        return str(path.relative_to(self.dir))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
@@ -60,7 +70,7 @@ class Run:
         yield stage
         if pending:
             stage.result = {"wall_s": round(time.monotonic() - started, 2), **stage.result}
-            write_json(self.dir / "stages.json", self.stages() | {name: stage.result})
+            write_json(self.dir / STAGES_FILE, self.stages() | {name: stage.result})
 
 
 @dataclass
@@ -74,20 +84,35 @@ class Stage:
         return not self.result
 
 
+def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> set[str]:
+    """Completed stages that changed settings make pending again; changes nothing.
+
+    Raises UserError if the folder holds a run and ``resume`` is not set, or if it was started with settings that differ
+    and must not (``vla_rl/runs/changes.py``).
+    """
+    config = directory / CONFIG_FILE
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file; choose another --run-dir")
+    if not config.exists():
+        if resume:
+            raise UserError(f"{directory} holds no run to resume; leave --resume out to start one")
+        if (directory / STAGES_FILE).exists():
+            raise UserError(f"{directory} holds a run without its {CONFIG_FILE}; choose another --run-dir")
+        return set()
+    if not resume:
+        raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
+    read_stages(directory)
+    latest = latest_checkpoint(directory / CHECKPOINTS)
+    done = int(latest.stem.rpartition("_")[2]) if latest is not None else 0
+    return check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
+
+
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
     """Create the folder, or open it again. ``command``: how to start the same run again in a shell.
 
-    Raises UserError if it holds a run and ``resume`` is not set, if it was started with another configuration, or if
-    another process is writing it.
+    Raises UserError as ``check_folder``, if this machine lacks the device, and if another process is writing it.
     """
-    config = directory / "config.yaml"
-    if config.exists():
-        if not resume:
-            raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
-        if load_config(Experiment, config) != experiment:
-            raise UserError(f"{directory} was started with other settings (see {config}); choose another --run-dir")
-    elif resume:
-        raise UserError(f"{directory} holds no run to resume; leave --resume out to start one")
+    device, repeated = experiment_device(experiment), check_folder(experiment, directory, resume=resume)
     directory.mkdir(parents=True, exist_ok=True)
     lock = (directory / ".lock").open("w")
     try:
@@ -95,17 +120,48 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     except BlockingIOError:
         lock.close()
         raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
-    if not config.exists():
-        (directory / "command.txt").write_text(command + "\n")
-        save_config(experiment, config)
-    return Run(experiment=experiment, dir=directory, lock=lock)
+    if repeated:
+        kept = {name: result for name, result in read_stages(directory).items() if name not in repeated}
+        write_json(directory / STAGES_FILE, kept)
+    (directory / "command.txt").write_text(command + "\n")
+    save_config(experiment, directory / CONFIG_FILE)
+    _note_device(directory / "device.txt", device)
+    return Run(experiment=experiment, device=device, dir=directory, lock=lock)
+
+
+def experiment_device(experiment: Experiment) -> Device:
+    """The device that the experiment computes on. UserError if this machine does not have it."""
+    return select_device(experiment.device, precision=experiment.precision, compile=experiment.compile)
+
+
+def _note_device(path: Path, device: Device) -> None:
+    """Write where the run computes; say so if it was elsewhere before."""
+    kind = device.device.type
+    if path.exists() and (before := path.read_text().strip()) != kind:
+        console.print(
+            f"this run computed on {before} and continues on {kind}: the last bits of its numbers may differ from "
+            "those of a run on one device, and its random numbers do"
+        )
+    path.write_text(kind + "\n")
+
+
+def read_stages(directory: Path) -> dict[str, dict[str, Any]]:
+    """The completed stages of the run in ``directory``. UserError if the file is damaged."""
+    path = directory / STAGES_FILE
+    try:
+        stages = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it, and --resume repeats the stages of the run") from None
+    if not isinstance(stages, dict) or not all(isinstance(stage, dict) for stage in stages.values()):
+        raise UserError(f"{path} does not hold stages by name; delete it, and --resume repeats the stages of the run")
+    return stages
 
 
 def load_experiment(directory: Path) -> Experiment:
     """The resolved configuration of a run's folder."""
-    if not (directory / "config.yaml").exists():
-        raise UserError(f"{directory} is not the folder of a run: it has no config.yaml")
-    return load_config(Experiment, directory / "config.yaml")
+    if not (directory / CONFIG_FILE).exists():
+        raise UserError(f"{directory} is not the folder of a run: it has no {CONFIG_FILE}")
+    return load_config(Experiment, directory / CONFIG_FILE)
 
 
 def write_json(path: Path, value: Any) -> None:

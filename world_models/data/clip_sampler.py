@@ -30,7 +30,8 @@ class ClipSampler:
     """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
 
     Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
-    Raises WorldModelError when no episode matches, when cameras or dimensions differ, and for NaN.
+    Raises WorldModelError when no episode matches, when cameras or dimensions differ, and for NaN; CorruptEpisode if a
+    file is damaged.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class ClipSampler:
             raise WorldModelError(
                 f"{names}: no episode matches {where} (part {part}); record some with: vla-rl collect"
             )
+        for store, entry in chosen:
+            store.verify([entry])
         self.action_horizon = action_horizon
         self._arrays: list[Arrays] = [store.map(entry) for store, entry in chosen]
         self.entries = [entry for _, entry in chosen]

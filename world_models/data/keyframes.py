@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from sims.numbers.ranges import PositiveInt, Share
 from sims.vector_env import StartState
 from world_models.data.clip import Clip
 from world_models.data.clip_sampler import ClipSampler
@@ -22,9 +23,9 @@ class KeyframeConfig:
     from failed episodes.
     """
 
-    episode_starts: float = 0.5
-    before_end: tuple[int, int] = (8, 32)
-    failures: float = 0.7
+    episode_starts: Share = 0.5
+    before_end: tuple[PositiveInt, PositiveInt] = (8, 32)
+    failures: Share = 0.7
 
     def __post_init__(self) -> None:
         if not 0 <= self.episode_starts <= 1 or not 0 <= self.failures <= 1:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from sims.devices.crossing import crossing
 from sims.vector_env import StartState, VectorEnv
 from world_models.data.clip_sampler import ClipSampler
 
@@ -62,6 +63,7 @@ def replay(
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def true_success(env: VectorEnv, clips: ClipSampler, sequences: Sequence[ActionSequence]) -> Bool[Tensor, " N"]:
     """Success of the sequences in the environment that recorded the episodes, within EXTRA_STEPS of their end."""
     success = torch.zeros(len(sequences), dtype=torch.bool)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sims.devices.crossing import crossing
 from sims.registry import ObjectLocator
 from sims.vector_env import VectorEnv
 from world_models.data.clip import first_history
@@ -69,7 +70,8 @@ class WorldModelEvaluation:
             "swapped_sequences": len(failing),
         }
         rng = np.random.default_rng(self.seed)
-        clip = self.clips.draw(rng, 32, 1)
+        with crossing("evaluation"):
+            clip = self.clips.draw(rng, 32, 1).to(model.device)
         comparison = self._compare(model, rng)
         rows = open_loop_errors(model, self.clips, horizons=horizons, locate=locate, seed=self.seed)
         return {

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from policies.device import make_generator
+from sims.devices.crossing import crossing
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.evaluation.action_sequences import EXTRA_STEPS, ActionSequence, recorded_sequences, repeat_last
@@ -28,7 +30,10 @@ def imagined_success(
     seed: int,
     reward_every: int,
 ) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
-    """Whether each sequence is predicted to succeed, and its largest success probability before it failed."""
+    """Whether each sequence is predicted to succeed, and its largest success probability before it failed.
+
+    Both on the host.
+    """
     success, score = [], []
     for begin in range(0, len(sequences), BATCH):
         part = sequences[begin : begin + BATCH]
@@ -56,6 +61,7 @@ def set_thresholds(
     return {"success_threshold": unbiased, "reward_threshold": max(unbiased, strict)}
 
 
+@crossing("evaluation")
 def _imagine(
     model: FlowWorldModel,
     reward_model: RewardModel,
@@ -65,15 +71,15 @@ def _imagine(
     seed: int,
     every: int,
 ) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
-    horizon, generator = model.action_horizon, torch.Generator().manual_seed(seed)
-    clip = Clip.stack([clips.clip(sequence.episode, 0, 0) for sequence in sequences])
+    horizon, generator = model.action_horizon, make_generator(model.device, seed)
+    clip = Clip.stack([clips.clip(sequence.episode, 0, 0) for sequence in sequences]).to(model.device)
     history = first_history(model, clip)
     first = reward_model.encode(clip.first, clip.first_state, clip.instruction)
-    steps = torch.tensor([len(sequence.action) for sequence in sequences])
+    steps = torch.tensor([len(sequence.action) for sequence in sequences]).to(model.device)
     longest = int(steps.max()) + EXTRA_STEPS
-    action = torch.stack([repeat_last(sequence.action, longest + horizon) for sequence in sequences])
-    running = torch.ones(len(sequences), dtype=torch.bool)
-    success, score = torch.zeros_like(running), torch.zeros(len(sequences))
+    action = torch.stack([repeat_last(sequence.action, longest + horizon) for sequence in sequences]).to(model.device)
+    running = torch.ones_like(steps, dtype=torch.bool)
+    success, score = torch.zeros_like(running), torch.zeros_like(steps, dtype=torch.float32)
     for begin in range(0, longest, horizon):
         chunk, prefill = action[:, begin : begin + horizon], model.prefill(history)
         noise = model.noise(len(sequences), generator)
@@ -93,4 +99,4 @@ def _imagine(
         history = history.advance(imagined.latent, imagined.state, chunk, torch.full_like(steps, horizon))
         if not running.any():
             break
-    return success, score
+    return success.cpu(), score.cpu()

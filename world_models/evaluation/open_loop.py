@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from policies.device import make_generator
+from sims.devices.crossing import crossing
 from sims.registry import ObjectLocator
 from sims.vector_env import decode_instructions
 from world_models.data.clip import Clip, first_history
@@ -27,6 +29,7 @@ BATCH = 64  # episodes at a time
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def open_loop_errors(
     model: FlowWorldModel, clips: ClipSampler, *, horizons: Sequence[int], locate: ObjectLocator | None, seed: int
 ) -> list[dict[str, Any]]:
@@ -35,20 +38,22 @@ def open_loop_errors(
     PSNR [dB] over all cameras; object error [m] over objects that moved, found by ``locate``
     (``sims.registry.object_locator``); the same for a copy of the first frame.
     """
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rng, generator = np.random.default_rng(seed), make_generator(model.device, seed)
     parts: dict[int, list[dict[str, np.ndarray]]] = {h: [] for h in horizons}
     for begin in range(0, len(clips.entries), BATCH):
         episodes = range(begin, min(begin + BATCH, len(clips.entries)))
         clip = Clip.stack([clips.clip(i, 0, max(horizons)) for i in episodes])
-        history, instructions = first_history(model, clip), decode_instructions(clip.instruction)
+        on_device = clip.to(model.device)
+        history, instructions = first_history(model, on_device), decode_instructions(clip.instruction)
         start = clip.frames[:, 0]
         for i in range(max(horizons)):
-            action, length = clip.action[:, i], clip.length[:, i]
+            action, length = on_device.action[:, i], clip.length[:, i]
             noise = model.noise(len(episodes), generator)
-            imagined = model.sample_chunk(model.prefill(history), action, length, noise)
-            history = history.advance(imagined.latent, imagined.state, action, length)
+            executed = on_device.length[:, i]
+            imagined = model.sample_chunk(model.prefill(history), action, executed, noise)
+            history = history.advance(imagined.latent, imagined.state, action, executed)
             if i + 1 in parts and (length > 0).any():
-                predicted, truth = model.decode(imagined.latent), clip.frames[:, i + 1]
+                predicted, truth = model.decode(imagined.latent).cpu(), clip.frames[:, i + 1]
                 errors = {"psnr": _psnr(predicted, truth), "copy_psnr": _psnr(start, truth)}
                 errors |= _object_errors(locate, instructions, start=start, predicted=predicted, truth=truth)
                 parts[i + 1].append({name: value[length > 0].numpy() for name, value in errors.items()})
@@ -91,7 +96,7 @@ def frames_per_second(
     model: FlowWorldModel, history: History, action: Tensor, length: Tensor, *, seconds: float = 2.0
 ) -> float:
     """Predicted images (every camera counts) per second of wall clock, after a warm-up."""
-    batch, noise = len(action), model.noise(len(action), torch.Generator().manual_seed(0))
+    batch, noise = len(action), model.noise(len(action), make_generator(model.device, 0))
     count, started = -1, 0.0
     while count < 1 or time.perf_counter() - started < seconds:
         if count == 0:

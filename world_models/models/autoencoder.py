@@ -6,6 +6,7 @@ Every image is encoded on its own. Latents are scaled to unit variance per chann
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -42,7 +43,7 @@ class AutoencoderConfig:
 
     kind: Kind = "AutoencoderTiny"
     settings: dict[str, Any] = field(default_factory=_tiny)
-    folder: str | None = None
+    folder: Path | None = None
 
 
 class Autoencoder(nn.Module):
@@ -116,7 +117,7 @@ class Autoencoder(nn.Module):
         self.scale.copy_(latent.std(1).clamp(min=1e-3).view_as(self.scale))
 
     def _pixels(self, images: Tensor) -> Tensor:
-        return PixelCodec().encode(images.to(self.shift.device))
+        return PixelCodec().encode(images)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         out = self.network.encode(pixels.unsqueeze(2) if self.video else pixels, return_dict=False)[0]

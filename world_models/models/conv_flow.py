@@ -10,7 +10,7 @@ the arm uncovers come from the first frame, and small objects keep their shape b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from policies.policy import RobotSpec
+from sims.numbers.ranges import Depth, Interval, Width
 from world_models.models.flow_model import (
     CleanEstimate,
     FlowWorldModel,
@@ -41,13 +42,13 @@ class ConvFlowConfig(FlowWorldModelConfig):
     """
 
     name: Literal["conv_flow"] = "conv_flow"
-    width: int = 48
-    deep_width: int = 96
-    blocks: int = 2
-    deep_blocks: int = 2
-    condition: int = 192
-    layers: int = 3
-    heads: int = 4
+    width: Width = 48
+    deep_width: Width = 96
+    blocks: Depth = 2
+    deep_blocks: Depth = 2
+    condition: Width = 192
+    layers: Annotated[int, Interval(ge=0, le=256)] = 3
+    heads: Width = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +109,7 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
 
     def prefill(self, history: History) -> HistoryPrefill:
-        return HistoryPrefill(history=history.to(self.device))
+        return HistoryPrefill(history=history)
 
     def estimate(
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, UInt8
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from policies.denoising.denoise import Predict, denoise, integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig, Prediction
+from policies.device import Precision
 from policies.normalizer import Normalizer
 from policies.policy import RobotSpec
+from sims.numbers.ranges import Depth, Width
 from sims.tensor_dataclass import TensorDataclass
 from world_models.models.kinematics import Kinematics
 from world_models.world_model import History, ImaginedObservation
 
 Latent = Float[Tensor, "*B cameras channels height width"]
-Precision = Literal["float32", "bfloat16"]
 STATE_HEAD_SCALE = 0.1  # images only correct what the kinematics predict to millimeters
 
 
@@ -36,9 +37,9 @@ class FlowWorldModelConfig:
     ``precision``: bfloat16 is faster on GPUs and on CPUs with instructions for it (AVX-512 BF16, AMX).
     """
 
-    action_horizon: int = 8
+    action_horizon: Width = 8
     actions: bool = True
-    steps: int = 1
+    steps: Depth = 1
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class CleanEstimate(TensorDataclass):
 class FlowWorldModel(nn.Module, ABC, Generic[P]):
     """Implements ``WorldModel``; a subclass adds ``prefill`` and ``estimate``.
 
-    Arguments may be on another device than the model; results are on the arguments' device.
+    Arguments and results are on the model's device; its weights are float32, ``config.precision`` is of its products.
     """
 
     step_std: Tensor  # standard deviation of a chunk's change of the normalized state, [state_dim]
@@ -117,11 +118,11 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
 
     def encode(self, images: UInt8[Tensor, "*B cameras image_height image_width 3"]) -> Latent:
         flat = self.codec.encode(images.flatten(0, -4))
-        return flat.view(*images.shape[:-3], *flat.shape[1:]).to(images.device)
+        return flat.view(*images.shape[:-3], *flat.shape[1:])
 
     def decode(self, latent: Latent) -> UInt8[Tensor, "*B cameras image_height image_width 3"]:
         flat = self.codec.decode(latent.flatten(0, -4))
-        return flat.view(*latent.shape[:-3], *flat.shape[1:]).to(latent.device)
+        return flat.view(*latent.shape[:-3], *flat.shape[1:])
 
     @abstractmethod
     def prefill(self, history: History) -> P:
@@ -130,11 +131,11 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
     @torch.no_grad()
     def sample_chunk(self, prefill: P, action: Tensor, length: Tensor, noise: Tensor) -> ImaginedObservation:
         last: list[CleanEstimate] = []
-        predict = self._predict(prefill, action.to(self.device), length.to(self.device), last)
-        latent = integrate(predict, self._sampler, noise.to(self.device).flatten(2)).view(noise.shape)
+        predict = self._predict(prefill, action, length, last)
+        latent = integrate(predict, self._sampler, noise.flatten(2)).view(noise.shape)
         latent, estimate = latent.clamp(-self.codec.limit, self.codec.limit), last[0]
         error = (0.5 * estimate.log_error).exp()
-        return ImaginedObservation(latent=latent, state=estimate.state, error=error).to(noise.device)
+        return ImaginedObservation(latent=latent, state=estimate.state, error=error)
 
     @torch.no_grad()
     def sampling_states(

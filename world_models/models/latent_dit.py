@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from policies.policy import RobotSpec
+from sims.numbers.ranges import Depth, PartialShare, Width
 from world_models.models.autoencoder import Autoencoder, AutoencoderConfig
 from world_models.models.causal_transformer import CausalTransformer
 from world_models.models.flow_model import (
@@ -50,11 +51,11 @@ class LatentDiTConfig(FlowWorldModelConfig):
 
     name: Literal["latent_dit"] = "latent_dit"
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
-    patch: int = 2
-    width: int = 256
-    depth: int = 6
-    heads: int = 4
-    context_noise: float = 0.0
+    patch: Width = 2
+    width: Width = 256
+    depth: Depth = 6
+    heads: Width = 4
+    context_noise: PartialShare = 0.0
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
 
     def __post_init__(self) -> None:
@@ -113,14 +114,13 @@ class LatentDiT(FlowWorldModel[DiTPrefill]):
             self.transformer.compile(mode=config.compile)
 
     def prefill(self, history: History) -> DiTPrefill:
-        history = history.to(self.device)
         return self._prefill(history, history, torch.zeros(len(history.state), device=self.device))
 
     def prefill_to_fit(self, history: History, generator: torch.Generator) -> DiTPrefill:
-        level = self.config.context_noise * torch.rand(len(history.state), generator=generator).to(self.device)
+        level = self.config.context_noise * torch.rand(len(history.state), generator=generator, device=self.device)
         share = level[:, None, None, None, None]
         previous, current = (
-            torch.lerp(frame, torch.randn(frame.shape, generator=generator).to(frame), share)
+            torch.lerp(frame, torch.randn(frame.shape, generator=generator, device=self.device), share)
             for frame in (history.previous, history.current)
         )
         return self._prefill(history, replace(history, previous=previous, current=current), level)

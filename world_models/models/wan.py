@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from policies.policy import RobotSpec
+from sims.numbers.ranges import Width
 from world_models.models.autoencoder import Autoencoder, AutoencoderConfig
 from world_models.models.diffusers_networks import build_network, load_network, settings_of
 from world_models.models.flow_model import (
@@ -43,13 +44,13 @@ class WanConfig(FlowWorldModelConfig):
     """
 
     name: Literal["wan"] = "wan"
-    folder: str | None = None
+    folder: Path | None = None
     transformer: dict[str, Any] = field(default_factory=dict)
     autoencoder: AutoencoderConfig = field(
         default_factory=lambda: AutoencoderConfig(kind="AutoencoderKLWan", settings={})
     )
-    action_tokens: int = 8
-    width: int = 512
+    action_tokens: Width = 8
+    width: Width = 512
 
 
 class WanWorldModel(FlowWorldModel[HistoryPrefill]):
@@ -59,9 +60,9 @@ class WanWorldModel(FlowWorldModel[HistoryPrefill]):
     codec: Autoencoder
 
     def __init__(self, config: WanConfig, robot: RobotSpec) -> None:
-        transformer = config.folder and load_network(Path(config.folder) / "transformer", [TRANSFORMER])
+        transformer = config.folder and load_network(config.folder / "transformer", [TRANSFORMER])
         transformer = transformer or build_network(TRANSFORMER, config.transformer)
-        vae = config.folder and replace(config.autoencoder, folder=str(Path(config.folder) / "vae"))
+        vae = config.folder and replace(config.autoencoder, folder=config.folder / "vae")
         codec = Autoencoder(vae or config.autoencoder, robot)
         super().__init__(
             replace(config, folder=None, transformer=settings_of(transformer), autoencoder=codec.config), robot, codec
@@ -91,7 +92,7 @@ class WanWorldModel(FlowWorldModel[HistoryPrefill]):
         self.state, self.error = read_out_heads(self.cameras * channels + config.width, robot.state_dim)
 
     def prefill(self, history: History) -> HistoryPrefill:
-        return HistoryPrefill(history=history.to(self.device))
+        return HistoryPrefill(history=history)
 
     def estimate(
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor

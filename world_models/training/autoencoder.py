@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from sims.devices.crossing import read_numbers
+from sims.numbers.ranges import NonNegativeFloat, PositiveInt
 from world_models.data.clip import Clip
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.autoencoder import Autoencoder
@@ -19,8 +21,8 @@ MOVED = 0.05  # a pixel moved if a channel changed by more, of a range of 2
 class AutoencoderFitConfig(OptimizerConfig):
     """``motion_weight``: added weight of pixels that differ between a clip's two frames."""
 
-    steps: int = 2000
-    motion_weight: float = 9.0
+    steps: PositiveInt = 2000
+    motion_weight: NonNegativeFloat = 9.0
 
 
 class AutoencoderFit(ClipOptimization):
@@ -36,4 +38,4 @@ class AutoencoderFit(ClipOptimization):
         moved = ((pair[:, 1] - pair[:, 0]).abs().amax(-3, keepdim=True) > MOVED).float()
         weight = 1 + self.config.motion_weight * moved.unsqueeze(1).expand_as(pair).reshape(pixels.shape)
         error = (weight * (reconstruction - pixels).abs()).mean()
-        return error, {"reconstruction": (reconstruction - pixels).detach().abs().mean().item()}
+        return error, read_numbers({"reconstruction": (reconstruction - pixels).abs().mean()})

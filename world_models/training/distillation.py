@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from policies.denoising.kernels import time_grid
+from sims.numbers.ranges import Depth, PositiveFloat, PositiveInt
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import FlowWorldModel, HistoryPrefill
 from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, Latents
@@ -28,9 +29,9 @@ from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, Laten
 class DistillConfig(DynamicsFitConfig):
     """``to``: the student's denoising steps."""
 
-    to: int = 1
-    steps: int = 600
-    learning_rate: float = 5e-4
+    to: Depth = 1
+    steps: PositiveInt = 600
+    learning_rate: PositiveFloat = 5e-4
 
     def stride(self, teacher_steps: int) -> int:
         """Number of teacher steps per student step. ValueError unless it is whole."""
@@ -58,11 +59,10 @@ class Distillation(DynamicsFit):
     ) -> tuple[Latents, Float[Tensor, " B"], Latents]:
         """One of the student's steps, drawn per sample, from a state of the teacher's sampler."""
         teacher, batch = self.teacher, torch.arange(len(truth), device=truth.device)
-        noise = teacher.noise(len(truth), self._generator).to(truth)
+        noise = teacher.noise(len(truth), self._generator)
         states = teacher.sampling_states(teacher.prefill(prefill.history), action, length, noise)
         grid = time_grid(teacher.config.steps, truth.device)
-        begin = self.stride * torch.randint(self.to, (len(truth),), generator=self._generator)
-        begin = begin.to(truth.device)
+        begin = self.stride * torch.randint(self.to, (len(truth),), generator=self._generator, device=self.device)
         t, t_end = grid[begin], grid[begin + self.stride]
         x_t, x_end = states[batch, begin], states[batch, begin + self.stride]
         t_, t_end_ = t[:, None, None, None, None], t_end[:, None, None, None, None]

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from sims.devices.crossing import crossing, read_numbers
+from sims.numbers.ranges import NonNegativeFloat, PartialShare, Share
 from world_models.data.clip import Clip, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import CleanEstimate, FlowWorldModel, HistoryPrefill
@@ -36,12 +38,12 @@ class DynamicsFitConfig(OptimizerConfig):
     more [latent units]. ``state_weight``: of the state's error in the loss.
     """
 
-    roll_in: float = 0.85
-    roll_in_from: float = 0.2
-    full_noise: float = 0.8
-    motion_weight: float = 9.0
-    motion_threshold: float = 0.12
-    state_weight: float = 0.1
+    roll_in: PartialShare = 0.85
+    roll_in_from: Share = 0.2
+    full_noise: Share = 0.8
+    motion_weight: NonNegativeFloat = 9.0
+    motion_threshold: NonNegativeFloat = 0.12
+    state_weight: NonNegativeFloat = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,31 +89,34 @@ class DynamicsFit(ClipOptimization):
         error = self._error_of_error(out, truth, weight)
         loss = (frame + config.state_weight * state_error + 0.01 * error).mean()
         limit = model.codec.limit
-        self._reached = clip.index[:, 1].cpu()
+        with crossing("batches"):
+            self._reached = clip.index[:, 1].cpu()
         self._history = history.advance(out.latent.detach().clamp(-limit, limit), out.state.detach(), action, length)
         values = {"frame": frame, "state": state_error, "error": error}
-        return loss, {name: value.mean().item() for name, value in values.items()}
+        return loss, read_numbers({name: value.mean() for name, value in values.items()})
 
     def _start_history(self, clip: Clip) -> History:
         """The predicted history where ``draw`` continued an entry, the recorded one elsewhere."""
         history = first_history(self.model, clip)
         if self._history is None:
             return history
-        entry = torch.arange(len(clip))
-        return History.cat([history, self._history])[entry + len(clip) * self._rolls_in]
+        entry = torch.arange(len(clip)) + len(clip) * self._rolls_in
+        with crossing("batches"):
+            entry = entry.to(self.device)
+        return History.cat([history, self._history])[entry]
 
     def example(
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, truth: Latents
     ) -> tuple[Latents, Float[Tensor, " B"], Latents]:
         """The network's noisy input, its time s, and the clean latent that it should estimate."""
-        s = self._draw_times(len(truth)).to(truth.device)
-        noise = torch.randn(truth.shape, generator=self._generator).to(truth.device)
+        s = self._draw_times(len(truth))
+        noise = torch.randn(truth.shape, generator=self._generator, device=self.device)
         return torch.lerp(truth, noise, s[:, None, None, None, None]), s, truth
 
     def _draw_times(self, batch: int) -> Float[Tensor, " B"]:
         """s = 1 for a share ``full_noise``, logit-normal for the rest (Esser et al. 2024, Sec. 3.1)."""
-        drawn = torch.sigmoid(torch.randn(batch, generator=self._generator)).clamp(min=1e-3)
-        full = torch.rand(batch, generator=self._generator) < self.config.full_noise
+        drawn = torch.sigmoid(torch.randn(batch, generator=self._generator, device=self.device)).clamp(min=1e-3)
+        full = torch.rand(batch, generator=self._generator, device=self.device) < self.config.full_noise
         return torch.where(full, 1.0, drawn)
 
     def _state_error(self, out: CleanEstimate, state: Float[Tensor, "B state_dim"]) -> Float[Tensor, " B"]:

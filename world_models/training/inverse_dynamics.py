@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from sims.devices.crossing import crossing
 from world_models.data.clip import Clip
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.inverse_dynamics import InverseDynamics, to_pixels
@@ -29,7 +30,8 @@ class InverseDynamicsFit(Optimization[Clip]):
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
         super().__init__(model, optimizer, steps=config.steps, seed=seed)
         self.model, self.clips = model, clips
-        sample = clips.draw(self._rng, 512, 1)
+        with crossing("scales"):
+            sample = clips.draw(self._rng, 512, 1).to(self.device)
         std = model.target(sample.action[:, 0], sample.length[:, 0]).std(0)
         model.scale.copy_(torch.where(std > 1e-4, std, 1.0))
 
@@ -47,12 +49,14 @@ class InverseDynamicsFit(Optimization[Clip]):
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def gate(model: InverseDynamics, held_out: ClipSampler, *, seed: int, count: int = 256) -> dict[str, Any]:
     """Errors on true and on manipulated held-out clips; ``passed``: whether all manipulations are detected."""
-    clip = held_out.draw(np.random.default_rng(seed), count, 1)
+    device = model.scale.device
+    clip = held_out.draw(np.random.default_rng(seed), count, 1).to(device)
     before, after = to_pixels(clip.frames[:, 0]), to_pixels(clip.frames[:, 1])
     action, length = clip.action[:, 0], clip.length[:, 0]
-    other = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    other = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(device)
     blurred = F.avg_pool2d(after.flatten(0, 1), 9, stride=1, padding=4, count_include_pad=False).view_as(after)
     cases = {
         "true": (before, after, action),

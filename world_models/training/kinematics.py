@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from policies.schedule import cosine_schedule
+from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from world_models.data.clip import Transitions
 from world_models.data.clip_sampler import ClipSampler
@@ -43,12 +44,13 @@ class KinematicsFit(Optimization[KinematicsExamples]):
             kinematics, torch.optim.AdamW(kinematics.parameters(), lr=LEARNING_RATE), steps=steps, seed=seed
         )
         self.kinematics, self.batch_size = kinematics, batch_size
-        transitions = clips.transitions(self._rng).to(model.device)
+        with crossing("batches"):
+            transitions = clips.transitions(self._rng).to(model.device)
         self._examples = _examples(model, transitions)
 
     def draw(self) -> KinematicsExamples:
-        index = torch.randint(len(self._examples), (self.batch_size,), generator=self._generator)
-        return self._examples[index.to(self.device)]
+        index = torch.randint(len(self._examples), (self.batch_size,), generator=self._generator, device=self.device)
+        return self._examples[index]
 
     def learning_rate(self) -> float:
         return LEARNING_RATE * cosine_schedule(self.step, steps=self.steps, warmup=WARMUP)

@@ -12,7 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from policies.device import make_generator, restore_generator
 from policies.schedule import cosine_schedule
+from sims.devices.crossing import crossing, read_numbers
+from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
 from sims.tensor_dataclass import TensorDataclass
 from world_models.data.clip import Clip
 from world_models.data.clip_sampler import ClipSampler
@@ -40,7 +43,7 @@ class Optimization(ABC, Generic[E]):
         self.cpu_s = 0.0  # processor time of all updates, of earlier runs too
         self._model = model
         self._rng = np.random.default_rng(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = make_generator(self.device, seed)
 
     @abstractmethod
     def draw(self) -> E:
@@ -57,7 +60,8 @@ class Optimization(ABC, Generic[E]):
     def update(self) -> dict[str, float]:
         """One optimizer step; the metrics of ``loss``, the loss and the gradient norm."""
         started = time.process_time()
-        examples = self.draw().to(self.device)
+        with crossing("batches"):
+            examples = self.draw().to(self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         self.optimizer.zero_grad(set_to_none=True)
@@ -68,7 +72,7 @@ class Optimization(ABC, Generic[E]):
         self.optimizer.step()
         self.step += 1
         self.cpu_s += time.process_time() - started
-        return metrics | {"loss": loss.item(), "grad_norm": norm.item()}
+        return metrics | read_numbers({"loss": loss, "grad_norm": norm})
 
     @property
     def device(self) -> torch.device:
@@ -89,19 +93,19 @@ class Optimization(ABC, Generic[E]):
         self._model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._rng.bit_generator.state = state["rng"]
-        self._generator.set_state(state["generator"])
+        restore_generator(self._generator, state["generator"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW; the learning rate warms up linearly and then falls along half a cosine to a twentieth."""
 
-    steps: int = 3000
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.01
-    warmup: int = 50
-    max_grad_norm: float = 1.0
+    steps: PositiveInt = 3000
+    batch_size: PositiveInt = 32
+    learning_rate: PositiveFloat = 2e-3
+    weight_decay: NonNegativeFloat = 0.01
+    warmup: Count = 50
+    max_grad_norm: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size"):

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from policies.device import default_generator, make_generator, restore_generator
+from sims.devices.crossing import crossing, read_numbers
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Clip, RecordedObservations, first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.flow_model import FlowWorldModel
@@ -65,15 +67,15 @@ class RewardModelFit(Optimization[LabeledObservations]):
         logits, goal_error = self._predict(examples)
         classification = F.cross_entropy(logits, examples.status, label_smoothing=0.02)
         correct = (logits.argmax(1) == examples.status).float().mean()
-        metrics = {"accuracy": correct.item(), "goal_error": goal_error.item()}
+        metrics = read_numbers({"accuracy": correct, "goal_error": goal_error})
         return classification + self.model.config.goal_weight * goal_error, metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"dropout": torch.get_rng_state()}
+        return super().state_dict() | {"dropout": default_generator(self.device).get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        torch.set_rng_state(state["dropout"])
+        restore_generator(default_generator(self.device), state["dropout"])
 
     def _predict(self, examples: LabeledObservations) -> tuple[Float[Tensor, "B 3"], Float[Tensor, ""]]:
         """Logits, and the mean squared error of the predicted goals [normalized states]."""
@@ -90,9 +92,11 @@ class RewardModelFit(Optimization[LabeledObservations]):
         batch, cameras, height, width, _ = images.shape
         limit = self.model.config.shift
         offset = torch.from_numpy(self._rng.integers(-limit, limit + 1, size=(2, batch, cameras, 1)))
-        y = (torch.arange(height) + offset[0]).clamp(0, height - 1)
-        x = (torch.arange(width) + offset[1]).clamp(0, width - 1)
-        entry, camera = torch.arange(batch)[:, None, None, None], torch.arange(cameras)[None, :, None, None]
+        with crossing("batches"):
+            offset = offset.to(images.device)
+        rows, columns, entry, camera = (torch.arange(n, device=images.device) for n in (height, width, batch, cameras))
+        y, x = (rows + offset[0]).clamp(0, height - 1), (columns + offset[1]).clamp(0, width - 1)
+        entry, camera = entry[:, None, None, None], camera[None, :, None, None]
         return images[entry, camera, y[..., :, None], x[..., None, :]]
 
     def _balanced(self, classes: list[Int[np.ndarray, " _"]], count: int) -> Int[np.ndarray, " count"]:
@@ -133,15 +137,16 @@ def label_recorded(clips: ClipSampler, index: Int[np.ndarray, " B"]) -> LabeledO
 
 
 @torch.no_grad()
+@crossing("batches")
 def imagine_observations(
     model: FlowWorldModel, clips: ClipSampler, config: RewardModelConfig, *, count: int, seed: int, batch: int = 64
 ) -> LabeledObservations:
     """Predicted versions of recorded observations with their true labels, from ``count`` clips.
 
-    Half of the clips run up to an episode's end. From a chunk that ends its episode, one earlier step is predicted too,
-    labeled running, whether it was recorded or not.
+    They are on the host, as recorded ones are. Half of the clips run up to an episode's end. From a chunk that ends its
+    episode, one earlier step is predicted too, labeled running, whether it was recorded or not.
     """
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    rng, generator = np.random.default_rng(seed), make_generator(model.device, seed)
     labeled: list[LabeledObservations] = []
     chunks = config.imagined_chunks
     for begin in range(0, count, batch):
@@ -162,13 +167,15 @@ def _imagine_clip(
     generator: torch.Generator,
 ) -> list[LabeledObservations]:
     labeled: list[LabeledObservations] = []
-    history, (end_state, success) = first_history(model, clip), clips.episode_ends(clip.index[:, 0].numpy())
+    end_state, success = clips.episode_ends(clip.index[:, 0].numpy())
+    on_device = clip.to(model.device)
+    history = first_history(model, on_device)
 
     def label(images: Tensor, state: Tensor, chosen: Tensor, status: Tensor, *, before_end: bool) -> None:
         labeled.append(
             LabeledObservations(
-                images=images,
-                state=state,
+                images=images.cpu(),
+                state=state.cpu(),
                 instruction=clip.instruction[chosen],
                 status=status,
                 first=clip.first[chosen],
@@ -180,28 +187,31 @@ def _imagine_clip(
         )
 
     for i in range(clip.action.shape[1]):
-        action, length, status = clip.action[:, i], clip.length[:, i], clip.status[:, i + 1]
+        action, executed = on_device.action[:, i], on_device.length[:, i]
+        length, status = clip.length[:, i], clip.status[:, i + 1]
         prefill, noise = model.prefill(history), model.noise(len(action), generator)
-        imagined = model.sample_chunk(prefill, action, length, noise)
+        imagined = model.sample_chunk(prefill, action, executed, noise)
         exists = length > 0
-        images = model.decode(imagined.latent)
-        label(images[exists], imagined.state[exists], exists, status[exists], before_end=False)
+        shown = exists.to(model.device)
+        label(model.decode(imagined.latent)[shown], imagined.state[shown], exists, status[exists], before_end=False)
         ends = (status != RUNNING) & (length > 1) & (config.near_end_steps > 0)
         earlier = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
         if ends.any():
-            within = model.sample_chunk(prefill[ends], action[ends], earlier[ends], noise[ends])
+            at = ends.to(model.device)
+            within = model.sample_chunk(prefill[at], action[at], earlier[ends].to(model.device), noise[at])
             running = torch.full_like(status[ends], RUNNING)
             label(model.decode(within.latent), within.state, ends, running, before_end=True)
-        history = history.advance(imagined.latent, imagined.state, action, length)
+        history = history.advance(imagined.latent, imagined.state, action, executed)
     return labeled
 
 
 @torch.no_grad()
+@crossing("evaluation")
 def set_failed_threshold(model: RewardModel, observations: LabeledObservations) -> dict[str, float]:
     """Set ``failed_threshold`` from predicted calibration observations; AUC and Youden's index of both classes."""
     model.eval()
     parts = [observations[i : i + 256] for i in range(0, len(observations), 256)]
-    probability = torch.cat([_probability(model, part) for part in parts])
+    probability = torch.cat([_probability(model, part.to(model.device)).cpu() for part in parts])
     metrics: dict[str, float] = {}
     for name, status in (("success", SUCCESS), ("failed", FAILED)):
         truth = observations.status == status

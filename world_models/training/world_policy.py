@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from policies.denoising.denoise import DenoisingTrace, Predict, denoise, trace_transition
+from policies.denoising.denoise import DenoisingTrace, Predict, counted_transitions, denoise, trace_transition
 from policies.denoising.kernels import Kernel, Prediction
+from policies.device import Precision
 from policies.policy import ActionSample
 from sims.tensor_dataclass import TensorDataclass
 from world_models.models.flow_model import FlowWorldModel
@@ -44,6 +45,10 @@ class WorldPolicy:
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def precision(self) -> Precision:
+        return self.model.config.precision
+
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {"dynamics": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}
 
@@ -60,6 +65,13 @@ class WorldPolicy:
     def log_prob(self, context: PredictionQuery, trace: DenoisingTrace) -> Float[Tensor, "B S cameras pixels"]:
         transition, x_next = trace_transition(self._predict(context), self.kernel, trace)
         return transition.log_prob(x_next)
+
+    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S cameras"]:
+        return counted_transitions(self.kernel, trace, num_executed)
+
+    @property
+    def log_prob_steps(self) -> int:
+        return self.kernel.scored_steps
 
     def _predict(self, query: PredictionQuery) -> Predict:
         shape = self.model.latent_shape

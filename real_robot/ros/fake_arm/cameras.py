@@ -19,11 +19,11 @@ from real_robot.ros.fake_arm.physics import episode_layout
 from real_robot.ros.messages import SENSOR_QOS
 from sims.tabletop.layout import NQ
 from sims.tabletop.render import Renderer, choose_gl
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 
 NAMES = ("agent", "wrist")
 _TASKS = tuple(TASKS)
-FAULTS = ("none", "silent", "frozen")
+FAULTS = ("none", "silent", "frozen", "bgra8", "truncated", "small", "depth")
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -55,6 +55,19 @@ def start_cameras(shared: SharedState, image_size: tuple[int, int], hz: int) -> 
     return process
 
 
+def with_fault(image: NDArray[np.uint8], fault: str) -> Image:
+    """The message of an RGB image: in another encoding or size, or one that cannot be read."""
+    if fault == "small":
+        image = image[::2, ::2]
+    elif fault == "bgra8":
+        image = np.concatenate([image[..., ::-1], np.full_like(image[..., :1], 255)], axis=2)
+    height, width, channels = image.shape
+    encoding = {"bgra8": "bgra8", "depth": "16UC1"}.get(fault, "rgb8")
+    message = Image(height=height, width=width, encoding=encoding, step=channels * width)
+    message.data.frombytes(image.tobytes()[: -100 if fault == "truncated" else None])
+    return message
+
+
 def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, parent: int) -> None:
     give_up_priority()  # inherited from the arm: rendering would use up the time that Linux gives real-time processes
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
@@ -71,9 +84,8 @@ def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, p
             layout = episode_layout(task, seed)
             renderer.draw(qpos, layout.fixtures, layout.appearance, images)
         for publisher, image in zip(publishers, images, strict=True) if fault != "silent" else ():
-            message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
+            message = with_fault(image, fault)
             message.header.stamp = stamp
-            message.data.frombytes(image.tobytes())
             publisher.publish(message)
         due_s = max(due_s + 1.0 / hz, time.monotonic() - 1.0 / hz)
         time.sleep(max(0.0, due_s - time.monotonic()))

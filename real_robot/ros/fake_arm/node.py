@@ -1,8 +1,8 @@
 """A simulated Panda: tabletop physics behind the ROS topics of a real one, with faults on request.
 
 Publishes ``/joint_states`` at 500 Hz and two cameras, follows ``joint_trajectory_controller/joint_trajectory`` like
-ros2_control's controller (cubic splines through positions and velocities, new trajectories replace old ones, hold at
-the end). ``~/reset`` begins the episode of the parameters ``task`` and ``seed``; ``~/instruction`` publishes its
+ros2_control's controller (``trajectory.py``). ``~/reset`` begins the episode of the parameters ``task`` and ``seed``;
+``~/instruction`` publishes its
 instruction, ``~/success`` and ``~/failure`` whether the task, or something else, was done. The parameters
 ``joint_fault`` and ``camera_fault`` corrupt what is published.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import rclpy
@@ -30,9 +31,10 @@ from trajectory_msgs.msg import JointTrajectory
 from real_robot.priority import take_priority
 from real_robot.ros.fake_arm import cameras
 from real_robot.ros.fake_arm.cameras import SharedState, start_cameras
-from real_robot.ros.fake_arm.physics import JOINT_HZ, JOINTS, TabletopArm, Trajectory
+from real_robot.ros.fake_arm.physics import JOINT_HZ, JOINTS, TabletopArm
+from real_robot.ros.fake_arm.trajectory import Trajectory
 from real_robot.ros.messages import LATCHED_QOS
-from sims.tabletop.tasks import TASKS
+from sims.tabletop.tasks.registry import TASKS
 
 CAMERA_HZ = 30
 PRIORITY = 80
@@ -51,6 +53,7 @@ JOINT_FAULTS = (
     "renamed",
     "beyond_limit",
     "flood",
+    "split",
 )
 
 
@@ -90,7 +93,8 @@ class FakeArm(Node):
             if time.monotonic() - due_s > 0.1:
                 due_s = time.monotonic()  # this machine is too slow: run slower than real time instead of catching up
             with self._lock:
-                self._arm.drive(*self._trajectory.sample(time.monotonic()))
+                position, speed, _ = self._trajectory.sample(self._now_s())
+                self._arm.drive(position, speed)
                 self._arm.step()
                 joints, speeds = self._arm.joints, self._arm.speeds
                 if tick % 8 == 0:
@@ -114,7 +118,7 @@ class FakeArm(Node):
         task, seed = str(self.get_parameter("task").value), int(self.get_parameter("seed").value or 0)
         with self._lock:
             self._arm.begin(task, seed)
-            self._trajectory = Trajectory(self._arm.joints, np.zeros(8), time.monotonic())
+            self._trajectory = Trajectory(self._arm.joints, self._now_s())
         self._instruction.publish(String(data=self._arm.layout.instruction))
         self._publish_outcome((False, False))
 
@@ -130,15 +134,30 @@ class FakeArm(Node):
     def _on_trajectory(self, message: JointTrajectory) -> None:
         """As joint_trajectory_controller: refused unless every joint is named and times strictly increase."""
         times = [p.time_from_start.sec + 1e-9 * p.time_from_start.nanosec for p in message.points]
-        increasing = all(a < b for a, b in zip([0.0, *times], times, strict=False))
+        increasing = all(a < b for a, b in pairwise(times))
+        now_s, stamp = self._now_s(), message.header.stamp
+        start_s = stamp.sec + 1e-9 * stamp.nanosec or now_s
         if sorted(message.joint_names) != sorted(JOINTS) or not times or not increasing:
             self.get_logger().error("trajectory refused: wrong joints or times that do not increase")
             return
+        if start_s + times[-1] < now_s:
+            return  # it ends in the past
         order = [list(message.joint_names).index(name) for name in JOINTS]
-        positions = np.array([point.positions for point in message.points])[:, order]
-        speeds = np.array([point.velocities for point in message.points])[:, order]
+        positions, speeds, accels = (
+            np.array([getattr(point, name) for point in message.points])[:, order]
+            if all(len(getattr(point, name)) for point in message.points)
+            else None
+            for name in ("positions", "velocities", "accelerations")
+        )
+        if positions is None or speeds is None:
+            self.get_logger().error("trajectory refused: positions and velocities are needed")
+            return
         with self._lock:
-            self._trajectory.follow(times, positions, speeds, time.monotonic())
+            self._trajectory.follow([start_s + t for t in times], positions, speeds, accels, now_s)
+
+    def _now_s(self) -> float:
+        """The controller's clock."""
+        return float(self.get_clock().now().nanoseconds * 1e-9)
 
     def _publish_joints(self, joints: NDArray[np.float64], speeds: NDArray[np.float64], tick: int) -> None:
         fault = self.get_parameter("joint_fault").value
@@ -171,6 +190,10 @@ class FakeArm(Node):
                 return batch
             return [self._held.pop(0)] if len(self._held) > JOINT_HZ // 4 else []
         self._held = []
+        if fault == "split":  # as arms whose gripper is another driver: two publishers share the topic
+            arm = JointState(header=message.header, name=message.name[:7], position=message.position[:7])
+            gripper = JointState(header=message.header, name=message.name[7:], position=message.position[7:])
+            return [gripper, arm] if tick % 2 else [arm, gripper]
         repeats = {"silent": 0, "drop": int(tick % 10 == 0), "duplicate": 2, "flood": 8}
         return [message] * repeats.get(str(fault), 1)
 

@@ -1,8 +1,7 @@
-"""The fake arm's physics and trajectory controller. Needs no ROS."""
+"""The fake arm's physics. Needs no ROS."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import mujoco
@@ -11,9 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from sims.tabletop.kinematics import Panda
-from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
-from sims.tabletop.scene import BLOCKS, LAG_S, MOCAP, build_mjcf
-from sims.tabletop.tasks import TASKS, SceneState, check_task
+from sims.tabletop.layout import (
+    ARM,
+    BLOCK_QPOS,
+    DRAWER_QPOS,
+    FINGERS,
+    PEG_QPOS,
+    Layout,
+    fixture_quaternions,
+    sample_layout,
+)
+from sims.tabletop.scene import BLOCKS, LAG_S, build_mjcf
+from sims.tabletop.scene_state import SceneState
+from sims.tabletop.task import HOLD_STEPS, check_task
+from sims.tabletop.tasks.registry import TASKS
 
 JOINT_HZ = 500
 JOINTS = (*(f"joint{i}" for i in range(1, 8)), "finger")
@@ -23,35 +33,6 @@ JOINTS = (*(f"joint{i}" for i in range(1, 8)), "finger")
 def episode_layout(task: str, seed: int) -> Layout:
     """The suite's layout of an episode, with its default settings."""
     return sample_layout(task, seed, split="train", appearance=1.0)
-
-
-class Trajectory:
-    """Cubic Hermite splines through timed points; holds the last one at rest. Times [s] of any monotonic clock."""
-
-    def __init__(self, start: NDArray[np.float64], speed: NDArray[np.float64], now_s: float) -> None:
-        self.times = np.array([now_s])
-        self.positions, self.speeds = start[None], speed[None]
-
-    def follow(
-        self, times: Sequence[float], positions: NDArray[np.float64], speeds: NDArray[np.float64], now_s: float
-    ) -> None:
-        """Replace the trajectory: from its present point through these. ``times`` [s] after ``now_s``; [T, 8] each."""
-        position, speed = self.sample(now_s)
-        self.positions = np.concatenate([position[None], positions])
-        self.speeds = np.concatenate([speed[None], speeds])
-        self.times = np.concatenate([[now_s], now_s + np.asarray(times)])
-
-    def sample(self, now_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Position and speed of every joint at ``now_s``."""
-        k = int(np.searchsorted(self.times, now_s, side="right")) - 1
-        if k < 0 or k >= len(self.times) - 1:
-            return self.positions[-1], np.zeros_like(self.speeds[-1])
-        h = self.times[k + 1] - self.times[k]
-        s = (now_s - self.times[k]) / h
-        p, q, v, w = self.positions[k], self.positions[k + 1], self.speeds[k] * h, self.speeds[k + 1] * h
-        position = p + s * (v + s * (3 * (q - p) - 2 * v - w + s * (2 * (p - q) + v + w)))
-        speed = (v + s * (2 * (3 * (q - p) - 2 * v - w) + s * 3 * (2 * (p - q) + v + w))) / h
-        return position, speed
 
 
 class TabletopArm:
@@ -68,10 +49,11 @@ class TabletopArm:
         """Start the episode of (task, seed), as in the suite."""
         self.task, self.seed = task, seed
         self.layout = layout = episode_layout(task, seed)
+        self._held = [0, 0]  # calls of ``outcome`` for which success and failure have lasted
         data = self._data
         mujoco.mj_resetData(self._model, data)
         data.qpos[:] = layout.qpos
-        data.mocap_pos[: len(MOCAP)] = layout.fixtures
+        data.mocap_pos[:], data.mocap_quat[:] = layout.fixtures[:, :3], fixture_quaternions(layout.fixtures)
         for parked, name in zip(layout.parked, (*BLOCKS, "peg"), strict=True):
             body = self._model.body(name)
             data.xfrc_applied[body.id, 2] = parked * body.mass[0] * -self._model.opt.gravity[2]
@@ -99,7 +81,10 @@ class TabletopArm:
         mujoco.mj_step(self._model, self._data)
 
     def outcome(self, positions: NDArray[np.float64]) -> tuple[bool, bool]:
-        """(success, failure) at these ``qpos``: the task is done, or something else is done instead."""
+        """(success, failure): the task is done, or something else is done instead, and has been for HOLD_STEPS calls.
+
+        To be called at these ``qpos`` once every control step of the suite.
+        """
         qpos = torch.from_numpy(positions)[None]
         position, rotation, _ = self._panda.forward(qpos[:, ARM])
         single = qpos.float()
@@ -113,5 +98,6 @@ class TabletopArm:
             fixtures=torch.from_numpy(self.layout.fixtures)[None].float(),
         )
         candidate = torch.tensor([self.layout.candidate])
-        success, ended = check_task(TASKS[self.layout.task.name], scene, candidate)
-        return bool(success), bool(ended & ~success)
+        now = check_task(TASKS[self.layout.task.name], scene, candidate)
+        self._held = [(held + 1) * int(achieved) for held, achieved in zip(self._held, now, strict=True)]
+        return self._held[0] >= HOLD_STEPS, self._held[1] >= HOLD_STEPS

@@ -4,9 +4,13 @@ The policy node of one arm, configured and activated as soon as joints, cameras 
 that differs between robots is in the robot file; ``vla-rl serve BUNDLE`` runs apart, perhaps on another machine.
 """
 
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, ExecuteProcess
+import sys
+
+from launch import LaunchContext, LaunchDescription
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
+
+from real_robot.ros.commands import ros_arguments
 
 ARGUMENTS = {
     "robot_file": "YAML file of the robot, see configs/robots/",
@@ -15,22 +19,24 @@ ARGUMENTS = {
     "instruction": "what the policy is asked to do",
     "store": "episode store for every episode; '' records nothing",
 }
-OPTIONAL = {"instruction": "", "store": ""}
+OPTIONAL = ("instruction", "store")
 
 
-def generate_launch_description() -> LaunchDescription:
-    declared = [
-        DeclareLaunchArgument(
-            name, description=text, **({} if name.endswith(("file", "url")) else {"default_value": ""})
-        )
-        for name, text in ARGUMENTS.items()
-    ]
-    flags = [part for name in ARGUMENTS for part in ("-p", [f"{name}:='", LaunchConfiguration(name), "'"])]
+def start_node(context: LaunchContext) -> list[ExecuteProcess]:
+    values = {name: LaunchConfiguration(name).perform(context) for name in ARGUMENTS}
     node = ExecuteProcess(
-        cmd=["python3", "-m", "real_robot.ros.node", "--autostart", "120", "--ros-args", *flags],
+        cmd=[sys.executable, "-m", "real_robot.ros.node", "--autostart", "120", *ros_arguments(values)],
         output="screen",
         # the node brakes before it ends
         sigterm_timeout="15",
         sigkill_timeout="30",
     )
-    return LaunchDescription([*declared, node])
+    return [node]
+
+
+def generate_launch_description() -> LaunchDescription:
+    declared = [
+        DeclareLaunchArgument(name, description=text, **({"default_value": ""} if name in OPTIONAL else {}))
+        for name, text in ARGUMENTS.items()
+    ]
+    return LaunchDescription([*declared, OpaqueFunction(function=start_node)])

@@ -60,8 +60,8 @@ class DeployedPolicy(nn.Module):
 def export_onnx(bundle: Path) -> Path:
     """Write the graph into the folder ``bundle`` and return its path.
 
-    Raises UserError where ONNX is not installed or the policy has memory, BundleError for an incomplete bundle,
-    RuntimeError if the graph's actions differ from PyTorch's; nothing is written then.
+    Raises UserError where ONNX is not installed or a graph cannot hold the policy, BundleError for an incomplete
+    bundle, RuntimeError if the graph's actions differ from PyTorch's; nothing is written then.
     """
     require_onnx()
     info = read_bundle_info(bundle)
@@ -69,6 +69,11 @@ def export_onnx(bundle: Path) -> Path:
     if not isinstance(policy.initial_state(1), Stateless):
         raise UserError(
             f"{bundle}: the policy has memory between observations, which an ONNX graph does not hold; "
+            "use --runtime eager or compiled"
+        )
+    if not policy.can_be_traced:
+        raise UserError(
+            f"{bundle}: the policy reads its instruction with a tokenizer, which an ONNX graph does not hold; "
             "use --runtime eager or compiled"
         )
     deployed = DeployedPolicy(policy).eval()

@@ -7,13 +7,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sims.tabletop.scene import BLOCK_HALF, DRAWER_TRAVEL, NUM_BLOCKS, PEG_HALF
-from sims.tabletop.tasks import TASKS, SceneState
+from sims.tabletop.scene_state import SceneState, quaternion_yaw
+from sims.tabletop.tasks.registry import TASKS
 
 CENTER = (0.5, 0.0, 0.05)  # [m] origin of the positions
 SCALE = 0.1  # [m] per unit of a position
 NEAR = 0.03  # [m]: an offset d is also given as tanh(d / NEAR), which is steep where precision matters
 
-TASK_NAMES = tuple(TASKS)
+# Of these tasks; others have no labels.
+TASK_NAMES = ("reach", "pick", "push", "stack", "open_drawer", "insert_peg")
 # First columns of the offsets from the end effector of the object and of the place where it is to go, of "is grasped".
 OBJECT_OFFSET, GOAL_OFFSET, GRASPED = 3, 12, 24
 NUM_LANDMARKS = 26 + len(TASK_NAMES)
@@ -30,8 +32,7 @@ def landmarks(
     drawer (0 to 1); the task (-1, 1 each).
     """
     position, quaternion, goal, opening = _named(scene, task, candidate)
-    w, x, y, z = quaternion.unbind(1)
-    yaw = 4 * torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+    yaw = 4 * quaternion_yaw(quaternion)
     way = (goal - position)[:, :2]
     grasped = ((position - scene.end_effector).norm(dim=1) < 0.045) & (scene.fingers < BLOCK_HALF + 0.003).all(1)
     grasped &= (scene.fingers > PEG_HALF[0] - 0.003).all(1)
@@ -64,6 +65,9 @@ def _named(
         first, second = slots[candidate[rows]].unbind(1)
         if name == "open_drawer":
             position[rows], opening[rows, 0] = scene.handles[rows, first], scene.drawers[rows, first] / DRAWER_TRAVEL
+            half = scene.cabinet_yaw[rows] / 2
+            quaternion[rows] = torch.nn.functional.pad(half.cos()[:, None], (0, 3))
+            quaternion[rows, 3] = half.sin()
         elif name == "insert_peg":
             position[rows], quaternion[rows] = scene.peg[rows, :3], scene.peg[rows, 3:]
             goal[rows] = scene.holes[rows, first]
@@ -78,7 +82,7 @@ def _named(
 
 def _known(drawer: Bool[Tensor, "N 1"], *, has_goal: Bool[Tensor, "N 1"]) -> Bool[Tensor, "N landmarks"]:
     always = torch.ones_like(drawer)
-    columns = [(9, always), (9, has_goal), (2, ~drawer), (4, has_goal), (1, ~drawer), (1, drawer)]
+    columns = [(9, always), (9, has_goal), (2, always), (4, has_goal), (1, ~drawer), (1, drawer)]
     return torch.cat([part.expand(-1, width) for width, part in [*columns, (len(TASK_NAMES), always)]], dim=1)
 
 

@@ -1,4 +1,7 @@
-"""Random poses of objects, drawers and end effector: scenes beyond the initial states of episodes."""
+"""Random poses of objects, drawers and end effector: scenes beyond the initial states of episodes.
+
+Objects stay within the areas of the split ``train`` (sims/tabletop/placement.py).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import math
 import numpy as np
 
 from sims.tabletop.layout import BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout
+from sims.tabletop.placement import AREA, inside, scatter
 from sims.tabletop.scene import BLOCK_HALF, DRAWER_TRAVEL, DRAWER_Y, FINGER_OPEN, HANDLE, NUM_BLOCKS, PEG_HALF
 
-AREA = ((0.38, -0.21), (0.66, 0.21))  # lower and upper corner [m] of the area of objects
 SPACE = ((0.34, -0.26, 0.02), (0.7, 0.26, 0.34))  # of the end effector [m]
 
 
@@ -19,31 +22,21 @@ def scatter_objects(layout: Layout, rng: np.random.Generator) -> None:
     qpos[FINGERS] = rng.choice([0.0, FINGER_OPEN, rng.uniform(0, FINGER_OPEN)], p=[0.4, 0.4, 0.2])
     if "drawers" in objects:
         qpos[DRAWER_QPOS] = DRAWER_TRAVEL * rng.uniform(0, 1, 2) * (rng.uniform(size=2) < 0.7)
-        if rng.uniform() < 0.5:
-            fixtures[2, :2] += rng.uniform((-0.02, -0.04), (0.03, 0.04))
     if rng.uniform() < 0.5:
         return
     if "blocks" in objects:
         blocks = qpos[BLOCK_QPOS].reshape(NUM_BLOCKS, 7)
-        blocks[:, :2] = _places(rng, NUM_BLOCKS, gap=0.06)
+        blocks[:, :2] = scatter(rng, NUM_BLOCKS, distance=0.06)
         if rng.uniform() < 0.2:  # one lies on another
             below, above = rng.permutation(NUM_BLOCKS)[:2]
-            blocks[above, :3] = blocks[below, :3] + [*rng.normal(0, 0.006, 2), 2 * BLOCK_HALF]
+            blocks[above, :3] = blocks[below, :3] + [0, 0, 2 * BLOCK_HALF]
+            blocks[above, :2] = np.clip(blocks[above, :2] + rng.normal(0, 0.006, 2), *AREA)
     if "mats" in objects:
-        fixtures[0:2, :2] = _places(rng, 2, gap=0.13)
+        fixtures[0:2, :2] = scatter(rng, 2, distance=0.13)
     if "holes" in objects:
-        fixtures[3:5, :2] = _places(rng, 2, gap=0.13)
+        fixtures[3:5, :2] = scatter(rng, 2, distance=0.13)
     if "peg" in objects:
-        qpos[PEG_QPOS][:2] = _places(rng, 1, gap=0.0)[0]
-
-
-def _places(rng: np.random.Generator, count: int, *, gap: float) -> np.ndarray:
-    """``count`` places (x, y) [m] in AREA, at least ``gap`` apart."""
-    while True:
-        places = rng.uniform(*AREA, (count, 2))
-        distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.eye(count)
-        if distances.min() >= gap:
-            return places
+        qpos[PEG_QPOS][:2] = scatter(rng, 1, distance=0.0)[0]
 
 
 def _object_positions(layout: Layout) -> list[np.ndarray]:
@@ -55,12 +48,14 @@ def _object_positions(layout: Layout) -> list[np.ndarray]:
     if "peg" in objects:
         positions.append(layout.qpos[PEG_QPOS][:3])
     if "mats" in objects:
-        positions += list(fixtures[0:2])
+        positions += list(fixtures[0:2, :3])
     if "holes" in objects:
-        positions += list(fixtures[3:5])
+        positions += list(fixtures[3:5, :3])
     if "drawers" in objects:
+        cosine, sine = math.cos(fixtures[2, 3]), math.sin(fixtures[2, 3])
         for opening, y in zip(layout.qpos[DRAWER_QPOS], (DRAWER_Y, -DRAWER_Y), strict=True):
-            positions.append(fixtures[2] + [HANDLE[0] + opening, y, HANDLE[1]])
+            x = HANDLE[0] + opening
+            positions.append(fixtures[2, :3] + [cosine * x - sine * y, sine * x + cosine * y, HANDLE[1]])
     return positions
 
 
@@ -90,9 +85,9 @@ def sample_pose(layout: Layout, rng: np.random.Generator) -> tuple[np.ndarray, n
 
 
 def put_in_hand(layout: Layout, rng: np.random.Generator, position: np.ndarray, rotation: np.ndarray) -> None:
-    """In a sixth of the scenes the end effector at ``position`` [m] holds a block, or the peg."""
+    """In up to a sixth of the scenes the end effector at ``position`` [m] holds a block, or the peg; only in AREA."""
     objects = layout.task.objects
-    if not {"blocks", "peg"} & set(objects) or rng.uniform() > 1 / 6:
+    if not {"blocks", "peg"} & set(objects) or rng.uniform() > 1 / 6 or not inside(position[:2], AREA):
         return
     if "peg" in objects:
         pose, half, below = layout.qpos[PEG_QPOS], PEG_HALF[0], rng.uniform(0.0, 0.035)
@@ -103,6 +98,7 @@ def put_in_hand(layout: Layout, rng: np.random.Generator, position: np.ndarray, 
     yaw = math.atan2(rotation[1, 0], rotation[0, 0]) + rng.integers(2) * math.pi / 2
     along = rng.normal(0, 0.006) * rotation[:, 0]
     pose[:3] = position + along - [0, 0, below]
+    pose[:2] = np.clip(pose[:2], *AREA)
     pose[2] = max(pose[2], PEG_HALF[2] if "peg" in objects else BLOCK_HALF)
     pose[3:] = [math.cos(yaw / 2), 0, 0, math.sin(yaw / 2)]
     layout.qpos[FINGERS] = half + rng.uniform(-0.0005, 0.001)

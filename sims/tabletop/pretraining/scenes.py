@@ -1,8 +1,8 @@
 """Images of random scenes with instructions, and where the named objects in them are.
 
-Scenes are set up and rendered, never simulated: objects, drawers and arm are put somewhere. Instructions, colors and
-light are those of the split ``train``, so what the other splits hold back stays unseen. Nothing here depends on how a
-task is solved.
+Scenes are set up and rendered, never simulated: objects, drawers and arm are put somewhere. Instructions, colors,
+appearance and places of objects are those of the split ``train``, so what the other splits hold back stays unseen.
+Nothing here depends on how a task is solved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sims.tabletop.pretraining.landmarks import (
 from sims.tabletop.pretraining.placement import put_in_hand, sample_pose, scatter_objects
 from sims.tabletop.render import GL, Renderer
 from sims.tabletop.scene import MOCAP, NUM_BLOCKS
-from sims.tabletop.tasks import SceneState
+from sims.tabletop.scene_state import SceneState
 from sims.vector_env import Observation, encode_instructions
 
 STREAM = 7  # top bits of a scene's seed; the streams of sims/starts.py are numbered from 0
@@ -59,15 +59,7 @@ class TabletopScenes:
 
     def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
         """Scenes ``first`` to ``first + count - 1`` of the sequence ``seed``."""
-        rngs = [np.random.default_rng([STREAM, seed, index]) for index in range(first, first + count)]
-        layouts = [_sample(rng) for rng in rngs]
-        for layout, rng in zip(layouts, rngs, strict=True):
-            scatter_objects(layout, rng)
-        joints = self._arm_joints(layouts, rngs)
-        position, rotation, _ = self._panda.forward(joints)
-        for i, (layout, rng) in enumerate(zip(layouts, rngs, strict=True)):
-            layout.qpos[ARM] = joints[i].numpy()
-            put_in_hand(layout, rng, position[i].numpy(), rotation[i].numpy())
+        layouts, position, rotation = self.layouts(seed=seed, first=first, count=count)
         scene = _scene_state(layouts, position.float(), rotation.float())
         task = torch.tensor([TASK_NAMES.index(layout.task.name) for layout in layouts])
         values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))
@@ -78,6 +70,21 @@ class TabletopScenes:
             instruction=encode_instructions([layout.instruction for layout in layouts]),
         )
         return LabeledScenes(obs=obs, landmarks=values, known=known)
+
+    def layouts(
+        self, *, seed: int, first: int, count: int
+    ) -> tuple[list[Layout], Float[Tensor, "B 3"], Float[Tensor, "B 3 3"]]:
+        """The same scenes before they are drawn; position and rotation of the end effector."""
+        rngs = [np.random.default_rng([STREAM, seed, index]) for index in range(first, first + count)]
+        layouts = [_sample(rng) for rng in rngs]
+        for layout, rng in zip(layouts, rngs, strict=True):
+            scatter_objects(layout, rng)
+        joints = self._arm_joints(layouts, rngs)
+        position, rotation, _ = self._panda.forward(joints)
+        for i, (layout, rng) in enumerate(zip(layouts, rngs, strict=True)):
+            layout.qpos[ARM] = joints[i].numpy()
+            put_in_hand(layout, rng, position[i].numpy(), rotation[i].numpy())
+        return layouts, position, rotation
 
     def _arm_joints(self, layouts: Sequence[Layout], rngs: Sequence[np.random.Generator]) -> Float[Tensor, "B 7"]:
         """Joint positions of a random pose of the end effector, by inverse kinematics."""
@@ -142,5 +149,5 @@ def _scene_state(layouts: Sequence[Layout], end_effector: Tensor, rotation: Tens
         blocks=qpos[:, BLOCK_QPOS].view(-1, NUM_BLOCKS, 7),
         peg=qpos[:, PEG_QPOS],
         drawers=qpos[:, DRAWER_QPOS],
-        fixtures=fixtures.view(-1, len(MOCAP), 3),
+        fixtures=fixtures.view(-1, len(MOCAP), 4),
     )

@@ -1,0 +1,214 @@
+"""The tables of README.md and docs/ that come from benchmarks/results.
+
+    python -m benchmarks.tables            write them
+    python -m benchmarks.tables --check    exit with 1 and name the files that are out of date
+
+In a Markdown file ``<!-- table: NAME -->`` and ``<!-- end -->`` enclose the table of that name in ``TABLES``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.intervals import wilson_interval
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Record = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [
+        path for path in pages() if (text := path.read_text()) != (new := filled(text)) and _update(path, new, check)
+    ]
+    if stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        raise SystemExit(f"out of date: {names}; run: python -m benchmarks.tables")
+
+
+def _update(path: Path, text: str, check: bool) -> bool:
+    """Writes ``text``, or says that it would have to be written."""
+    if not check:
+        path.write_text(text)
+    return check
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked table made anew. KeyError for a table that does not exist."""
+    return MARKED.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
+
+
+# -- the tables -----------------------------------------------------------------------------------------------------
+
+
+def quickstart() -> str:
+    """Success per task before and after, all seeds together."""
+    record = read("learning_quickstart")
+    runs = record["runs"]
+    tasks = list(summary(runs[0], "rl")["per_task"])
+    rows = [[task, *(pooled(runs, stage, [task]) for stage in ("bc", "rl"))] for task in tasks]
+    rows.append(["**all**", *(f"**{pooled(runs, stage, tasks)}**" for stage in ("bc", "rl"))])
+    episodes = sum(summary(runs[0], "rl")["per_task"][task]["episodes"] for task in tasks)
+    note = f"Seeds {listed(run['seed'] for run in runs)}, {episodes} held-out starts each; 95 % Wilson intervals."
+    return table(["success", "imitation", "after PPO"], rows) + f"\n\n{note} {source('learning_quickstart', record)}"
+
+
+def learning() -> str:
+    """Every learning run: configuration, seed, before and after."""
+    rows, sources = [], []
+    for path in sorted(RESULTS.glob("learning_*.json")):
+        record = json.loads(path.read_text())
+        sources.append(source(path.stem, record))
+        for run in record["runs"]:
+            cells = [share(summary(run, stage)) for stage in ("bc", "rl", "stochastic")]
+            rows.append([f"`{path.stem.removeprefix('learning_')}`", str(run["seed"]), *cells])
+    head = ["configuration", "seed", "imitation", "deployed after RL", "exploring after RL"]
+    return table(head, rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
+
+
+def imagination() -> str:
+    """Policies improved in a world model, beside the same without it."""
+    arms = {
+        "imitation": "cloned",
+        "successes imitated": "its successes cloned",
+        "imagination": "imagination",
+        "both": "both",
+        "simulator": "PPO in the simulator, as many real steps",
+    }
+    rows, sources = [], []
+    for name in ("world_model_drawer", "world_model_reach"):
+        record = read(name)
+        by_name = {row["name"]: row for row in record["rows"]}
+        cells = [share(by_name.get(f"success, {arm}, all seeds")) for arm in arms]
+        rows.append([name.removeprefix("world_model_"), *cells])
+        sources.append(source(name, record))
+    return table(["task", *arms.values()], rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
+
+
+def families() -> str:
+    """Policies that do not denoise."""
+    record = read("policy_families")
+    by_name = {row["name"]: row for row in record["rows"]}
+    rows = [
+        [family, *(share(by_name[f"{family} {stage} success"]) for stage in ("bc", "ppo", "grpo"))]
+        for family in ("gaussian", "categorical")
+    ]
+    seeds = len(record["rows"][0]["seeds"])
+    return table(["policy", "cloned", "PPO", "GRPO"], rows) + f"\n\n{seeds} seeds. {source('policy_families', record)}"
+
+
+def robot() -> str:
+    """The policy over ROS topics, and the timing of the node."""
+    success, timing = read("robot_four_tasks"), read("robot_ten_minutes")
+    names = {
+        "success_over_wire": "success over ROS topics",
+        "success_in_sim": "success in simulation",
+        "tick_jitter_p99_ms": "jitter of the control tick, p99",
+        "sensor_to_command_p99_ms": "sensor to command, p99",
+        "missed_ticks": "command ticks skipped in ten minutes",
+    }
+    found = {row["name"]: row for row in timing["rows"]} | {
+        row["name"]: row for row in success["rows"] if row["name"].startswith("success")
+    }
+    rows = [
+        [text, share(found[key]) if found[key]["unit"] == "share" else quantity(found[key])]
+        for key, text in names.items()
+    ]
+    return (
+        table(["", ""], rows) + f"\n\n* {source('robot_four_tasks', success)}\n* {source('robot_ten_minutes', timing)}"
+    )
+
+
+def policies() -> str:
+    """Which policy goes with what, and the reasons why not."""
+    record = read("policy_table")
+    cells: dict[str, dict[str, str]] = {}
+    reasons: list[str] = []
+    for one in record["rows"]:
+        policy, _, path = one["name"].partition(", ")
+        if one["against"] is not None and one["against"] not in reasons:
+            reasons.append(one["against"])
+        failed = "" if one["against"] is None else f"no ({reasons.index(one['against']) + 1})"
+        cells.setdefault(policy, {})[path] = "yes" if one["value"] else failed
+    paths = list(next(iter(cells.values())))
+    rows = [[f"`{policy}`", *(found[path] for path in paths)] for policy, found in cells.items()]
+    notes = "\n".join(f"{i}. {reason}" for i, reason in enumerate(reasons, 1))
+    return table(["policy", *paths], rows) + f"\n\n{notes}\n\n{source('policy_table', record)}"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "learning": learning,
+    "imagination": imagination,
+    "families": families,
+    "policies": policies,
+    "robot": robot,
+}
+
+# -- cells ----------------------------------------------------------------------------------------------------------
+
+
+def read(name: str) -> Record:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def summary(run: Record, stage: str) -> Record:
+    """{value, interval, per_task} of a learning run's stage; records before 2026-11-24 hold them as rows."""
+    if stage in run:
+        return {**run[stage], "value": run[stage]["success"]}
+    row = next(row for row in run["rows"] if row["name"] == f"{stage} success")
+    return {**row, "per_task": run["per_task"].get(stage, {})}
+
+
+def pooled(runs: Sequence[Record], stage: str, tasks: Sequence[str]) -> str:
+    """Success of all runs together in ``tasks``."""
+    found = [summary(run, stage)["per_task"][task] for run in runs for task in tasks]
+    episodes = sum(one["episodes"] for one in found)
+    wins = sum(round(one["success"] * one["episodes"]) for one in found)
+    return share({"value": wins / episodes, "interval": wilson_interval(wins, episodes)})
+
+
+def share(row: Record | None) -> str:
+    """For example "92.0 % (87 to 95)"; a dash where there is no figure."""
+    if row is None or row["value"] is None:
+        return "-"
+    text = f"{100 * row['value']:.1f} %"
+    if row["interval"] is None:
+        return text
+    low, high = row["interval"]
+    return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def quantity(row: Record) -> str:
+    return f"{row['value']:.3g}" + ("" if row["unit"] == "count" else f" {row['unit']}")
+
+
+def listed(values: Iterable[object]) -> str:
+    texts = [str(value) for value in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def source(name: str, record: Record) -> str:
+    return f"`benchmarks/results/{name}.json`: `{record['command']}`, {record['date']}."
+
+
+if __name__ == "__main__":
+    main()

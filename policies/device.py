@@ -1,0 +1,100 @@
+"""Where and how a run computes: one ``Device``, made once by a runner, places every network.
+
+A network says where it is (``OnDevice.device``) and everything that works with it follows: generators, rollouts,
+optimizers, critics. Weights, log-probs, losses and critics are float32 in either precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sims.devices.crossing import crossing
+from sims.errors import UserError
+
+Precision = Literal["float32", "bfloat16"]
+AUDIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # nats, of a log-prob recomputed by the training path
+
+
+class OnDevice(nn.Module):
+    """A network that a ``Device`` places. Its matrix products run in ``precision`` inside ``autocast``."""
+
+    precision: Precision = "float32"
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """``compile``: through torch.compile, which needs a C++ compiler or a CUDA GPU."""
+
+    device: torch.device
+    precision: Precision = "float32"
+    compile: bool = False
+
+    def place(self, network: M) -> M:
+        """``network``, moved here in place, to compute as this says."""
+        with crossing("weights"):
+            network.to(self.device)
+        if isinstance(network, OnDevice):
+            network.precision = self.precision
+            if self.compile:
+                network.compile()
+        return network
+
+
+CPU = Device(device=torch.device("cpu"))
+
+
+def select_device(name: str, *, precision: Precision = "float32", compile: bool = False) -> Device:
+    """The device called ``name``: "auto" (the first CUDA GPU, or the CPU), "cpu", "cuda", "cuda:N", or one of torch's.
+
+    UserError if torch has no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.empty(0, device=name).device  # with its index, as every tensor there will have it
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        known = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here ({reason}); there are: {', '.join(known)}") from None
+    if place.type == "meta":
+        raise UserError("device 'meta' holds no numbers; choose auto, cpu or cuda")
+    return Device(device=place, precision=precision, compile=compile)
+
+
+def make_generator(device: torch.device, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Continue from ``state`` (``generator.get_state()``).
+
+    A state that another kind of device wrote, which has another size, seeds the generator instead: its draws are then
+    reproducible, but not those that would have followed there.
+    """
+    if len(state) == len(generator.get_state()):
+        generator.set_state(state)
+    else:
+        generator.manual_seed(int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7]))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Torch's own generator of ``device``, which dropout draws from."""
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator

@@ -1,0 +1,160 @@
+"""Published weights into a network, strictly: every tensor is used or known to be dead, every parameter is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from policies.pretrained.lora import is_added
+from sims.errors import UserError
+
+SHOWN = 12
+INDEX = "model.safetensors.index.json"
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, damaged, partial or of another model. The message lists the keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one published format names the parameters of a network.
+
+    ``renames``: published prefix -> own prefix; the first that fits is taken. ``dead``: prefixes of tensors that the
+    model has and does not use. ``aliases``: another name under which files may hold a tied tensor. ``optional_prefix``:
+    in front of all names in some files (LeRobot's ``model.``).
+    """
+
+    renames: Sequence[tuple[str, str]]
+    dead: Sequence[str] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    optional_prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """x -> (x - center) / scale."""
+
+    center: Float[Tensor, " n"]
+    scale: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedWeights:
+    """What a checkpoint brings. ``tokenizer``: content of its file; ``source``: its name in errors."""
+
+    tensors: Mapping[str, Tensor]
+    state: Scale
+    action: Scale
+    tokenizer: bytes
+    source: str
+
+
+@runtime_checkable
+class TakesPublishedWeights(Protocol):
+    """A policy that published weights can be read into."""
+
+    def load_published(self, weights: PublishedWeights) -> list[str]:
+        """The names of dead weights. Raises CheckpointError."""
+        ...
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """All tensors of a ``.safetensors`` file, or of a folder with ``model.safetensors`` or its shards.
+
+    CheckpointError if there is none or it is damaged.
+    """
+    try:
+        if path.is_file():
+            return _read_file(path)
+        if (path / INDEX).exists():
+            names = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+            return {key: tensor for name in names for key, tensor in _read_file(path / name).items()}
+        return _read_file(path / "model.safetensors")
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint: expected a .safetensors file, or a folder with model.safetensors or {INDEX} "
+            f"and its shards ({error})"
+        ) from error
+
+
+def load_published(network: nn.Module, tensors: Mapping[str, Tensor], layout: Layout, *, source: str) -> list[str]:
+    """Copy ``tensors`` into ``network``; the names of the dead ones. ``source`` is named in errors.
+
+    CheckpointError lists missing, unexpected, duplicate and differently shaped tensors; nothing is copied then.
+    """
+    named, dead, problems = _rename(tensors, layout)
+    own = {name: tensor for name, tensor in network.state_dict().items() if not is_added(name)}
+    problems += _problem("missing", sorted(set(own) - set(named)))
+    problems += _problem("unexpected", sorted(tensors_name for name, tensors_name in named.items() if name not in own))
+    problems += _problem(
+        "of another shape",
+        [
+            f"{published} {list(tensors[published].shape)}, expected {list(own[name].shape)}"
+            for name, published in named.items()
+            if name in own and tensors[published].shape != own[name].shape
+        ],
+    )
+    if problems:
+        raise CheckpointError(f"{source} does not fit this policy. " + "; ".join(problems))
+    with torch.no_grad():
+        for name, published in named.items():
+            own[name].copy_(tensors[published])
+    return dead
+
+
+def _rename(tensors: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, str], list[str], list[str]]:
+    """Own name -> published name; dead names; problems."""
+    named: dict[str, str] = {}
+    dead: list[str] = []
+    duplicates: list[str] = []
+    prefix = layout.optional_prefix
+    prefixed = [bool(prefix) and name.startswith(prefix) for name in tensors]
+    problems = [] if len(set(prefixed)) < 2 else [f"some names begin with {prefix!r} and some do not (a mixed file)"]
+    aliased: dict[str, str] = {}
+    for published in tensors:
+        name = published.removeprefix(prefix)
+        if name in layout.aliases:
+            aliased[_own_name(layout.aliases[name], layout)] = published
+        elif any(name.startswith(one) for one in layout.dead):
+            dead.append(published)
+        else:
+            own = _own_name(name, layout)
+            duplicates += [published] if own in named else []
+            named[own] = published
+    for own, published in aliased.items():
+        if own not in named:
+            named[own] = published
+        elif torch.equal(tensors[named[own]], tensors[published]):
+            dead.append(published)
+        else:
+            duplicates.append(published)
+    return named, dead, problems + _problem("given twice with different values", duplicates)
+
+
+def _own_name(name: str, layout: Layout) -> str:
+    for published, own in layout.renames:
+        if name.startswith(published):
+            return own + name.removeprefix(published)
+    return name
+
+
+def _problem(what: str, names: Iterable[str]) -> list[str]:
+    listed = list(names)
+    if not listed:
+        return []
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return [f"{len(listed)} {what}: {', '.join(listed[:SHOWN])}{more}"]
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping

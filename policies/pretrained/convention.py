@@ -1,0 +1,88 @@
+"""What a checkpoint expects of a robot's observations and means by its actions, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from sims.errors import UserError
+from sims.numbers.ranges import Count, Interval
+from sims.vector_env import Observation
+
+Gripper = Literal["as_is", "zero_to_one_inverted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """Applied to observations before a policy's network and to actions after it; the defaults change nothing.
+
+    ``cameras``: the robot's, in the order of the checkpoint's slots; empty: all, in the robot's order. A slot for which
+    there is no camera is left out. ``rotate_images``: by 180 degrees. ``crop``: area of the centered crop that is
+    scaled up again, 1 for none (OpenVLA was trained with random crops of .9). ``relative_actions``: the first so many
+    elements of an action are relative to the state at the start of the chunk (openpi's extra_delta_transform).
+    ``gripper``: of the last element; zero_to_one_inverted is 0 closed .. 1 open for a robot that opens at -1 and closes
+    at 1, and only these two are sent (OpenVLA in LIBERO).
+    """
+
+    cameras: tuple[str, ...] = ()
+    rotate_images: bool = False
+    crop: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    relative_actions: Count = 0
+    gripper: Gripper = "as_is"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"convention.crop must be an area within (0, 1], got {self.crop}")
+        if self.relative_actions < 0:
+            raise ValueError(f"convention.relative_actions must not be negative, got {self.relative_actions}")
+
+    def refuse_fitting(self) -> None:
+        """UserError where scales measured on the robot's actions would not be those of the checkpoint's."""
+        if self.relative_actions or self.gripper != "as_is":
+            raise UserError(
+                "policy.convention changes actions, so their scales are the checkpoint's: start from its bundle "
+                "(vla-rl convert), or leave relative_actions and gripper out"
+            )
+
+    def observe(self, obs: Observation, cameras: tuple[str, ...]) -> Observation:
+        """``cameras``: names of the images of ``obs``."""
+        images = obs.images
+        if self.cameras:
+            images = images[:, [cameras.index(name) for name in self.cameras]]
+        if self.rotate_images:
+            images = torch.flip(images, dims=(-3, -2))
+        return replace(obs, images=center_crop(images, self.crop) if self.crop < 1 else images)
+
+    def to_robot(self, action: Float[Tensor, "B H A"], state: Float[Tensor, "B state_dim"]) -> Float[Tensor, "B H A"]:
+        """From the units of the checkpoint's data set to the robot's, in [-1, 1]."""
+        action = action + self._origin(action, state)
+        if self.gripper == "zero_to_one_inverted":
+            action = torch.cat([action[..., :-1], -torch.sign(2 * action[..., -1:] - 1)], dim=-1)
+        return action.clamp(-1, 1)
+
+    def from_robot(self, action: Float[Tensor, "B H A"], state: Float[Tensor, "B state_dim"]) -> Float[Tensor, "B H A"]:
+        """The inverse, for demonstrations."""
+        if self.gripper == "zero_to_one_inverted":
+            action = torch.cat([action[..., :-1], (1 - action[..., -1:]) / 2], dim=-1)
+        return action - self._origin(action, state)
+
+    def _origin(self, action: Tensor, state: Tensor) -> Tensor:
+        count = self.relative_actions
+        return F.pad(state[:, None, :count], (0, action.shape[-1] - count))
+
+
+def center_crop(images: UInt8[Tensor, "*N height width 3"], area: float) -> UInt8[Tensor, "*N height width 3"]:
+    """The central part with this share of the area, scaled back to the full size (bilinear)."""
+    height, width = images.shape[-3:-1]
+    side = area**0.5
+    rows, columns = round(height * side), round(width * side)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    cut = images[..., top : top + rows, left : left + columns, :]
+    flat = cut.reshape(-1, rows, columns, 3).movedim(-1, 1).float()
+    scaled = F.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
+    return scaled.round().clamp(0, 255).to(torch.uint8).movedim(1, -1).reshape(images.shape)

@@ -1,0 +1,250 @@
+"""Diffusion Policy (Chi et al. 2023, arXiv:2303.04137), with its observation history as the policy's memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+
+from episodes.sampler import Targets
+from policies.denoising.denoise import (
+    DenoisingTrace,
+    Predict,
+    counted_transitions,
+    denoise,
+    integrate,
+    masked_square,
+    no_prediction,
+    trace_transition,
+)
+from policies.denoising.executed import ExecutedOnly
+from policies.denoising.kernels import DDIMConfig, Kernel, Prediction, build_kernel
+from policies.denoising.objectives import Diffusion
+from policies.normalizer import Normalizer
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
+from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
+from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
+from policies.pretrained.diffusion_policy.vision import ImageEncoder
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+LEROBOT = Layout(
+    renames=(
+        ("diffusion.rgb_encoder.", "encoder."),
+        ("diffusion.unet.", "denoiser."),
+        ("rgb_encoder.", "encoder."),
+        ("unet.", "denoiser."),
+    ),
+    # Positions of the spatial softmax, which follow from the image's size; scales, which come with the statistics.
+    dead=("rgb_encoder.pool.pos_grid", "diffusion.rgb_encoder.pool.pos_grid", "normalize_", "unnormalize_"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History(TensorDataclass):
+    """The last observations, the oldest first."""
+
+    images: UInt8[Tensor, "*B T cameras height width 3"]
+    state: Float[Tensor, "*B T state_dim"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(TensorDataclass):
+    """What a policy remembers of the observations before the present one; ``begun`` is False before the first."""
+
+    history: History
+    begun: Bool[Tensor, "*B"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryContext(TensorDataclass):
+    """``features``: of each observation. ``state``: the present one. ``history``: for records encoded again."""
+
+    features: Float[Tensor, "*B T width"]
+    state: Float[Tensor, "*B state_dim"]
+    history: History | None
+
+
+class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
+    config: DiffusionPolicyConfig
+    can_be_traced = False  # it has memory
+
+    def __init__(self, config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.config, past = config, config.obs_steps - 1
+        cameras = len(config.convention.cameras or robot.cameras)
+        width = robot.state_dim + cameras * 2 * config.keypoints
+        self.network = nn.ModuleDict({"encoder": ImageEncoder(config), "denoiser": _denoiser(config, robot, width)})
+        self.frozen_denoiser: nn.Module | None = None
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.objective = Diffusion(config.objective)
+        self.act_kernel = build_kernel(config.act, self.objective)
+        self.spec = PolicySpec(
+            robot=robot,
+            action_horizon=config.action_horizon,
+            value_dim=config.obs_steps * width,
+            cloned_horizon=config.chunk_size - past,
+            noise_shape=(config.chunk_size, robot.action_dim),
+        )
+        self.executed = slice(past, past + config.action_horizon)
+        self._explore()
+
+    def _explore(self) -> None:
+        """DPPO trains the last steps; a frozen copy takes those before them."""
+        config = self.config
+        kernel = build_kernel(config.explore, self.objective)
+        if not kernel.trained_steps:
+            raise ValueError(f"policy.explore must be stochastic: ddpm, or ddim with eta > 0; got {config.explore}")
+        deterministic = DDIMConfig(steps=kernel.steps, train_last=1, clip_action=config.explore.clip_action)
+        rest = build_kernel(deterministic, self.objective)
+        self.explore_kernel: Kernel = ExecutedOnly(
+            kernel, rest, first=self.executed.start, horizon=config.action_horizon, dims=self.spec.robot.action_dim
+        )
+        if self.explore_kernel.needs_frozen_copy:
+            self.frozen_denoiser = copy.deepcopy(self.network["denoiser"]).requires_grad_(False)
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {
+            "expert": list(self.network["denoiser"].parameters()),
+            "encoder": list(self.network["encoder"].parameters()),
+        }
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.config.convention.refuse_fitting()
+        self.normalizer.fit(state, action, quantiles=(0.0, 1.0))
+
+    def load_published(self, weights: PublishedWeights) -> list[str]:
+        """Weights and scales of a checkpoint; the names of its dead weights. CheckpointError."""
+        dead = load_published(self.network, weights.tensors, LEROBOT, source=weights.source)
+        self.normalizer.set_scale("state", weights.state.center, weights.state.scale)
+        self.normalizer.set_scale("action", weights.action.center, weights.action.scale)
+        if self.frozen_denoiser is not None:
+            self.frozen_denoiser.load_state_dict(self.network["denoiser"].state_dict())
+        return dead
+
+    # -- observations ----------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> Memory:
+        robot, past = self.spec.robot, self.config.obs_steps - 1
+        shape = (num_envs, past, len(self.config.convention.cameras or robot.cameras), *robot.image_size, 3)
+        history = History(
+            images=torch.zeros(shape, dtype=torch.uint8, device=self.device),
+            state=torch.zeros(num_envs, past, robot.state_dim, device=self.device),
+        )
+        return Memory(history=history, begun=torch.zeros(num_envs, dtype=torch.bool, device=self.device))
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[HistoryContext, TensorDataclass]:
+        """An episode's first observation counts for those before it."""
+        assert isinstance(state, Memory)
+        seen = self.config.convention.observe(obs, self.spec.robot.cameras)
+        present = History(images=seen.images.unsqueeze(1), state=seen.state.unsqueeze(1))
+        repeated = state.history.where(state.begun, _like(present, state.history))
+        whole = History(
+            images=torch.cat([repeated.images, present.images], dim=1),
+            state=torch.cat([repeated.state, present.state], dim=1),
+        )
+        after = Memory(history=whole.map(lambda tensor: tensor[:, 1:]), begun=torch.ones_like(state.begun))
+        return self._encode(whole), after
+
+    def _encode(self, history: History) -> HistoryContext:
+        images = history.images.flatten(0, 2).movedim(-1, 1).float() / 255
+        with self.autocast():
+            encoded = self.network["encoder"](images).float()
+        seen = encoded.unflatten(0, history.images.shape[:3]).flatten(2)
+        features = torch.cat([self.normalizer.normalize_state(history.state), seen], dim=-1)
+        return HistoryContext(features=features, state=history.state[:, -1], history=history)
+
+    def store(self, context: HistoryContext) -> TensorDataclass:
+        if any(parameter.requires_grad for parameter in self.network["encoder"].parameters()):
+            assert context.history is not None
+            return context.history
+        return replace(context, history=None)
+
+    def restore(self, record: TensorDataclass) -> HistoryContext:
+        if isinstance(record, History):
+            return self._encode(record)
+        assert isinstance(record, HistoryContext)
+        return record
+
+    def value_features(self, context: HistoryContext) -> Float[Tensor, "B value_dim"]:
+        return context.features.flatten(1).detach()
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, context: HistoryContext, generator: torch.Generator) -> ActionSample:
+        noise = torch.randn(len(context), *self.spec.noise_shape, generator=generator, device=self.device)
+        frozen = self._predict(context, self.frozen_denoiser) if self.frozen_denoiser is not None else None
+        trace, log_prob = denoise(self._predict(context), self.explore_kernel, noise, generator, frozen_predict=frozen)
+        return ActionSample(action=self._to_action(trace.states[:, -1], context), trace=trace, log_prob=log_prob)
+
+    def act_from_noise(
+        self,
+        context: HistoryContext,
+        noise: Float[Tensor, "B chunk A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context)
+        return keep_committed(action, committed, known)
+
+    def log_prob(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+        transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
+        return transition.log_prob(x_next)
+
+    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
+        return counted_transitions(self.explore_kernel, trace, num_executed)[:, :, : self.config.action_horizon]
+
+    @property
+    def log_prob_steps(self) -> int:
+        return self.explore_kernel.scored_steps
+
+    def entropy(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+        return trace_transition(no_prediction, self.explore_kernel, trace)[0].entropy()
+
+    def bc_loss(self, context: HistoryContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Mean squared error of the noise over valid actions; those before the present one are not known."""
+        action = self.config.convention.from_robot(targets.action, context.state)
+        past = self.config.obs_steps - 1
+        missing = self.config.chunk_size - past - action.shape[1]
+        action = self.normalizer.normalize_action(action)
+        clean = torch.cat([action[:, :1].expand(-1, past, -1), action, action[:, -1:].expand(-1, missing, -1)], dim=1)
+        noise = torch.randn(clean.shape, generator=generator, device=clean.device)
+        t = self.objective.draw_time((len(clean), 1), generator, clean.device)
+        x_t, target = self.objective.corrupt(clean, noise, t[..., None])
+        error = self._predict(context)(x_t.unsqueeze(1), t).target - target.unsqueeze(1)
+        return masked_square(error, F.pad(targets.mask, (past, missing)).unsqueeze(1))
+
+    def _predict(self, context: HistoryContext, network: nn.Module | None = None) -> Predict:
+        denoiser = self.network["denoiser"] if network is None else network
+
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            batch, steps = x_t.shape[:2]
+            level = (torch.round(t * self.config.objective.levels).long() - 1).expand(batch, -1).flatten()
+            features = context.features.repeat_interleave(steps, dim=0)
+            with self.autocast():
+                target = denoiser(x_t.flatten(0, 1), level, features)
+            return Prediction(target=target.float().unflatten(0, (batch, steps)))
+
+        return predict
+
+    def _to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
+        action = self.normalizer.unnormalize_action(x_0[:, self.executed])
+        return self.config.convention.to_robot(action, context.state)
+
+
+def _like(present: History, past: History) -> History:
+    return History(images=present.images.expand_as(past.images), state=present.state.expand_as(past.state))
+
+
+def _denoiser(config: DiffusionPolicyConfig, robot: RobotSpec, width: int) -> nn.Module:
+    sizes = {"action_dim": robot.action_dim, "obs_steps": config.obs_steps, "obs_width": width}
+    if isinstance(config.network, UNetConfig):
+        return UNet(config.network, **sizes)
+    return DiffusionTransformer(config.network, chunk=config.chunk_size, **sizes)

@@ -1,0 +1,328 @@
+"""What flow-matching vision-language-action models have in common as policies (pi0, pi0.5, SmolVLA).
+
+A network whose ``prefix`` encodes an observation once and whose ``velocity`` is called once per denoising step becomes
+a ``Policy``: kernels, scoring and behavior cloning are those of ``policies.denoising``. The network denoises a chunk of
+``chunk_size`` actions of ``padded_dim`` elements; the first ``action_horizon`` of them, and the robot's dimensions, are
+executed, explored and scored.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from episodes.sampler import Targets
+from policies.denoising.denoise import (
+    DenoisingTrace,
+    Predict,
+    counted_transitions,
+    denoise,
+    integrate,
+    masked_square,
+    no_prediction,
+    trace_transition,
+)
+from policies.denoising.executed import ExecutedOnly
+from policies.denoising.kernels import (
+    FlowCPSConfig,
+    FlowNoiseConfig,
+    FlowODEConfig,
+    FlowSDEConfig,
+    Kernel,
+    Prediction,
+    build_kernel,
+)
+from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
+from policies.device import Precision
+from policies.normalizer import Normalizer
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
+from policies.pretrained.context import PrefixCache, VLAContext
+from policies.pretrained.convention import Convention
+from policies.pretrained.flow_network import FlowNetwork
+from policies.pretrained.lora import LoRAConfig, add_lora, lora_parameters
+from policies.pretrained.storage import StorageConfig
+from policies.pretrained.tokenizer import PromptTokenizer
+from sims.devices.crossing import crossing
+from sims.numbers.ranges import Width
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig
+MIN_TIME = 1e-3  # training times are MIN_TIME + (1 - MIN_TIME) Beta(1.5, 1): openpi, pi0_pytorch.py, sample_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowVLAConfig:
+    """``chunk_size`` actions are denoised, the first ``action_horizon`` are executed, explored and scored.
+
+    ``padded_dim``: width that states and actions are padded to with zeros after normalizing. ``explore`` samples and is
+    trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss. ``checkpointing``: layers are
+    recomputed in the backward pass. ``prefix_precision`` bfloat16: the prefix's matrices are stored, and everything but
+    log-probs is computed, in bfloat16; the expert's weights stay float32. ``lora``: of the prefix's linear layers.
+    """
+
+    action_horizon: Width = 10
+    chunk_size: Width = 50
+    padded_dim: Width = 32
+    convention: Convention = field(default_factory=Convention)
+    act: FlowODEConfig = field(default_factory=lambda: FlowODEConfig(steps=10))
+    explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
+    loss_draws: Width = 1
+    checkpointing: bool = False
+    prefix_precision: Precision = "float32"
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.action_horizon <= self.chunk_size:
+            raise ValueError(
+                f"policy.action_horizon must be within 1..{self.chunk_size}, the chunk_size, got {self.action_horizon}"
+            )
+
+
+class FlowVLA(Policy[VLAContext, DenoisingTrace]):
+    """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
+
+    config: FlowVLAConfig
+    layout: ClassVar[Layout]
+    can_be_traced = False  # the tokenizer is not a computation of tensors
+    network: FlowNetwork
+    tokenizer: PromptTokenizer
+
+    def __init__(self, config: FlowVLAConfig, robot: RobotSpec, network: FlowNetwork, *, feature_width: int) -> None:
+        super().__init__()
+        _check_robot(config, robot)
+        self.network, self.tokenizer = network, PromptTokenizer()
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.objective = FlowMatching(FlowMatchingConfig())
+        self.act_kernel = build_kernel(config.act, self.objective)
+        self.spec = PolicySpec(
+            robot=robot,
+            action_horizon=config.action_horizon,
+            value_dim=feature_width,
+            cloned_horizon=config.chunk_size,
+            noise_shape=(config.chunk_size, config.padded_dim),
+        )
+        self.config, self._place = config, config.storage.place(0, 0)
+        self.explore_with(config.explore)
+        if config.prefix_precision == "bfloat16":
+            _store_halved(self.prefix_modules)
+        add_lora(self.prefix_modules, config.lora)
+        for parameter in network.language.behind_the_cache():
+            parameter.requires_grad_(False)
+
+    def explore_with(self, explore: ExploreConfig) -> None:
+        """Set the exploring kernel, and a noise head for flow_noise. Call it before the optimizer is made."""
+        self.explore_kernel: Kernel = ExecutedOnly(
+            build_kernel(explore, self.objective),
+            self.act_kernel,
+            horizon=self.config.action_horizon,
+            dims=self.spec.robot.action_dim,
+        )
+        if self.explore_kernel.learned_noise:
+            self.network.add_noise_head()
+        self.config = replace(self.config, explore=explore)
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.config.convention.refuse_fitting()
+        self.normalizer.fit(state, action)
+
+    def load_published(self, weights: PublishedWeights) -> list[str]:
+        """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
+        dead = load_published(self.network, weights.tensors, self.layout, source=weights.source)
+        self.normalizer.set_scale("state", weights.state.center, weights.state.scale)
+        self.normalizer.set_scale("action", weights.action.center, weights.action.scale)
+        self.tokenizer.load(weights.tokenizer)
+        return dead
+
+    # -- the prefix ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _prefix(self, obs: Observation) -> PrefixCache:
+        """Keys and values of an observation that follows the checkpoint's convention."""
+
+    @property
+    @abstractmethod
+    def prefix_modules(self) -> Sequence[nn.Module]:
+        """The parts of ``network`` that the cache depends on."""
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Without what only a critic's features depend on, which is not trained."""
+        encoder = {id(parameter) for module in self.prefix_modules for parameter in module.parameters()}
+        added = {id(parameter) for parameter in lora_parameters(self.network)}
+        used = [one for one in self.network.parameters() if id(one) not in self._unused]
+        groups = {
+            "expert": [parameter for parameter in used if id(parameter) not in encoder],
+            "encoder": [parameter for parameter in used if id(parameter) in encoder - added],
+        }
+        return groups | ({"lora": [one for one in used if id(one) in added]} if added else {})
+
+    @property
+    def _prefix_is_trained(self) -> bool:
+        groups = self.parameter_groups()
+        return any(parameter.requires_grad for name in ("encoder", "lora") for parameter in groups.get(name, ()))
+
+    @property
+    def _unused(self) -> set[int]:
+        return {id(parameter) for parameter in self.network.language.behind_the_cache()}
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[VLAContext, TensorDataclass]:
+        seen = self.config.convention.observe(obs, self.spec.robot.cameras)
+        with self.autocast():
+            cache = self._prefix(seen)
+        return VLAContext(cache=cache, state=obs.state, obs=obs), state
+
+    def store(self, context: VLAContext) -> TensorDataclass:
+        if self._place == "recompute" or self._prefix_is_trained:
+            assert context.obs is not None
+            return context.obs
+        kept = replace(context, obs=None)
+        if self._place == "device":
+            return kept
+        with crossing("prefixes"):
+            return kept.to("cpu")
+
+    def restore(self, record: TensorDataclass) -> VLAContext:
+        if isinstance(record, Observation):
+            return self.encode(record, self.initial_state(len(record)))[0]
+        assert isinstance(record, VLAContext)
+        with crossing("prefixes"):
+            return record.to(self.device)
+
+    def plan_storage(self, records: int) -> None:
+        cameras = len(self.config.convention.cameras or self.spec.robot.cameras)
+        size = cache_bytes(self.config, cameras=cameras, precision=self._computes_in)
+        self._place = self.config.storage.place(size, records)
+
+    def value_features(self, context: VLAContext) -> Float[Tensor, "B value_dim"]:
+        return context.cache.features.detach()
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, context: VLAContext, generator: torch.Generator) -> ActionSample:
+        shape = (len(context), self.config.chunk_size, self.config.padded_dim)
+        noise = torch.randn(shape, generator=generator, device=self.device)
+        trace, log_prob = denoise(self._predict(context), self.explore_kernel, noise, generator)
+        return ActionSample(action=self._to_action(trace.states[:, -1], context.state), trace=trace, log_prob=log_prob)
+
+    def act_from_noise(
+        self,
+        context: VLAContext,
+        noise: Float[Tensor, "B chunk padded"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context.state)
+        return keep_committed(action, committed, known)
+
+    def log_prob(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+        transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
+        return transition.log_prob(x_next)
+
+    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
+        counted = counted_transitions(self.explore_kernel, trace, num_executed)
+        return counted[:, :, : self.config.action_horizon]
+
+    @property
+    def log_prob_steps(self) -> int:
+        return self.explore_kernel.scored_steps
+
+    def entropy(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
+        predict = self._predict(context) if self.explore_kernel.learned_noise else no_prediction
+        return trace_transition(predict, self.explore_kernel, trace)[0].entropy()
+
+    # -- learning from demonstrations --------------------------------------------------------------------------------
+
+    def bc_loss(self, context: VLAContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Mean squared error of the velocity over valid actions, padding dimensions included (openpi, pi0_pytorch.py).
+
+        Targets shorter than the chunk go on with their last action, which counts in no loss.
+        """
+        clean, mask = self._to_chunk(targets, context.state)
+        shape = (len(clean), self.config.loss_draws, *clean.shape[1:])
+        noise = torch.randn(shape, generator=generator, device=clean.device)
+        t = MIN_TIME + (1 - MIN_TIME) * self.objective.draw_time(shape[:2], generator, clean.device)
+        x_t, target = self.objective.corrupt(clean.unsqueeze(1).expand(shape), noise, t[..., None, None])
+        error = self._predict(context)(x_t, t).target - target
+        return masked_square(error, mask.unsqueeze(1).expand(shape[:3]))
+
+    def _to_chunk(
+        self, targets: Targets, state: Float[Tensor, "B state_dim"]
+    ) -> tuple[Float[Tensor, "B chunk padded"], Float[Tensor, "B chunk"]]:
+        """Normalized and padded actions, and the mask of those that exist."""
+        action = self.config.convention.from_robot(targets.action, state)
+        action = self._pad(self.normalizer.normalize_action(action))
+        missing = self.config.chunk_size - action.shape[1]
+        action = torch.cat([action, action[:, -1:].expand(-1, missing, -1)], dim=1)
+        return action, F.pad(targets.mask, (0, missing))
+
+    # -- the network ---------------------------------------------------------------------------------------------------
+
+    def _predict(self, context: VLAContext) -> Predict:
+        with self.autocast():
+            velocity = self.network.bind(context.cache, self._pad(self.normalizer.normalize_state(context.state)))
+
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            with self.autocast():
+                return velocity(x_t, t)
+
+        return predict
+
+    @property
+    def _computes_in(self) -> Precision:
+        return "bfloat16" if "bfloat16" in (self.precision, self.config.prefix_precision) else "float32"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self._computes_in == "float32":
+            return nullcontext()
+        return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, torch.bfloat16)
+
+    def _to_action(
+        self, x_0: Float[Tensor, "B chunk padded"], state: Float[Tensor, "B state_dim"]
+    ) -> Float[Tensor, "B H A"]:
+        executed = x_0[:, : self.config.action_horizon, : self.spec.robot.action_dim]
+        return self.config.convention.to_robot(self.normalizer.unnormalize_action(executed), state)
+
+    def _pad(self, values: Float[Tensor, "*B n"]) -> Float[Tensor, "*B padded"]:
+        return F.pad(values, (0, self.config.padded_dim - values.shape[-1]))
+
+
+def cache_bytes(config: Any, *, cameras: int, precision: Precision) -> int:
+    """Of the keys and values of one observation."""
+    language, side = config.language, config.vision.image_size // config.vision.patch_size
+    tokens = cameras * (side // getattr(config, "shuffle", 1)) ** 2 + config.prompt_tokens
+    numbers: int = 2 * language.depth * language.kv_heads * language.head_dim * tokens
+    return numbers * (2 if precision == "bfloat16" else 4)
+
+
+def _store_halved(modules: Sequence[nn.Module]) -> None:
+    """Matrices in bfloat16; norms, biases and the embeddings of images stay float32, as in openpi."""
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.ndim > 1 and not name.startswith("embeddings."):
+                parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
+    widest = max(robot.action_dim, robot.state_dim)
+    if widest > config.padded_dim:
+        raise ValueError(
+            f"the robot has {robot.action_dim} action and {robot.state_dim} state dimensions; this policy's network "
+            f"takes at most padded_dim {config.padded_dim}"
+        )
+    unknown = sorted(set(config.convention.cameras) - set(robot.cameras))
+    if unknown:
+        raise ValueError(
+            f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(robot.cameras)}"
+        )

@@ -1,0 +1,95 @@
+"""Published statistics of states and actions, as the linear maps of ``policies.normalizer``.
+
+Every source's way of normalizing is linear, x -> (x - center) / scale; they differ in what is added to a divisor:
+
+    openpi   mean_std: std + epsilon;  quantiles: (q99 - q01 + epsilon) / 2         epsilon 1e-6 (transforms.py)
+    LeRobot  mean_std: std + epsilon;  quantiles, min_max: (high - low) / 2, and epsilon / 2 for a constant dimension,
+             epsilon 1e-8 (processor/normalize_processor.py)
+    OpenVLA  quantiles: (q99 - q01) / 2; OFT adds 1e-8; what its mask leaves out is not scaled (the gripper)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor
+
+from policies.pretrained.checkpoint import CheckpointError, Scale
+
+Statistics = Mapping[str, Sequence[float]]
+_BOUNDS = {"quantiles": ("q01", "q99"), "min_max": ("min", "max")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """``epsilon`` is added to each divisor ("always"), or stands in for a divisor of 0 ("constant")."""
+
+    method: Literal["mean_std", "quantiles", "min_max"] = "mean_std"
+    epsilon: float = 1e-6
+    add_epsilon: Literal["always", "constant"] = "always"
+
+
+def scale_of(statistics: Statistics, config: ScaleConfig, dims: int, *, source: str) -> Scale:
+    """Of the first ``dims`` dimensions. CheckpointError if a statistic is missing or too short."""
+    needed = ("mean", "std") if config.method == "mean_std" else _BOUNDS[config.method]
+    first, second = (_vector(statistics, name, dims, source) for name in needed)
+    if config.method == "mean_std":
+        center, scale = first, second + config.epsilon
+    else:
+        spread = second - first
+        extra = config.epsilon if config.add_epsilon == "always" else torch.where(spread == 0, config.epsilon, 0.0)
+        scale = (spread + extra) / 2
+        center = first + scale
+    if "mask" in statistics:
+        mask = torch.tensor([bool(one) for one in statistics["mask"]][:dims])
+        center, scale = torch.where(mask, center, 0.0), torch.where(mask, scale, 1.0)
+    return Scale(center=center.float(), scale=scale.float())
+
+
+def read_statistics(path: Path, dataset: str | None = None) -> tuple[Statistics, Statistics]:
+    """Of states and of actions, from one of the published files:
+
+    openpi's ``norm_stats.json``, LeRobot's ``stats.json`` or its normalizer's ``.safetensors``, OpenVLA's
+    ``config.json`` or ``dataset_statistics.json`` (``dataset`` names the part). CheckpointError if it is none of them.
+    """
+    try:
+        found: Any = _nested(path) if path.suffix == ".safetensors" else json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as statistics: {error}") from error
+    found = found.get("norm_stats", found)
+    if dataset is not None:
+        if dataset not in found:
+            raise CheckpointError(f"{path} has no statistics of {dataset!r}; it has {', '.join(sorted(found))}")
+        found = found[dataset]
+    for state, action in (("state", "actions"), ("observation.state", "action"), ("proprio", "action")):
+        if action in found and (state in found or state == "proprio"):
+            return found.get(state, {}), found[action]
+    raise CheckpointError(
+        f"{path} has no statistics of states and actions but of {', '.join(sorted(found))}; "
+        "if these are data sets, name one of them"
+    )
+
+
+def _vector(statistics: Statistics, name: str, dims: int, source: str) -> Float[Tensor, " dims"]:
+    if name not in statistics:
+        raise CheckpointError(f"{source} has no {name!r}; it has {', '.join(sorted(statistics))}")
+    values = torch.tensor(statistics[name], dtype=torch.float64)
+    if values.ndim != 1 or len(values) < dims:
+        raise CheckpointError(f"{source}: {name!r} must have at least {dims} numbers, got shape {list(values.shape)}")
+    return values[:dims]
+
+
+def _nested(path: Path) -> dict[str, dict[str, list[float]]]:
+    """``observation.state.mean`` -> {"observation.state": {"mean": ...}}."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, tensor in load_file(path).items():
+        feature, _, statistic = name.rpartition(".")
+        found.setdefault(feature, {})[statistic] = tensor.flatten().tolist()
+    return found

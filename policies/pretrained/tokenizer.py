@@ -1,0 +1,111 @@
+"""Prompts to token ids. The tokenizer's file travels with the weights, so a bundle needs no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from sims.devices.crossing import crossing
+from sims.errors import UserError
+from sims.vector_env import Observation, decode_instructions
+
+BYTE_BOS, BYTE_OFFSET = 1, 3  # of the stand-in without a file: token 3 + b is byte b, 1 begins, 0 pads
+
+
+class PromptTokenizer(nn.Module):
+    """A SentencePiece ``tokenizer.model`` or a ``tokenizer.json``, kept in a buffer; bytes while there is none.
+
+    Bytes are for small models that are trained here; published weights bring their tokenizer.
+    """
+
+    file: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("file", torch.zeros(0, dtype=torch.uint8))
+        self._backend: Any = None
+
+    def load(self, data: bytes) -> None:
+        """Use the tokenizer of this file's content. UserError if its library is missing or it cannot be read."""
+        self.file = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(self.file.device)
+        self._backend = _backend(data) if data else None
+
+    def ids(self, text: str) -> list[int]:
+        """Tokens of ``text`` alone."""
+        if self._backend is None:
+            return [BYTE_OFFSET + byte for byte in text.encode()]
+        return list(self._backend.encode(text))
+
+    @property
+    def bos(self) -> int:
+        """The token that begins a sequence."""
+        return BYTE_BOS if self._backend is None else int(self._backend.bos)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """The file may have any length."""
+        stored = state_dict.get(f"{prefix}file")
+        if stored is not None:
+            self.load(bytes(stored.cpu().numpy()))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PromptTokenizer:
+        return self  # nothing in it is trained
+
+
+def read_instructions(obs: Observation) -> list[str]:
+    """The text of each; empty on the meta device, which holds none."""
+    if obs.instruction.is_meta:
+        return [""] * len(obs)
+    with crossing("prompts"):
+        return decode_instructions(obs.instruction)
+
+
+def pad_tokens(
+    prompts: Sequence[Sequence[int]], length: int, device: torch.device
+) -> tuple[Int[Tensor, "B length"], Bool[Tensor, "B length"]]:
+    """Token ids padded with zeros at the end, and which of them exist. What is longer is cut, as the references do."""
+    tokens = torch.zeros(len(prompts), length, dtype=torch.int64)
+    valid = torch.zeros(len(prompts), length, dtype=torch.bool)
+    for i, prompt in enumerate(prompts):
+        cut = torch.tensor(prompt[:length], dtype=torch.int64)
+        tokens[i, : len(cut)], valid[i, : len(cut)] = cut, True
+    with crossing("prompts"):
+        return tokens.to(device), valid.to(device)
+
+
+class _SentencePiece:
+    def __init__(self, data: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = SentencePieceProcessor(model_proto=data)
+        self.bos = self._model.bos_id()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._model.encode(text)
+        return ids
+
+
+class _TokenizersJson:
+    def __init__(self, data: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        self._model = Tokenizer.from_str(data.decode())
+        self.bos = 0
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _backend(data: bytes) -> Any:
+    try:
+        return _TokenizersJson(data) if data.lstrip()[:1] == b"{" else _SentencePiece(data)
+    except ImportError as error:
+        raise UserError(f"this policy's tokenizer needs {error.name}. Run: pip install 'vla-rl[vla]'") from error
+    except Exception as error:  # both libraries raise their own types, RuntimeError and Exception
+        raise UserError(f"the tokenizer is neither a SentencePiece model nor a tokenizer.json: {error}") from error

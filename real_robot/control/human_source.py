@@ -1,0 +1,97 @@
+"""A person as the source of actions: through the same loop, filter and recorder as a policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from episodes.schema import HUMAN
+from real_robot.control.embodiment import Embodiment
+from real_robot.control.executed_steps import ExecutedSteps
+from real_robot.control.loop import Action
+from real_robot.safety.commands import Measurement
+
+
+@runtime_checkable
+class InputDevice(Protocol):
+    """What a person holds."""
+
+    def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
+        """For an arm at ``joints``; None: released, silent for too long, or not held. Returns at once."""
+        ...
+
+
+@runtime_checkable
+class DemonstrationLog(Protocol):
+    """What records demonstrations: ``real_robot.recorder``. Both methods return at once."""
+
+    def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None: ...
+    def action(self, action: NDArray[np.float32], actor: int) -> None: ...
+
+
+@runtime_checkable
+class Cameras(Protocol):
+    """The newest image of every camera and when it was taken."""
+
+    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
+
+
+class HumanSource:
+    """``observe`` is called after every tick's command was sent: it records what the camera saw before each action."""
+
+    def __init__(
+        self,
+        device: InputDevice,
+        embodiment: Embodiment,
+        cameras: Cameras,
+        log: DemonstrationLog | None,
+        *,
+        image_size: Sequence[int],
+    ) -> None:
+        self.problem = ""
+        self._device, self._embodiment, self._cameras, self._log = device, embodiment, cameras, log
+        self._image_size = image_size
+        self._steps = ExecutedSteps()
+        self._due: tuple[int, Measurement] | None = None  # number of steps before it
+
+    def begin_episode(self) -> None:
+        self.clear()
+        self._steps.clear()
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        """The device's action, limited to [-1, 1]; the arm holds while there is none."""
+        values = self._device.action(measured.positions)
+        if values is None or not np.isfinite(values).all():
+            return None
+        self._due = self._steps.before(tick - lead_ticks), measured
+        return Action(np.clip(values, -1.0, 1.0).astype(np.float32), time.monotonic())
+
+    def executed(self, tick: int, action: Float[np.ndarray, " A"]) -> None:
+        """Record an action as the arm was sent."""
+        self._steps.add(tick)
+        if self._log is not None:
+            self._log.action(action, HUMAN)
+
+    def clear(self) -> None:
+        self._due = None
+        self._steps.restart_ticks()
+
+    def observe(self, last: Measurement | None = None) -> None:
+        """Record the observation before the action under way, or the ``last`` one of an episode."""
+        due, self._due = ((self._steps.total, last) if last else self._due), None
+        if due is None or self._log is None:
+            return
+        step, measured = due
+        try:
+            newest = self._cameras.images(self._image_size)
+        except (ValueError, OSError) as error:
+            self.problem = str(error)
+            return
+        self.problem = "" if newest is not None else "no image from some camera"
+        if newest is not None:
+            self._log.observation(step, newest[0], self._embodiment.state(measured.positions))

@@ -1,0 +1,109 @@
+"""``vla-rl robot``: check a robot file, ask the node of a robot, drive an arm by hand."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from real_robot.robot_file import Robot, RobotError, load_robot
+from real_robot.ros.installation import require_ros
+
+LISTEN_S = 5.0
+SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
+
+
+def check(path: Path, *, live: bool) -> dict[str, Any]:
+    """What the file says, in SI units; ``live``: ``problems`` of what is heard. RobotError if the file is wrong."""
+    robot = _load(path)
+    stop_s = max(axis.velocity / axis.acceleration + axis.acceleration / axis.jerk for axis in robot.limits.axes)
+    result: dict[str, Any] = {
+        "file": str(path),
+        "joints": {
+            axis.name: f"{axis.position[0]:g} to {axis.position[1]:g} {axis.unit}, {axis.velocity:g} {axis.unit}/s, "
+            f"{axis.acceleration:g} {axis.unit}/s^2, {axis.jerk:g} {axis.unit}/s^3"
+            for axis in robot.limits.axes
+        },
+        "longest_stop_s": round(stop_s, 3),
+        "workspace": None
+        if robot.limits.workspace is None
+        else [*robot.limits.workspace.low, *robot.limits.workspace.high],
+        "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead",
+        "cameras": dict(robot.ros.cameras),
+        "emergency_stop": robot.ros.emergency_stop or "none",
+        "enabling_device": robot.ros.enabling_device or "none",
+        "contact": [axis.name for axis in robot.limits.axes if axis.contact_residual is not None],
+    }
+    if live:
+        result["problems"] = _listen(robot)
+    return result
+
+
+def ask(verb: str, *, success: bool) -> dict[str, Any]:
+    """``status``: the node's diagnostics; otherwise what it answered. RobotError if there is no node."""
+    require_ros()
+    from real_robot.ros.operator import Operator
+
+    with Operator() as operator:
+        if verb == "status":
+            return operator.status()
+        answers = [operator.call(name, data=success if name == "end_episode" else None) for name in SERVICES[verb]]
+    refused = next((message for done, message in answers if not done), "")
+    return {"refused": refused} if refused else {"done": answers[-1][1] or verb}
+
+
+def drive(
+    path: Path,
+    *,
+    leader: str,
+    store: Path | None,
+    instruction: str,
+    control_hz: float,
+    image_size: Sequence[int],
+) -> None:
+    """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used."""
+    robot = _load(path)
+    require_ros()
+    from real_robot.ros.teleop import TeleopSession, run_teleop
+
+    try:
+        session = TeleopSession(
+            robot,
+            leader=leader,
+            stream=sys.stdin,
+            control_hz=control_hz,
+            image_size=image_size,
+            store=store,
+            name=path.stem,
+        )
+    except ValueError as error:
+        raise RobotError(str(error)) from error
+    try:
+        run_teleop(session, instruction, instruction)
+    finally:
+        session.close()
+
+
+def _load(path: Path) -> Robot:
+    try:
+        return load_robot(path)
+    except ValueError as error:
+        raise RobotError(str(error)) from error
+
+
+def _listen(robot: Robot) -> list[str]:
+    """What is not heard within some seconds, or is not as the file says."""
+    require_ros()
+    from real_robot.ros.operator import Listener
+
+    with Listener(robot) as listener:
+        _wait(lambda: not listener.problems(), LISTEN_S)
+        return listener.problems()
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,106 @@
+"""What a person at a terminal asks the robot and its node. Needs rclpy."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+from std_srvs.srv import SetBool, Trigger
+
+from real_robot.robot_file import Robot, RobotError
+from real_robot.ros.inputs import CameraInput, JointInput, StopInputs, image_array
+
+NODE = "/vla_rl_policy"
+ANSWER_S = 10.0
+
+
+class _Participant:
+    """A node in a ROS context of its own, for as long as the block lasts."""
+
+    def __init__(self, name: str) -> None:
+        self._context = Context()
+        rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
+        self.node = Node(name, context=self._context)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.node.destroy_node()
+        rclpy.shutdown(context=self._context)
+
+
+class Operator(_Participant):
+    """Calls the services of ``vla_rl_policy``."""
+
+    def __init__(self) -> None:
+        super().__init__("vla_rl_operator")
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+
+    def call(self, name: str, *, data: bool | None) -> tuple[bool, str]:
+        """(done, message). RobotError without an answer."""
+        kind, request = (Trigger, Trigger.Request()) if data is None else (SetBool, SetBool.Request(data=data))
+        client = self.node.create_client(kind, f"{NODE}/{name}")
+        if not client.wait_for_service(timeout_sec=ANSWER_S):
+            raise RobotError(f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE")
+        future = client.call_async(request)
+        self._executor.spin_until_future_complete(future, timeout_sec=ANSWER_S)
+        if not future.done():
+            raise RobotError(f"{NODE}/{name} did not answer within {ANSWER_S:g} s")
+        reply = future.result()
+        return bool(reply.success), str(reply.message)
+
+    def status(self) -> dict[str, Any]:
+        """The newest diagnostics. RobotError if none arrive."""
+        seen: list[DiagnosticArray] = []
+        self.node.create_subscription(DiagnosticArray, "/diagnostics", seen.append, 10)
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            self._executor.spin_once(timeout_sec=0.2)
+            for status in (status for array in seen for status in array.status):
+                if status.name.startswith(NODE.strip("/")):
+                    return {"message": status.message, **{value.key: value.value for value in status.values}}
+        raise RobotError(f"no diagnostics of {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE")
+
+
+class Listener(_Participant):
+    """Hears a robot without commanding it."""
+
+    def __init__(self, robot: Robot) -> None:
+        super().__init__("vla_rl_check")
+        self._robot = robot
+        self._joints = JointInput(self.node, robot.ros, [axis.name for axis in robot.limits.axes])
+        self._cameras = {name: CameraInput(self.node, {name: topic}) for name, topic in robot.ros.cameras.items()}
+        self._stops = StopInputs(self.node, robot.ros)
+
+    def problems(self) -> list[str]:
+        """What is not heard, or not as the robot file says."""
+        limits = self._robot.limits
+        found = [] if self._joints.fresh(limits.max_measurement_age_s) else [self._joints.problem]
+        measured = self._joints.measure()
+        for axis, q in zip(limits.axes, measured.positions if measured else (), strict=False):
+            if not axis.position[0] <= q <= axis.position[1]:
+                found.append(f"joint {axis.name} is at {q:.4f} {axis.unit}, outside {axis.position}")
+        for name, camera in self._cameras.items():
+            newest = camera.newest()
+            try:
+                if newest is None:
+                    raise ValueError(f"nothing received on {self._robot.ros.cameras[name]}")
+                image_array(newest[0][name])
+            except (ValueError, OSError) as error:
+                found.append(f"camera {name}: {error}")
+        if reason := self._stops.problem():
+            found.append(reason)
+        if others := self.node.count_publishers(self._robot.ros.command):
+            found.append(f"{others} publishers on {self._robot.ros.command}: another node may move the arm")
+        return found

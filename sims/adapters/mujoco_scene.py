@@ -1,0 +1,162 @@
+"""A scene of the user's own in MuJoCo: any MJCF model of robot and objects, described by a short YAML file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sims.adapters.scene_file import Condition, check_name, read_scene
+from sims.errors import UserError
+from sims.mujoco.cameras import MujocoCameras
+from sims.numbers.ranges import PositiveInt
+from sims.subproc.latency import Latency
+from sims.subproc.single_env import SingleSpec, StepResult
+from sims.subproc.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MujocoSceneConfig:
+    """``scene``: the YAML file (docs/simulators/mujoco_scene.md). ``fast_rendering``: no shadows and reflections."""
+
+    name: Literal["mujoco_scene"] = "mujoco_scene"
+    scene: Path
+    image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
+    fast_rendering: bool = True
+    max_steps: PositiveInt = 100
+    num_envs: PositiveInt = 8
+    latency: Latency = field(default_factory=Latency)
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+class MujocoScene:
+    """Actions move the targets of the scene's actuators. Reward is 1 at success: the goal held for ``hold_steps``."""
+
+    def __init__(self, config: MujocoSceneConfig) -> None:
+        import mujoco
+
+        self.config = config
+        self.scene = scene = read_scene(config.scene)
+        try:
+            self._model = mujoco.MjModel.from_xml_path(str(scene.model))
+        except ValueError as error:
+            raise UserError(f"{config.scene}: MuJoCo cannot load {scene.model}: {error}") from error
+        self._mujoco, self._data = mujoco, mujoco.MjData(self._model)
+        self._check_names()
+        self._substeps = max(1, round(1 / (scene.control_hz * self._model.opt.timestep)))
+        self._task = self._held = 0
+        self._cameras: MujocoCameras | None = None
+        self.reset(task=0, seed=0)
+        self.spec = SingleSpec(
+            name=config.scene.stem,
+            action_dim=len(scene.action),
+            state_dim=len(scene.state),
+            cameras=scene.cameras,
+            image_size=config.image_size,
+            control_hz=scene.control_hz,
+            max_steps=config.max_steps,
+            tasks=tuple(task.instruction for task in scene.tasks),
+            fingerprint={"mujoco": mujoco.__version__, "scene": config.scene.name},
+        )
+
+    def _check_names(self) -> None:
+        """Raises UserError for a name of the scene that the model does not have."""
+        model, scene, path = self._model, self.scene, self.config.scene
+        names = {
+            kind: {getattr(model, kind)(i).name for i in range(count)}
+            for kind, count in (
+                ("actuator", model.nu),
+                ("joint", model.njnt),
+                ("body", model.nbody),
+                ("site", model.nsite),
+                ("key", model.nkey),
+            )
+        }
+        free = {body for body in names["body"] if self._is_free(body)}
+        used = [("actuator", name, names["actuator"]) for name in scene.action]
+        used += [("joint", name, names["joint"]) for name in scene.state]
+        used += [("free body", name, free) for name in scene.vary]
+        used += [("joint", name, names["joint"]) for name in scene.vary_joints]
+        used += [("keyframe", scene.start, names["key"])] if scene.start else []
+        for task in scene.tasks:
+            for goal in task.goal:
+                things = names["joint"] if goal.kind in ("open", "shut") else names["body"] | names["site"]
+                used += [("joint" if things is names["joint"] else "body or site", name, things) for name in goal.names]
+        for what, name, allowed in used:
+            check_name(f"{path}: {scene.model.name} has no {what}", name, allowed)
+        for name, reach in scene.action.items():
+            if reach is None and not model.actuator_ctrllimited[model.actuator(name).id]:
+                raise UserError(f"{path}: action.{name} is 'range', but {scene.model.name} gives it no ctrlrange")
+
+    def _is_free(self, body: str) -> bool:
+        joint = self._model.body(body).jntadr[0]
+        return bool(joint >= 0 and self._model.jnt_type[joint] == self._mujoco.mjtJoint.mjJNT_FREE)
+
+    @staticmethod
+    def preload(config: MujocoSceneConfig) -> None:
+        MujocoScene(config).close()  # renders only in ``observe``
+
+    def reset(self, *, task: int, seed: int) -> None:
+        model, data, mujoco = self._model, self._data, self._mujoco
+        self._task, self._held = task, 0
+        if self.scene.start:
+            mujoco.mj_resetDataKeyframe(model, data, model.key(self.scene.start).id)
+        else:
+            mujoco.mj_resetData(model, data)
+        rng = np.random.default_rng([seed, task])
+        for body, limits in self.scene.vary.items():
+            x, y, yaw = rng.uniform(-1, 1, 3) * limits
+            pose = data.qpos[model.jnt_qposadr[model.body(body).jntadr[0]] :][:7]
+            pose[:2] += [x, y]
+            turned = np.empty(4)
+            mujoco.mju_mulQuat(turned, np.array([math.cos(yaw / 2), 0, 0, math.sin(yaw / 2)]), pose[3:].copy())
+            pose[3:] = turned
+        for name, limit in self.scene.vary_joints.items():
+            change = limit * rng.uniform(-1, 1)
+            data.joint(name).qpos[0] += change
+            data.ctrl[model.actuator_trnid[:, 0] == model.joint(name).id] += change
+        mujoco.mj_forward(model, data)
+
+    def step(self, action: np.ndarray) -> StepResult:
+        model, data = self._model, self._data
+        for (name, reach), value in zip(self.scene.action.items(), np.clip(action, -1, 1), strict=True):
+            index = model.actuator(name).id
+            low, high = model.actuator_ctrlrange[index] if model.actuator_ctrllimited[index] else (-np.inf, np.inf)
+            target = low + (value + 1) / 2 * (high - low) if reach is None else data.ctrl[index] + reach * value
+            data.ctrl[index] = np.clip(target, low, high)
+        self._mujoco.mj_step(model, data, self._substeps)
+        achieved = all(self._holds(condition) for condition in self.scene.tasks[self._task].goal)
+        self._held = (self._held + 1) * achieved
+        success = self._held >= self.scene.hold_steps
+        return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
+
+    def _holds(self, condition: Condition) -> bool:
+        if condition.kind in ("open", "shut"):
+            position = float(self._data.joint(condition.names[0]).qpos[0])
+            return position > condition.limit if condition.kind == "open" else position < condition.limit
+        first, *second = (self._position(name) for name in condition.names)
+        if condition.kind == "near":
+            return bool(np.linalg.norm(first - second[0]) < condition.limit)
+        return bool(first[2] > condition.limit)
+
+    def _position(self, name: str) -> np.ndarray:
+        """[3] of a body, or of a site where there is no such body."""
+        body = self._mujoco.mj_name2id(self._model, self._mujoco.mjtObj.mjOBJ_BODY, name)
+        return np.asarray(self._data.xpos[body] if body >= 0 else self._data.site(name).xpos)
+
+    def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
+        state[:] = [self._data.joint(name).qpos[0] for name in self.scene.state]
+        if not self.scene.cameras:
+            return
+        if self._cameras is None:
+            size, fast = self.config.image_size, self.config.fast_rendering
+            groups = tuple(range(3))
+            self._cameras = MujocoCameras(self._model, self.scene.cameras, image_size=size, fast=fast, groups=groups)
+        self._cameras.render(self._data, images)
+
+    def close(self) -> None:
+        if self._cameras is not None:
+            self._cameras.close()

@@ -1,0 +1,102 @@
+"""Diffusion Policy against LeRobot (a golden file), its memory, its log-probs, what of a chunk is executed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from policies.denoising.denoise import integrate
+from policies.denoising.kernels import DDIMConfig, DDPMConfig, build_kernel
+from policies.denoising.objectives import DiffusionConfig
+from policies.policy import RobotSpec, set_frozen
+from policies.pretrained.checkpoint import CheckpointError, PublishedWeights, Scale
+from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
+from policies.pretrained.diffusion_policy.policy import DiffusionChunkPolicy
+from policies.registry import build_policy
+from sims.vector_env import Observation, encode_instructions
+from tests.policies.pretrained.golden import read_golden
+from tests.policies.pretrained.toy import DIFFUSION_POLICY, DIFFUSION_TRANSFORMER
+from tests.policies.test_every_policy import ROBOT as SMALL_ROBOT
+from tests.policies.test_every_policy import generator, observe
+
+ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(64, 64), control_hz=10.0)
+TINY = DiffusionPolicyConfig(
+    network=UNetConfig(widths=(32, 64), time_width=32),
+    keypoints=8,
+    crop=56,
+    objective=DiffusionConfig(levels=20),
+    act=DDIMConfig(steps=20),
+    explore=DDIMConfig(steps=20, eta=1.0, train_last=5),
+)
+GOLDEN = read_golden("diffusion_policy", norms_around=1.0)
+BOTH = pytest.mark.parametrize("config", [DIFFUSION_POLICY, DIFFUSION_TRANSFORMER], ids=["unet", "transformer"])
+
+
+def load(weights: dict[str, torch.Tensor]) -> tuple[DiffusionChunkPolicy, list[str]]:
+    policy = DiffusionChunkPolicy(TINY, ROBOT).eval()
+    state, action = (Scale(center=torch.zeros(size), scale=torch.ones(size)) for size in (8, 7))
+    published = PublishedWeights(tensors=weights, state=state, action=action, tokenizer=b"", source="file")
+    return policy, policy.load_published(published)
+
+
+@torch.no_grad()
+def test_the_same_weights_give_lerobots_actions() -> None:
+    """After two observations, through the policy's memory; the means of DDPM's steps, from the present action on."""
+    policy, dead = load(GOLDEN.weights)
+    assert dead == ["diffusion.rgb_encoder.pool.pos_grid"]
+    state: Any = policy.initial_state(2)
+    for i in range(2):
+        obs = Observation(
+            images=GOLDEN.inputs["images"][:, i],
+            state=GOLDEN.inputs["state"][:, i],
+            instruction=encode_instructions(["push"] * 2),
+        )
+        context, state = policy.encode(obs, state)
+    kernel = build_kernel(DDPMConfig(steps=20, train_last=1), policy.objective)
+    chunk = integrate(policy._predict(context), kernel, GOLDEN.inputs["noise"])
+    assert (chunk[:, policy.executed] - GOLDEN.outputs["action"]).abs().max() <= 5e-5
+
+
+def test_a_checkpoint_of_other_sizes_stops() -> None:
+    weights = dict(GOLDEN.weights)
+    weights["diffusion.unet.final_conv.1.bias"] = torch.zeros(4)
+    with pytest.raises(CheckpointError, match=r"final_conv\.1\.bias \[4\], expected \[7\]"):
+        load(weights)
+
+
+@BOTH
+def test_an_episode_begins_with_its_first_observation_repeated(config: DiffusionPolicyConfig) -> None:
+    policy: Any = build_policy(config, SMALL_ROBOT)
+    first, second = observe(3, seed=1), observe(3, seed=2)
+    context, memory = policy.encode(first, policy.initial_state(3))
+    assert torch.equal(context.history.images[:, 0], context.history.images[:, 1])
+    context, _ = policy.encode(second, memory)
+    assert torch.equal(context.history.images[:, 0], first.images)
+    assert torch.equal(context.history.images[:, 1], second.images)
+
+
+@BOTH
+@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["kept", "encoded again"])
+def test_log_probs_are_those_of_the_rollout(config: DiffusionPolicyConfig, frozen: tuple[str, ...]) -> None:
+    policy = build_policy(replace(config, explore=replace(config.explore, min_std=0.1)), SMALL_ROBOT)
+    set_frozen(policy, frozen)
+    _, memory = policy.encode(observe(5, seed=1), policy.initial_state(5))
+    context, _ = policy.encode(observe(5), memory)
+    sample = policy.sample(context, generator())
+    record = policy.store(context)
+    for index in (torch.tensor([3]), torch.tensor([4, 0, 2])):
+        log_prob = policy.log_prob(policy.restore(record[index]), sample.trace[index])
+        assert (log_prob - sample.log_prob[index]).abs().max() <= 1e-5
+
+
+def test_later_actions_do_not_change_earlier_ones_in_the_transformer() -> None:
+    policy: Any = build_policy(DIFFUSION_TRANSFORMER, SMALL_ROBOT)
+    context, _ = policy.encode(observe(1), policy.initial_state(1))
+    x = torch.randn(1, 1, 16, 3)
+    changed = x.clone()
+    changed[:, :, 9] += 1
+    before, after = (policy._predict(context)(one, torch.tensor([[0.5]])).target[0, 0] for one in (x, changed))
+    assert torch.equal(before[:9], after[:9]) and (before[9:] - after[9:]).abs().max() > 1e-4

@@ -1,0 +1,111 @@
+"""What makes three billion parameters affordable: kept prefixes, adapted layers, half precision, recomputed layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from policies.denoising.kernels import FlowSDEConfig
+from policies.policy import Policy, set_frozen
+from policies.pretrained.flow_policy import cache_bytes
+from policies.pretrained.lora import LoRAConfig
+from policies.pretrained.storage import StorageConfig
+from policies.registry import build_policy
+from sims.vector_env import Observation
+from tests.policies.encoding import encode
+from tests.policies.pretrained.toy import FLOW_POLICIES, toy
+from tests.policies.test_every_policy import ROBOT, generator, observe
+
+NAMES = list(FLOW_POLICIES)
+
+
+def made(name: str, **changes: Any) -> Policy:
+    torch.manual_seed(0)
+    return build_policy(replace(toy(name, FlowSDEConfig(steps=3)), **changes), ROBOT)
+
+
+def test_records_go_where_they_fit() -> None:
+    storage = StorageConfig(device_gb=8, host_gb=32)
+    megabytes = 10_300_000  # pi0, two cameras
+    assert [storage.place(megabytes, records) for records in (700, 3_000, 24_576)] == ["device", "host", "recompute"]
+    assert StorageConfig(where="host").place(megabytes, 1) == "host"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", ["device", "host", "recompute"])
+def test_log_probs_are_the_same_wherever_the_prefix_was_kept(name: str, where: Any) -> None:
+    policy = made(name, storage=StorageConfig(where=where))
+    set_frozen(policy, ("encoder",))
+    policy.plan_storage(100)
+    context = encode(policy, observe(4))
+    sample = policy.sample(context, generator())
+    record = policy.store(context)
+    assert isinstance(record, Observation) == (where == "recompute")
+    log_prob = policy.log_prob(policy.restore(record), sample.trace)
+    assert (log_prob - sample.log_prob).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_size_of_a_record_is_predicted(name: str) -> None:
+    policy = made(name)
+    cache = encode(policy, observe(3)).cache
+    assert cache.keys_values.nbytes == 3 * cache_bytes(policy.config, cameras=1, precision="float32")
+
+
+def test_the_size_of_pi0s_record() -> None:
+    """10.3 MB with two cameras, 15.0 with three, in bfloat16."""
+    from policies.pretrained.pi0.config import Pi0Config
+
+    sizes = [cache_bytes(Pi0Config(), cameras=cameras, precision="bfloat16") / 1e6 for cameras in (2, 3)]
+    assert [round(size, 1) for size in sizes] == [10.3, 15.0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapted_layers_start_as_they_were_and_alone_are_trained(name: str) -> None:
+    plain, adapted = made(name), made(name, lora=LoRAConfig(rank=2))
+    missing = adapted.load_state_dict(plain.state_dict(), strict=False)
+    assert not missing.unexpected_keys and all("lora_" in key for key in missing.missing_keys)
+    one, two = (encode(policy, observe(3)).cache.keys_values for policy in (plain, adapted))
+    torch.testing.assert_close(one, two)
+    set_frozen(adapted, ("encoder", "expert"))
+    with torch.no_grad():
+        for parameter in adapted.parameter_groups()["lora"]:
+            parameter += 0.1
+    context = adapted.restore(adapted.store(encode(adapted, observe(3))))
+    adapted.log_prob(context, adapted.sample(context, generator()).trace).mean().backward()
+    groups = adapted.parameter_groups()
+    assert all(parameter.grad is not None for parameter in groups["lora"])
+    assert all(parameter.grad is None for parameter in (*groups["encoder"], *groups["expert"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputed_layers_give_the_same_gradients(name: str) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        policy = made(name, checkpointing=checkpointing)
+        context = policy.restore(policy.store(encode(policy, observe(2))))
+        trace = made(name).sample(encode(made(name), observe(2)), generator()).trace
+        policy.log_prob(context, trace).mean().backward()
+        gradients.append([p.grad.clone() for group in policy.parameter_groups().values() for p in group])  # type: ignore[union-attr]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_half_precision_keeps_log_probs_within_a_tenth_nat_per_chunk(name: str, stored: Any) -> None:
+    """The run's precision, with the prefix's weights stored in either."""
+    policy = made(name, prefix_precision=stored)
+    policy.precision = "bfloat16"
+    set_frozen(policy, ("encoder",))
+    context = encode(policy, observe(4))
+    assert context.cache.keys_values.dtype == torch.bfloat16
+    sample = policy.sample(context, generator())
+    record = policy.store(context)
+    for index in (torch.tensor([2]), torch.tensor([3, 0, 1])):
+        log_prob = policy.log_prob(policy.restore(record[index]), sample.trace[index])
+        difference = (log_prob - sample.log_prob[index]).sum((1, 2, 3)).abs()
+        assert log_prob.dtype == torch.float32 and difference.max() <= 0.1

@@ -1,0 +1,104 @@
+"""The thread that drives an arm: what happens when something in it, or beside it, fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from real_robot.control.embodiment import JointSteps
+from real_robot.control.loop import Action, ControlLoop
+from real_robot.control.thread import ControlThread
+from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
+from tests.real_robot.test_control_loop import LIMITS, SCALES
+
+
+class Arm:
+    """Joints and controller: the joints are where they were sent."""
+
+    def __init__(self) -> None:
+        self.problem, self.sent, self.error = "", [], ""
+        self._loop: ControlLoop | None = None
+
+    def follow(self, loop: ControlLoop) -> None:
+        self._loop = loop
+
+    def measure(self) -> Measurement | None:
+        if self.error:
+            raise RuntimeError(self.error)
+        now = time.monotonic()
+        started = self._loop is not None and self._loop.live
+        return Measurement(self._loop.filter.sent_position(now) if started else [0.0, 0.0], now)
+
+    def fresh(self, max_age_s: float) -> bool:
+        return True
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        self.sent.append(path[-1])
+
+
+class Swinging:
+    """An action source that never rests."""
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        return Action(np.array([np.sin(0.3 * tick), 0.0], dtype=np.float32), measured.stamp_s)
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        """Nothing is recorded."""
+
+    def clear(self) -> None:
+        """Nothing is planned."""
+
+
+def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def driven() -> Iterator[tuple[Arm, ControlThread, dict[str, object]]]:
+    """An arm in motion; ``faults``: error of the slow work, reason of a check."""
+    arm, faults = Arm(), {"error": None, "reason": ""}
+    embodiment = JointSteps(SCALES.ranges, SCALES.steps)
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=Swinging())
+    arm.follow(loop)
+
+    def slow_work(now_s: float) -> None:
+        if faults["error"]:
+            raise ValueError(faults["error"])
+
+    thread = ControlThread(loop, arm, arm, after_tick=slow_work, checks=[lambda: str(faults["reason"])])
+    thread.start()
+    wait(lambda: any(abs(v) > 0.05 for v in loop.filter.path()[0].velocities))
+    yield arm, thread, faults
+    arm.error = ""
+    thread.brake()
+
+
+def test_an_error_after_a_tick_stops_the_arm_and_is_named(driven: tuple) -> None:
+    _, thread, faults = driven
+    faults["error"] = "a very odd image"
+    wait(lambda: thread.loop.mode == "stopped")
+    assert "the control thread failed: ValueError: a very odd image" in str(thread.loop.filter.stopped)
+    wait(lambda: not thread.loop.live)
+    assert thread.loop.filter.at_rest
+    assert thread.running  # it braked the arm, and can be asked
+
+
+def test_the_end_of_a_part_stops_the_arm_and_is_named(driven: tuple) -> None:
+    _, thread, faults = driven
+    faults["reason"] = "a thread ended: recorder"
+    wait(lambda: not thread.loop.live)
+    assert thread.loop.filter.stopped == "a thread ended: recorder"
+
+
+def test_an_error_in_the_control_thread_itself_is_named(driven: tuple) -> None:
+    arm, thread, _ = driven
+    arm.error = "no such joint"
+    wait(lambda: not thread.running)
+    assert thread.failure == "the control thread failed: RuntimeError: no such joint"
+    assert not any(arm.sent[-1].velocities)  # what was sent last ends in a stop

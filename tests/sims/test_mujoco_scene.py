@@ -1,0 +1,71 @@
+"""A scene of the user's own: the shipped example is solved, wrong files are refused with one message."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
+from sims.errors import UserError
+
+EXAMPLE = Path(__file__).parents[2] / "configs" / "scenes" / "two_arms.yaml"
+
+
+def push(env: MujocoScene, task: int) -> np.ndarray:
+    """One arm goes behind the cube and pushes it along x; the other stays."""
+    side = 1 if task == 0 else -1
+    arm, first = ("left_arm", 0) if task == 0 else ("right_arm", 2)
+    offset = (env._data.body(arm).xpos - env._data.body("cube").xpos)[:2] * [side, 1]  # behind the cube: x < 0
+    goal = np.array([0.0, 0.0])
+    if abs(offset[1]) > 0.012:
+        goal = np.array([-0.07, 0.0 if offset[0] < -0.043 else offset[1]])
+    action = np.zeros(4, dtype=np.float32)
+    action[first : first + 2] = np.clip(10 * (goal - offset) * [side, 1], -0.4, 0.4)
+    return action
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_example_is_solved_and_only_by_its_own_task(task: int) -> None:
+    env = MujocoScene(MujocoSceneConfig(scene=EXAMPLE))
+    solved = other = 0
+    for seed in range(6):
+        env.reset(task=task, seed=seed)
+        solved += any(env.step(push(env, task)).success for _ in range(150))
+        env.reset(task=task, seed=seed)
+        other += any(env.step(push(env, 1 - task)).success for _ in range(150))
+    env.close()
+    assert (solved, other) == (6, 0)
+
+
+def test_an_episode_is_a_function_of_task_and_seed() -> None:
+    env = MujocoScene(MujocoSceneConfig(scene=EXAMPLE))
+    ends = []
+    for seed in (3, 4, 3):
+        env.reset(task=1, seed=seed)
+        for _ in range(20):
+            env.step(push(env, 1))
+        ends.append(env._data.qpos.copy())
+    env.close()
+    assert np.array_equal(ends[0], ends[2])
+    assert not np.array_equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("control_hz", "contol_hz", r"unknown key 'contol_hz'; did you mean 'control_hz'"),
+        ("left_x: 0.02", "left_z: 0.02", r"has no actuator 'left_z'; did you mean 'left_"),
+        ("[cube, right_goal]", "[cube, rigth_goal]", r"has no body or site 'rigth_goal'; did you mean 'right_goal'"),
+        ("cube: [0.03", "table: [0.03", r"has no free body 'table'. Allowed are cube"),
+        ("within: 0.05}]\n  - ", "below: 0.05}]\n  - ", r"unknown key of 'near' 'below'"),
+        ("model: two_arms.xml", "model: none.xml", r"MuJoCo cannot load"),
+        ("[0.03, 0.02, 0.3]", "[0.03]", r"vary.cube must be three numbers"),
+    ],
+)
+def test_a_wrong_scene_is_one_message(tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "two_arms.xml").write_text(EXAMPLE.with_suffix(".xml").read_text())
+    text = EXAMPLE.read_text()
+    assert old in text
+    (tmp_path / "scene.yaml").write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))

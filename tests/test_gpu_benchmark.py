@@ -1,0 +1,31 @@
+"""The GPU benchmark runs to its end without a GPU, and goes on after a part that fails."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.gpu import PARTS, TOY, run_part
+from policies.device import CPU
+
+
+def test_the_toy_runs_every_part(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--toy", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    missing = {row["name"]: row["against"] for row in rows if row["value"] is None}
+    assert missing == {"device": "cpu", "sampling: compiled": "needs a CUDA GPU"}
+    assert {row["name"].split(":")[0] for row in rows} == {"device", *PARTS}
+
+
+def test_a_part_that_fails_says_why() -> None:
+    def broken(scale: object, device: object):
+        yield {"name": "first", "value": 1.0}
+        raise RuntimeError("no such kernel\nand more")
+
+    rows = run_part("broken", broken, TOY, CPU)
+    assert rows[0] == {"name": "broken: first", "value": 1.0}
+    assert rows[1]["value"] is None
+    assert rows[1]["against"] == "RuntimeError: no such kernel"
+    assert run_part("late", broken, TOY, CPU, late=True)[0]["value"] is None

@@ -1,0 +1,140 @@
+"""``vla-rl convert``: a small checkpoint in the published layout becomes a bundle; what is wrong stops."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from policies.bundle import load_bundle
+from policies.pretrained.checkpoint import CheckpointError
+from policies.pretrained.scales import ScaleConfig, read_statistics, scale_of
+from tests.policies.pretrained.golden import read_golden
+from vla_rl.cli.main import main
+from vla_rl.config.loader import load_config
+from vla_rl.config.published import Published
+
+sentencepiece = pytest.importorskip("sentencepiece")
+CONFIGS = Path(__file__).parents[2] / "configs" / "published"
+TINY = [
+    *("--policy.vocabulary", "512", "--policy.vision.width", "32", "--policy.vision.mlp_width", "64"),
+    *("--policy.vision.depth", "2", "--policy.vision.heads", "2", "--policy.vision.image_size", "28"),
+    *("--policy.language", "{width: 128, mlp_width: 128, depth: 4, heads: 8, kv_heads: 1, head_dim: 16}"),
+    *("--policy.expert", "{width: 64, mlp_width: 128, depth: 4, heads: 8, kv_heads: 1, head_dim: 16}"),
+]
+RANDOM = np.random.RandomState(0)
+STATISTICS = {
+    "mean": RANDOM.standard_normal(8),
+    "std": RANDOM.rand(8),
+    "q01": -1 - RANDOM.rand(8),
+    "q99": 1 + RANDOM.rand(8),
+}
+
+
+def write_checkpoint(folder: Path, golden: str = "pi0") -> None:
+    folder.mkdir()
+    weights = read_golden(golden, norms_around=0.0).weights
+    save_file({f"model.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    statistics = {key: value.tolist() for key, value in STATISTICS.items()}
+    (folder / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": statistics, "actions": statistics}}))
+    (folder / "paligemma_tokenizer.model").write_bytes(train_tokenizer())
+
+
+def train_tokenizer() -> bytes:
+    """A SentencePiece model of a few hundred pieces, in the place of PaliGemma's, which is not ours to ship."""
+    file = io.BytesIO()
+    sentences = [
+        "put the bowl on the plate",
+        "open the top drawer",
+        "Task: pick, State: 1 2 3 4 5 6 7 8 9 0;\nAction: ",
+    ]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences * 3), model_writer=file, vocab_size=296, byte_fallback=True, minloglevel=2
+    )
+    return file.getvalue()
+
+
+def convert(config: str, folder: Path, out: Path) -> None:
+    main(["convert", str(CONFIGS / config), str(folder), "--out", str(out), *TINY])
+
+
+def test_a_published_checkpoint_becomes_a_bundle(tmp_path: Path, capsys: Any) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert "not used: model.paligemma_with_expert.gemma_expert.lm_head.weight" in capsys.readouterr().out
+    policy: Any = load_bundle(tmp_path / "bundle")
+    processor = sentencepiece.SentencePieceProcessor(model_proto=train_tokenizer())
+    assert policy.tokenizer.bos == 1 and policy.tokenizer.ids("open the drawer") == processor.encode("open the drawer")
+    torch.testing.assert_close(policy.normalizer.action_scale, torch.tensor(STATISTICS["std"][:7] + 1e-6).float())
+
+
+def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "pi05")
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert stopped.value.code == 2
+    assert "missing: " in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_published_configuration_is_valid(path: Path) -> None:
+    published = load_config(Published, path)
+    assert published.policy.convention.cameras == published.robot.cameras
+
+
+# -- scales: what the references' own formulas give ----------------------------------------------------------------
+
+X = torch.from_numpy(RANDOM.standard_normal((5, 8))).float()
+MEAN, STD, LOW, HIGH = (torch.from_numpy(STATISTICS[name]).float() for name in ("mean", "std", "q01", "q99"))
+REFERENCES = {
+    "openpi mean": (ScaleConfig(method="mean_std", epsilon=1e-6), (X - MEAN) / (STD + 1e-6)),
+    "openpi quantiles": (ScaleConfig(method="quantiles", epsilon=1e-6), (X - LOW) / (HIGH - LOW + 1e-6) * 2 - 1),
+    "lerobot mean": (ScaleConfig(method="mean_std", epsilon=1e-8), (X - MEAN) / (STD + 1e-8)),
+    "lerobot quantiles": (
+        ScaleConfig(method="quantiles", epsilon=1e-8, add_epsilon="constant"),
+        2 * (X - LOW) / (HIGH - LOW) - 1,
+    ),
+    "openvla": (ScaleConfig(method="quantiles", epsilon=0.0), 2 * (X - LOW) / (HIGH - LOW) - 1),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_scales_are_those_of_their_source(name: str) -> None:
+    config, expected = REFERENCES[name]
+    scale = scale_of({key: value.tolist() for key, value in STATISTICS.items()}, config, 8, source="file")
+    torch.testing.assert_close((X - scale.center) / scale.scale, expected, atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(expected * scale.scale + scale.center, X, atol=2e-6, rtol=1e-6)
+
+
+def test_a_constant_dimension_and_a_masked_one() -> None:
+    constant = scale_of(
+        {"q01": [2.0], "q99": [2.0]},
+        ScaleConfig(method="quantiles", epsilon=1e-8, add_epsilon="constant"),
+        1,
+        source="",
+    )
+    assert constant.scale.item() == pytest.approx(5e-9)
+    masked = {"q01": [-2.0, 0.0], "q99": [2.0, 1.0], "mask": [True, False]}
+    scale = scale_of(masked, ScaleConfig(method="quantiles", epsilon=0.0), 2, source="")
+    assert scale.scale.tolist() == [2.0, 1.0] and scale.center.tolist() == [0.0, 0.0]
+
+
+def test_statistics_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no 'q01'; it has mean, std"):
+        scale_of({"mean": [0.0], "std": [1.0]}, ScaleConfig(method="quantiles"), 1, source="file")
+    with pytest.raises(CheckpointError, match="at least 8 numbers"):
+        scale_of({"mean": [0.0], "std": [1.0]}, ScaleConfig(), 8, source="file")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"norm_stats": {"bridge": {"action": {"q01": [0.0]}}}}))
+    assert read_statistics(path, "bridge")[1] == {"q01": [0.0]}
+    with pytest.raises(CheckpointError, match="no statistics of 'libero'; it has bridge"):
+        read_statistics(path, "libero")
+    with pytest.raises(CheckpointError, match="data sets, name one"):
+        read_statistics(path)

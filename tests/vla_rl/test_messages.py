@@ -1,0 +1,84 @@
+"""Commands, options and settings that messages, help texts and documentation name exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from vla_rl.cli.main import COMMANDS
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.schema import config_fields, hints
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("vla_rl", "world_models", "real_robot", "policies", "episodes", "sims")
+SECTIONS = ("sim", "start", "algorithm", "imagination", "pretraining", "evaluation")
+STAND_INS = ("py", "name", "key", "yaml")
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(where, text) of every string in the source, its interpolations as "{}"."""
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if path.name == "renamed.py":  # names what no longer exists
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values]
+                yield where, "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield where, node.value
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Commands and options that the parser does not have, where a text quotes a command line."""
+    wrong = []
+    for line in re.findall(r"(?:`|: |\$ )vla-rl ([a-z][a-z-]+(?: [^`'\",.;:()|\n]*)?)", text):
+        command, *words = line.split()
+        if command not in COMMANDS:
+            wrong.append(command)
+            continue
+        known = {name.replace("_", "-") for name in hints(COMMANDS[command])} | {"run", "help"}
+        if "overrides" in known:
+            known |= {field.path for field in config_fields(Experiment) if "." not in field.path}
+        wrong += [f"{command} {word}" for word in words if re.fullmatch(r"--[a-z-]+", word) and word[2:] not in known]
+    return wrong
+
+
+def unknown_settings(text: str) -> list[str]:
+    """Dotted settings of a section that no configuration has."""
+    named = re.findall(rf"(?<![\w./-])-{{0,2}}((?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+)(?![\w(/])", text)
+    return [name for name in named if not is_setting(name) and name.rpartition(".")[2] not in STAND_INS]
+
+
+def is_setting(name: str) -> bool:
+    """A setting, a section, or a key of a mapping."""
+    inside = any(f"{field.path}.".startswith(f"{name}.") for field in config_fields(Experiment))
+    mappings = (f.path for f in config_fields(Experiment) if typing.get_origin(f.annotation) is Mapping)
+    return inside or any(name.startswith(f"{mapping}.") for mapping in mappings)
+
+
+def is_prose(text: str) -> bool:
+    return " " in text.strip() and "import " not in text
+
+
+def test_commands_and_settings_in_messages_exist() -> None:
+    found = [(where, unknown_commands(text) + unknown_settings(text)) for where, text in texts() if is_prose(text)]
+    assert [one for one in found if one[1]] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_commands_in_the_documentation_exist(page: Path) -> None:
+    assert unknown_commands(page.read_text(encoding="utf-8")) == []
+
+
+def test_wrong_advice_is_found() -> None:
+    assert unknown_commands("Run: vla-rl improve FILE") == ["improve"]
+    assert unknown_commands("`vla-rl eval RUN --episode 3`") == ["eval --episode"]
+    assert unknown_commands("$ vla-rl train CONFIG --resume") == []
+    assert unknown_settings("lower start.noises or --algorithm.clip_ratio") == ["start.noises", "algorithm.clip_ratio"]
+    assert unknown_settings("lower start.noise, algorithm.update or imagination.model.fit.steps") == []

@@ -1,0 +1,84 @@
+"""``vla-rl runs`` and ``watch``: the state of a run, and its page while it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from sims.errors import UserError
+from tests.vla_rl.run_folder import make_run
+from vla_rl.report.watch import make_server
+from vla_rl.runs.listing import list_runs, state_of
+
+
+def unfinished(path: Path) -> Path:
+    make_run(path, videos=False)
+    (path / "result.json").unlink()
+    return path
+
+
+def test_the_state_of_a_run(tmp_path: Path) -> None:
+    finished, stopped = make_run(tmp_path / "a" / "finished", videos=False), unfinished(tmp_path / "stopped")
+    assert [state_of(finished), state_of(stopped)] == ["finished", "stopped"]
+    with (stopped / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert state_of(stopped) == "running"
+    (stopped / "quarantine").mkdir()
+    (stopped / "quarantine" / "iteration_000003.safetensors").touch()
+    assert state_of(stopped) == "failed"
+    found = {Path(run.path).name: run for run in list_runs(tmp_path)}
+    assert set(found) == {"finished", "stopped"}
+    assert found["finished"].success == json.loads((finished / "result.json").read_text())["rl"]["success"]
+    assert found["stopped"].success == pytest.approx(0.8, abs=0.1)  # of its latest validation
+    assert found["stopped"].iterations == 80
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    run = unfinished(tmp_path / "run")
+    server = make_server(run, port=0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield run, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def text(url: str) -> str:
+    with urlopen(url) as answer:
+        return answer.read().decode()
+
+
+def test_the_page_shows_what_is_new_and_loads_nothing_from_elsewhere(page: tuple[Path, str]) -> None:
+    run, url = page
+    before, version = text(url), text(url + "/version")
+    assert f'data-version="{version}"' in before
+    assert "<b>stopped</b>" in before
+    assert "80 iterations" in before
+    assert not re.findall(r"""(?:src|href)=["']?(?!data:|#)|url\((?!["']?data:)|https?://""", before)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 80, "wall_s": 1000.0, "success": 0.9}) + "\n")
+    (run / "traceback.txt").write_text("ValueError: <wrong>\n")
+    assert text(url + "/version") != version
+    after = text(url)
+    assert "81 iterations" in after
+    assert "ValueError: &lt;wrong&gt;" in after
+    with pytest.raises(HTTPError, match="404"):
+        text(url + "/../etc/passwd")
+
+
+def test_wrong_folders_and_ports_are_one_message(page: tuple[Path, str], tmp_path: Path) -> None:
+    run, url = page
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        make_server(tmp_path, port=0)
+    with pytest.raises(UserError, match="choose another, or 0 for a free one"):
+        make_server(run, port=int(url.rpartition(":")[2]))

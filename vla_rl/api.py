@@ -1,0 +1,54 @@
+"""The functions that programs need: environments, bundles, evaluation and training, in one place.
+
+experiment = load_experiment("quickstart")        # a YAML file, or the name of a packaged one
+env = make_env(experiment.sim)                    # or any simulator's configuration class
+policy = load_bundle(Path("runs/quickstart/bundle"))
+results = roll_out(policy, env, episodes=40)      # every episode: task, success, steps
+results.summary(env.spec.tasks)                   # success with its interval, overall and per task
+train(experiment, Path("runs/mine"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from policies.bundle import load_bundle
+from policies.device import make_generator
+from policies.policy import Policy
+from sims.devices.env_on_device import on_device
+from sims.numbers.seeding import spawn_seed
+from sims.starts import StartSequence
+from sims.vector_env import VectorEnv
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
+from vla_rl.runners import train as runner
+from vla_rl.runners.evaluate import EpisodeResults, PolicyActor, run_episodes
+
+__all__ = ["EpisodeResults", "load_bundle", "load_experiment", "make_env", "roll_out", "train"]
+
+
+def load_experiment(config: str | Path, *overrides: str) -> Experiment:
+    """The experiment of a YAML file or of a packaged one's name; overrides: ``"--algorithm.iterations=10"``.
+
+    Raises ConfigError, which lists every mistake.
+    """
+    return load_config(Experiment, find_config(Path(config)), overrides)
+
+
+def roll_out(policy: Policy, env: VectorEnv, *, episodes: int, seed: int = 0, explore: bool = False) -> EpisodeResults:
+    """``episodes`` held-out starts, tasks in turn, each once; the same call gives the same results.
+
+    explore: act as in training instead of as deployed.
+    """
+    starts = StartSequence("evaluation", seed=seed, num_tasks=len(env.spec.tasks)).take(episodes)
+    generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))  # as `vla-rl eval`
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=explore)
+    return run_episodes(on_device(env, policy.device), actor, starts)
+
+
+def train(experiment: Experiment, run_dir: str | Path, *, resume: bool = False) -> dict[str, Any]:
+    """What ``vla-rl train`` does; the contents of result.json. The policy is in ``run_dir / "bundle"``."""
+    return runner.train(experiment, Path(run_dir), resume=resume, command="vla_rl.api.train")

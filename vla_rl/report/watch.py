@@ -1,0 +1,102 @@
+"""``vla-rl watch``: the report of a run as a live page of a local server; it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from sims.errors import UserError
+from vla_rl.report.page import run_page
+from vla_rl.report.pieces import duration
+from vla_rl.report.run_data import read_run
+from vla_rl.runs.listing import summarize
+
+RELOAD = """<script>
+setInterval(async () => {
+  const answer = await fetch("/version").catch(() => null);
+  const version = answer && answer.ok ? await answer.text() : null;
+  const note = document.getElementById("watch");
+  note.style.opacity = version === null ? 0.4 : 1;
+  if (version !== null && version !== note.dataset.version) location.reload();
+}, 2000);
+</script>"""
+MESSAGES = ("traceback.txt", "failures.jsonl")
+TAIL = 30  # lines of a message that are shown
+
+
+def live_page(run_dir: Path) -> str:
+    """The report with the run's state and messages on top; the browser asks for news every two seconds."""
+    run = summarize(run_dir)
+    success = "" if run.success is None else f" &middot; success {100 * run.success:.0f} %"
+    state = (
+        f'<p class="lead" id="watch" data-version="{version(run_dir)}"><b>{run.state}</b> &middot; '
+        f"last complete stage: {escape(run.stage or 'none')} &middot; {run.iterations} iterations{success} &middot; "
+        f"last written {duration(run.age_s)} ago</p>"
+    )
+    return (
+        run_page(read_run(run_dir))
+        .replace("</header>", f"</header>{state}{_messages(run_dir)}", 1)
+        .replace("</body>", f"{RELOAD}</body>", 1)
+    )
+
+
+def version(run_dir: Path) -> str:
+    """Changes whenever a file of the page does."""
+    shown = ["metrics.jsonl", "imitation/metrics.jsonl", "stages.json", "result.json", "videos", *MESSAGES]
+    times = [(run_dir / name).stat().st_mtime_ns for name in shown if (run_dir / name).exists()]
+    return f"{len(times)}-{max(times, default=0)}"
+
+
+def _messages(run_dir: Path) -> str:
+    found = [run_dir / name for name in MESSAGES if (run_dir / name).is_file()]
+    texts = [(path.name, path.read_text(encoding="utf-8").splitlines()[-TAIL:]) for path in found]
+    return "".join(f"<h2>{name}</h2><pre>{escape(chr(10).join(lines))}</pre>" for name, lines in texts)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, run_dir: Path, *arguments: object) -> None:
+        self.run_dir = run_dir
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        if self.path == "/version":
+            self._answer(version(self.run_dir), "text/plain")
+        elif self.path == "/":
+            self._answer(live_page(self.run_dir), "text/html")
+        else:
+            self.send_error(404)
+
+    def _answer(self, text: str, kind: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed per request."""
+
+
+def make_server(run_dir: Path, *, port: int) -> ThreadingHTTPServer:
+    """On loopback; ``port`` 0 takes a free one. Raises UserError if there is no run or the port is taken."""
+    read_run(run_dir)
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, run_dir))
+    except OSError as error:
+        raise UserError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from None
+
+
+def serve(server: ThreadingHTTPServer) -> None:
+    """Until Ctrl-C."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        server.shutdown()
+        server.server_close()

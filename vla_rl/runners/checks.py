@@ -1,0 +1,142 @@
+"""All parts of a run, made once and thrown away before anything is simulated, recorded or learned.
+
+A contradiction between settings, or between a setting and the simulator, a store or a bundle, is a UserError here and
+not after an hour of demonstrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from policies.backbone import load_backbone
+from policies.bundle import load_bundle
+from policies.policy import Policy, RobotSpec, set_frozen
+from policies.registry import build_policy
+from sims.errors import UserError
+from sims.registry import evaluation_starts
+from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
+from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.runners.imitation import recorded_robot
+from vla_rl.runs.metrics import check_wandb
+from vla_rl.runs.progress import console
+from world_models.registry import build_world_model
+from world_models.reward_model import RewardModel
+
+OF_RECORDING = ("episodes", "noise", "observe_every", "equal_shares", "missing_tasks")
+
+
+def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | None = None) -> None:
+    """Raises UserError that names the setting. ``start``: the bundle to start from, where imitation is complete.
+
+    The global random state is as before.
+    """
+    if experiment.wandb is not None:
+        check_wandb()
+    with torch.random.fork_rng(devices=[]):
+        policy = (
+            _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
+        )
+        with naming("algorithm"):
+            build_algorithm(experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed)
+        if (imagination := experiment.imagination) is not None:
+            check_stores(imagination.stores, env.spec, "imagination.stores")
+            if imagination.clone_successes is not None:
+                _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
+            _check_world_model(imagination.model, policy)
+    with naming("evaluation.episodes"):
+        evaluation_starts(
+            experiment.sim, num_tasks=len(env.spec.tasks), seed=0, episodes=experiment.evaluation.episodes
+        )
+
+
+def check_stores(stores: Sequence[Path], spec: EnvSpec, setting: str) -> None:
+    """The episodes in these stores, by their first success, must be of the simulator's robot."""
+    for path in stores:
+        with naming(setting):
+            recorded = recorded_robot(path, cameras=spec.cameras)
+            if differences := recorded.differences(RobotSpec.of(spec)):
+                raise UserError(f"{path} was recorded with another robot or simulator: {differences}")
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """What goes wrong inside is a UserError that begins with ``setting``."""
+    try:
+        yield
+    except (UserError, ValueError) as error:
+        raise UserError(f"'{setting}': {error}") from None
+
+
+class SpecOnly:
+    """What an environment is like, without an episode in it: enough to make an algorithm."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        """No episode begins."""
+
+    def step(self, action: Tensor) -> Step:
+        raise NotImplementedError("there are no episodes here")
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        raise NotImplementedError("there are no episodes here")
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        raise NotImplementedError("there are no episodes here")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _starting_policy(experiment: Experiment, env: VectorEnv) -> Policy:
+    start, robot = experiment.start, RobotSpec.of(env.spec)
+    if not isinstance(start, Imitation):
+        with naming("start.path"):
+            return load_bundle(start.path, robot=robot)
+    if start.store is not None:
+        check_stores([start.store], env.spec, "start.store")
+        if unused := [name for name in OF_RECORDING if getattr(start, name) != getattr(Imitation(), name)]:
+            console.print(f"start.store is given; these settings of start have no effect: {', '.join(unused)}")
+    else:
+        _check_demonstrations(start, env)
+    with naming("start.policy"):
+        policy = build_policy(start.policy, robot)
+    if start.backbone is not None:
+        with naming("start.backbone"):
+            load_backbone(policy, start.backbone)
+    _check_bc(policy, start.bc, "start.bc")
+    return policy
+
+
+def _check_demonstrations(start: Imitation, env: VectorEnv) -> None:
+    tasks = len(env.spec.tasks)
+    if not isinstance(env, DemonstratedEnv):
+        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
+    if start.equal_shares and start.missing_tasks == "error" and start.episodes < tasks:
+        raise UserError(f"'start.episodes' must be at least {tasks}, one for each task of sim, got {start.episodes}")
+
+
+def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
+    with naming(setting):
+        set_frozen(policy, config.frozen)
+        groups = policy.parameter_groups()
+        unknown = [name for name in config.matrix_groups if name not in groups]
+        if unknown and config.matrix_learning_rate is not None:
+            raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
+
+
+def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:
+    robot = policy.spec.robot
+    with naming("imagination.model.dynamics"):
+        build_world_model(config.dynamics, robot)
+    with naming("imagination.model.reward_model"):
+        RewardModel(config.reward_model, robot)

@@ -1,0 +1,70 @@
+"""Which settings may differ when a run is resumed, and which of its completed stages they make pending again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sims.errors import UserError
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import flat_settings
+
+# A setting, or a section as a whole. Paths: the same files may be elsewhere now.
+CHANGEABLE = (
+    *(
+        "algorithm.iterations",
+        "evaluation",
+        "checkpoint_every",
+        "device",
+        "compile",
+        "wandb",
+        "algorithm.update.audit_tolerance",
+        "sim.threads",
+        "sim.workers",
+    ),
+    *("start.store", "start.path", "start.backbone", "imagination.stores"),
+)
+# In a world model the iterations are those of every round, of which some are complete.
+FIXED_IN_IMAGINATION = ("algorithm.iterations",)
+CONTROLS = ("evaluate_controls",)
+EVALUATIONS = ("evaluate_before", "evaluate_after", *CONTROLS)
+REPEATED: Mapping[str, tuple[str, ...]] = {
+    "algorithm.iterations": ("reinforce", "evaluate_after", *CONTROLS),
+    "evaluation.episodes": EVALUATIONS,
+    "evaluation.seed": EVALUATIONS,
+    "evaluation.videos_per_task": EVALUATIONS,
+    "evaluation.control_episodes": CONTROLS,
+}
+
+
+def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: str) -> set[str]:
+    """The stages to repeat when a run that was ``started`` with other settings goes on as ``wanted``.
+
+    ``done``: iterations of its checkpoint. UserError, naming settings, where one differs that must not change.
+    """
+    before, after = flat_settings(started), flat_settings(wanted)
+    differing = [key for key in before | after if before.get(key) != after.get(key)]
+    if refused := [key for key in differing if not _changeable(key, before, wanted)]:
+        listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
+        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        raise UserError(
+            f"{where} was started with other settings: {listed}{more}. Set them back or choose another --run-dir; "
+            f"only these may change: {', '.join(CHANGEABLE)}"
+        )
+    if wanted.algorithm.iterations < done:
+        raise UserError(
+            f"algorithm.iterations must be at least {done}, which {where} has done already, "
+            f"got {wanted.algorithm.iterations}"
+        )
+    return {stage for key in differing for stage in REPEATED.get(key, ())}
+
+
+def _changeable(key: str, before: Mapping[str, Any], wanted: Experiment) -> bool:
+    if wanted.imagination is not None and key in FIXED_IN_IMAGINATION:
+        return False
+    moved = key not in before or before[key] is not None  # no store, then one: another run
+    return moved and any(key == one or key.startswith(one + ".") for one in CHANGEABLE)
+
+
+def _show(settings: Mapping[str, Any], key: str) -> str:
+    return str(settings[key]) if key in settings else "absent"

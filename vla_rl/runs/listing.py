@@ -1,0 +1,94 @@
+"""The runs below a folder and the state of each (``vla-rl runs``)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.quarantine import QUARANTINE
+from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE
+
+State = Literal["running", "finished", "failed", "stopped"]
+NESTING = 3  # folders below the one that is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """``failed``: it left a traceback or a quarantined batch. ``stopped``: it can be resumed.
+
+    ``stage``: the last one that is complete. ``success``: of the final policy on held-out starts, in a run that is not
+    finished that of the latest validation, None before it. ``age_s``: since it last wrote.
+    """
+
+    path: str
+    state: State
+    stage: str
+    iterations: int
+    success: float | None
+    age_s: float
+    bytes: int
+
+
+def list_runs(folder: Path) -> list[RunSummary]:
+    """Every run in ``folder`` or a few folders below it, the latest first."""
+    return sorted((summarize(run) for run in _run_dirs(folder)), key=lambda run: run.age_s)
+
+
+def summarize(run_dir: Path) -> RunSummary:
+    files = [path.stat() for path in run_dir.rglob("*") if path.is_file()]
+    result, stages = _json(run_dir / "result.json"), _json(run_dir / STAGES_FILE)
+    metrics = read_metrics(run_dir)
+    validations = [record["validation"] for record in metrics if record.get("validation") is not None]
+    success = result["rl"]["success"] if result else (validations[-1] if validations else None)
+    return RunSummary(
+        path=str(run_dir),
+        state=state_of(run_dir),
+        stage=next(reversed(stages), ""),
+        iterations=len(metrics),
+        success=success,
+        age_s=round(time.time() - max((file.st_mtime for file in files), default=0.0), 1),
+        bytes=sum(file.st_size for file in files),
+    )
+
+
+def state_of(run_dir: Path) -> State:
+    if _is_locked(run_dir / ".lock"):
+        return "running"
+    if (run_dir / "result.json").exists():
+        return "finished"
+    failed = (run_dir / "traceback.txt").exists() or any(run_dir.rglob(f"{QUARANTINE}/*.safetensors"))
+    return "failed" if failed else "stopped"
+
+
+def _run_dirs(folder: Path, nesting: int = NESTING) -> Iterator[Path]:
+    if (folder / CONFIG_FILE).is_file() and (folder / "command.txt").is_file():
+        yield folder
+    elif nesting and folder.is_dir():
+        for inside in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            yield from _run_dirs(inside, nesting - 1)
+
+
+def _is_locked(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _json(path: Path) -> dict:
+    """An object, empty where there is no file or it is damaged (the run itself says so when it is resumed)."""
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
