@@ -39,11 +39,15 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.average import WeightAverage
+from vla_rl.algorithms.decoupled import behavior_weight, decoupling_metrics
 from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
 from vla_rl.algorithms.surrogate import clipped_surrogate, explained_variance, value_loss
 from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.sharded import MakeRollouts
+from vla_rl.rollouts.weights import named_weights
+from vla_rl.termination import interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ class UpdateConfig:
     steps alike. ``average``: decay per optimizer step of the moving average of the weights that is evaluated and
     shipped; null ships the last weights. ``audit_tolerance``: largest difference in nats between a log-prob of the
     rollout and the same one computed for the update, before a run stops; null: 1e-3 for float32, 0.1 for bfloat16.
+    ``max_behavior_weight``: with staleness, samples that the present policy prefers more than that are dropped.
     """
 
     learning_rate: PositiveFloat = 1e-4
@@ -81,6 +86,7 @@ class UpdateConfig:
     frozen: Names = ()
     average: PartialShare | None = None
     audit_tolerance: PositiveFloat | None = None
+    max_behavior_weight: PositiveFloat = 2.0
 
     @property
     def weighs_steps(self) -> bool:
@@ -118,24 +124,38 @@ class PPOConfig(AlgorithmConfig):
 class PPO:
     """One iteration: a rollout of every environment, advantages, a clipped update of policy and critic."""
 
-    def __init__(self, config: PPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: Policy,
+        env: VectorEnv,
+        *,
+        seed: int,
+        make_rollouts: MakeRollouts = Collector,
+    ) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
         torch.manual_seed(spawn_seed(seed, "critic"))
         with crossing("weights"):
             critic = ValueCritic(config.critic, policy.spec.value_dim).to(policy.device)
         self.update = ClippedUpdate(config.update, policy, critic=critic, seed=spawn_seed(seed, "minibatches"))
-        self.collector = Collector(
+        self.collector = make_rollouts(
             env, policy, critic=critic, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
+        self.collector.publish(0, self.update.weights())
 
     def iterate(self) -> Metrics:
         config, collector = self.config, self.collector
-        rollout = collector.collect(config.chunks)
+        with interruptible():
+            rollout = collector.collect(config.chunks)
         batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)
         with collector.timer.section("learn"):
-            metrics = self.update.run(batch, train_policy=self.iteration >= config.critic_warmup)
+            metrics = self.update.run(
+                batch, train_policy=self.iteration >= config.critic_warmup, version=self.iteration
+            )
         self.iteration += 1
-        collector.weights.publish(self.iteration, self.update.weights())
+        collector.publish(self.iteration, self.update.weights())
+        if config.staleness:
+            metrics |= ages(batch, version=self.iteration - 1)
         assert batch.advantage is not None and batch.value_target is not None
         with crossing("metrics"):
             metrics["explained_variance"] = explained_variance(batch.value, batch.value_target)
@@ -161,6 +181,13 @@ class PPO:
         self.iteration = state["iteration"]
         self.update.load_state_dict(state["update"])
         self.collector.load_state_dict(state["collector"])
+        self.collector.publish(self.iteration, self.update.weights())
+
+
+def ages(batch: Experience, *, version: int) -> Metrics:
+    """By how many updates the weights that acted are older than ``version``."""
+    age = (version - batch.policy_version).float()
+    return read_numbers({"age_mean": age.mean(), "age_max": age.max()})
 
 
 def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> Experience:
@@ -177,6 +204,11 @@ def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> 
     return dataclasses.replace(
         rollout, advantage=advantage, value_target=advantage + rollout.value, weight=torch.ones_like(advantage)
     ).valid_chunks()
+
+
+def _any_older(batch: Experience, version: int) -> bool:
+    with crossing("metrics"):
+        return bool((batch.policy_version < version).any())
 
 
 @runtime_checkable
@@ -216,11 +248,15 @@ class ClippedUpdate:
         self.device = self.parameters[0].device
         self.generator = make_generator(self.device, seed)
 
-    def run(self, batch: Experience, *, train_policy: bool = True) -> Metrics:
+    def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
 
-        Once a minibatch exceeds the target KL only the critic goes on learning.
+        Once a minibatch exceeds the target KL only the critic goes on learning. ``version``: of the present weights;
+        where older ones acted, the update is decoupled (decoupled.py).
         """
+        decoupling: Metrics = {}
+        if train_policy and version is not None and _any_older(batch, version):
+            batch, decoupling = self._decouple(batch)
         totals: dict[str, list[float]] = defaultdict(list)
         moving, policy_steps = train_policy, 0
         for number, minibatch in enumerate(self._minibatches(batch)):
@@ -238,7 +274,21 @@ class ClippedUpdate:
         summary = {name: sum(values) / len(values) for name, values in totals.items()}
         if "kl" in totals:
             summary["kl_last"] = totals["kl"][-1]
-        return summary | {"policy_steps": float(policy_steps)}
+        return summary | decoupling | {"policy_steps": float(policy_steps)}
+
+    @torch.no_grad()
+    def _decouple(self, batch: Experience) -> tuple[Experience, Metrics]:
+        """``batch`` with the log-probs of the present weights, and the weights that correct for those that acted."""
+        parts = [self._log_prob(batch[i]) for i in torch.arange(len(batch), device=self.device).split(self.config.micro_batch)]
+        proximal, counted = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        limit, reduction = self.config.max_behavior_weight, self.config.reduction
+        weight = behavior_weight(proximal, batch.log_prob, counted, reduction, limit=limit)
+        metrics = read_numbers(decoupling_metrics(proximal, batch.log_prob, counted, weight))
+        return dataclasses.replace(batch, proximal_log_prob=proximal, behavior_weight=weight), metrics
+
+    def _log_prob(self, batch: Experience) -> tuple[Tensor, Tensor]:
+        log_prob = self.policy.log_prob(self.policy.restore(batch.inputs), batch.trace)
+        return log_prob, self.policy.counted(batch.trace, batch.num_executed)
 
     def checked_gradients(self, minibatch: Experience, train_policy: bool, *, number: int) -> Metrics:
         """Leaves the clipped gradients of the losses on ``minibatch`` in the parameters; metrics of both.
@@ -291,7 +341,7 @@ class ClippedUpdate:
                 yield dataclasses.replace(minibatch, advantage=advantage)
 
     def _audit_once(self, minibatch: Experience) -> None:
-        if not self.audited:
+        if not self.audited and minibatch.behavior_weight is None:  # else other weights drew it
             self.audit(minibatch[: self.config.micro_batch])
             self.audited = True
 
@@ -328,7 +378,8 @@ class ClippedUpdate:
     def _policy_loss(self, context: TensorDataclass, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
         assert batch.advantage is not None and batch.weight is not None
-        difference = self.policy.log_prob(context, batch.trace) - batch.log_prob
+        old = batch.log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+        difference = self.policy.log_prob(context, batch.trace) - old
         counted = self.policy.counted(batch.trace, batch.num_executed)
         log_ratio = reduce_log_ratio(difference, counted, config.reduction)
         units = log_ratio.shape[1]
@@ -340,6 +391,8 @@ class ClippedUpdate:
             clip_high=high,
             dual_clip=config.dual_clip,
         )
+        if batch.behavior_weight is not None:
+            surrogate = surrogate * batch.behavior_weight
         loss = (surrogate.mean(1) * batch.weight).mean()
         with torch.no_grad():
             total = reduce_log_ratio(difference, counted, "chunk_sum")
@@ -401,7 +454,7 @@ class ClippedUpdate:
 
     def weights(self) -> dict[str, Tensor]:
         """What a collector needs to act with the present policy: the trained tensors, by name."""
-        return {name: value for name, value in self.policy.named_parameters() if value.requires_grad}
+        return named_weights(self.policy, self.critic)
 
     def deployed(self) -> Policy:
         """With the averaged weights where an average is kept."""

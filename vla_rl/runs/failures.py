@@ -24,18 +24,27 @@ class RestartingEnv(Protocol):
 
 
 class FailureLog:
-    """Appends the failures of ``env`` since the last ``write``."""
+    """Appends the failures of ``env`` and of what else it watches since the last ``write``."""
 
     def __init__(self, run_dir: Path, env: VectorEnv) -> None:
-        self._path, self._env, self._written = run_dir / FAILURES_FILE, env, 0
+        self._path = run_dir / FAILURES_FILE
+        self._sources: list[tuple[object, int]] = []
+        self.watch(env)
+
+    def watch(self, source: object) -> None:
+        """``source``: another environment, or rollouts, whose failures belong to the run from now on."""
+        self._sources.append((source, 0))
 
     def write(self, stage: str) -> int:
         """Returns how many there were; ``stage``: the part of the run in which they happened."""
-        fresh = self._env.failures[self._written :] if isinstance(self._env, RestartingEnv) else ()
+        fresh: list[WorkerFailure] = []
+        for place, (source, written) in enumerate(self._sources):
+            if isinstance(source, RestartingEnv):
+                fresh += source.failures[written:]
+                self._sources[place] = source, len(source.failures)
         if fresh:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"stage": stage, **dataclasses.asdict(one)}) + "\n" for one in fresh)
-        self._written += len(fresh)
         return len(fresh)
 
 
