@@ -1,7 +1,8 @@
 """Decoupled PPO: updates from rollouts of older weights (Hilton et al. 2021; Fu et al. 2025, AReaL, Eq. 5).
 
 The clip is around the proximal policy, the weights at the start of the update; a weight corrects for the behavior
-policy, the older weights that acted: L = -E[w min(r A, clip(r) A)], r = pi / pi_proximal, w = pi_proximal / pi_behavior.
+policy, the older weights that acted: L = -E[w min(r A, clip(r) A)] with r = pi / pi_proximal and
+w = pi_proximal / pi_behavior.
 """
 
 from __future__ import annotations

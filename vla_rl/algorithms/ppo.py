@@ -279,7 +279,10 @@ class ClippedUpdate:
     @torch.no_grad()
     def _decouple(self, batch: Experience) -> tuple[Experience, Metrics]:
         """``batch`` with the log-probs of the present weights, and the weights that correct for those that acted."""
-        parts = [self._log_prob(batch[i]) for i in torch.arange(len(batch), device=self.device).split(self.config.micro_batch)]
+        parts = [
+            self._log_prob(batch[i])
+            for i in torch.arange(len(batch), device=self.device).split(self.config.micro_batch)
+        ]
         proximal, counted = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         limit, reduction = self.config.max_behavior_weight, self.config.reduction
         weight = behavior_weight(proximal, batch.log_prob, counted, reduction, limit=limit)

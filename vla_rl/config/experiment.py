@@ -108,7 +108,7 @@ class Experiment:
             setting = "imagination.model.imagined_env.num_envs"
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
             if self.algorithm.rollout_shards > 1 or self.cluster is not None:
-                raise ValueError("imagination needs algorithm.rollout_shards 1 and cluster null: imagined in one process")
+                raise ValueError("imagination needs algorithm.rollout_shards 1 and cluster null")
         self._check_cluster()
 
     def _check_cluster(self) -> None:

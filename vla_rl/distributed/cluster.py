@@ -42,7 +42,11 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
             ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"cluster: no Ray cluster at {address} ({reason}); start one with: ray start --head") from None
+            raise UserError(
+                f"cluster: cannot join a Ray cluster at {address} ({reason}); start one with: ray start --head. "
+                "Where there is one, this process needs its version of Ray, and its token if it has one "
+                "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            ) from None
         return
     with suppress(ConnectionError):
         ray.init(address="auto", **options)

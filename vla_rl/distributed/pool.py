@@ -1,7 +1,8 @@
 """Collector processes and their supervision: one that dies or hangs is replaced and its rollouts are collected again.
 
 A rollout is determined by the state of its shard's collector before it and by the weights, and both are with the
-learner, so what the replacement returns is what was lost. Ray itself restarts nothing: its actors would come back blank.
+learner, so what the replacement returns is what was lost. Ray itself restarts nothing: its actors would come back
+blank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from sims.errors import RunFailure, UserError
 from vla_rl.config.cluster import ClusterConfig
-from vla_rl.distributed.worker import Answer, Request, ShardWorker, WorkerSettings
+from vla_rl.distributed.worker import Answer, Request, ShardWorker, WorkerSettings, stacks_file
 
 POLL_S = 0.5
 Event = Callable[[Mapping[str, Any]], None]
@@ -102,17 +103,18 @@ class CollectorPool:
         return answer
 
     def _replace_silent(self) -> None:
-        now = time.monotonic()
+        now, limit_s = time.monotonic(), self.config.hang_s
         for process in self._processes:
-            if process.pending and now - process.since > self.config.hang_s:
+            if process.pending and now - process.since > limit_s:
                 request = next(iter(process.pending.values()))[0]
-                stacks = self.settings.folder / f"watchdog_collector_{process.number}.txt"
-                where = f"its stacks are in {stacks}" if stacks.exists() and stacks.stat().st_size else (
-                    "it left no stacks: it is stopped, or its machine is gone"
-                )  # fmt: skip
-                self._replace(
-                    process, f"rollout {request.number} of shard {request.shard} took over {self.config.hang_s:g} s; {where}"
-                )
+                slow = f"rollout {request.number} of shard {request.shard} took over {limit_s:g} s"
+                self._replace(process, f"{slow}; {self._stacks(process)}")
+
+    def _stacks(self, process: _Process) -> str:
+        stacks = self.settings.folder / stacks_file(process.number)
+        if stacks.exists() and stacks.stat().st_size:
+            return f"its stacks are in {stacks}"
+        return "it left no stacks: it is stopped, or its machine is gone"
 
     def _replace(self, process: _Process, cause: str) -> None:
         self.log({"event": "lost", "collector": process.number, "pid": process.pid, "cause": cause})
@@ -136,7 +138,6 @@ class CollectorPool:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD" if config.placement == "spread" else "DEFAULT",
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.settings.threads)}},
         )
         return number, shards, remote.remote(self.settings, shards, number)
 
@@ -152,7 +153,9 @@ class CollectorPool:
                 f"cluster has free: {free}; with fewer cluster.collectors, or cluster.cpus, it may fit"
             ) from None
         except RayActorError as error:
-            raise UserError(f"cluster: collector {number} cannot be made: {' '.join(str(error).split())[-400:]}") from None
+            raise UserError(
+                f"cluster: collector {number} cannot be made: {' '.join(str(error).split())[-400:]}"
+            ) from None
         for shard, state in about.pop("states").items():
             self.states.setdefault(shard, state)
         self.log({"event": "started", "collector": number, "shards": shards, **about})

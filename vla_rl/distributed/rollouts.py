@@ -143,7 +143,7 @@ class ClusterRollouts:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        shards = state["shards"] if "shards" in state else [state]
+        shards = state.get("shards", [state])
         self.starts.load_state_dict(state["starts"])
         self._answers, self._states = {}, list(shards)
         for shard, part in enumerate(shards):

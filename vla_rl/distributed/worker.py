@@ -76,6 +76,11 @@ class Answer:
     not_finite: Mapping[str, Any] | None = None
 
 
+def stacks_file(number: int) -> str:
+    """In the run's folder: what each thread of collector ``number`` did when it hung."""
+    return f"watchdog_collector_{number}.txt"
+
+
 class ShardWorker:
     """Makes the run's algorithm as the learner does, and keeps only the part that acts."""
 
@@ -156,7 +161,7 @@ class ShardWorker:
     @contextmanager
     def _reporting_hangs(self) -> Iterator[None]:
         """A thread of the interpreter's own writes all stacks, whatever this process is stuck in."""
-        path = self.settings.folder / f"watchdog_collector_{self.number}.txt"
+        path = self.settings.folder / stacks_file(self.number)
         with path.open("w") as file:
             faulthandler.dump_traceback_later(0.8 * self.settings.hang_s, file=file)
             try:

@@ -89,7 +89,10 @@ class Iterations:
         record.write(algorithm.iteration - 1, metrics)
         self._unrecorded = None
         advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
-        if algorithm.iteration % experiment.checkpoint_every == 0 or algorithm.iteration == experiment.algorithm.iterations:
+        if (
+            algorithm.iteration % experiment.checkpoint_every == 0
+            or algorithm.iteration == experiment.algorithm.iterations
+        ):
             self._save()
 
     def _validation(self) -> Metrics:

@@ -57,7 +57,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
 
 
 def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
-    """Where the configuration says that rollouts are collected; None: by one Collector in the environment of the run."""
+    """Where the configuration has rollouts collected; None: by one Collector in the environment of the run."""
     experiment = run.experiment
     shards = experiment.algorithm.rollout_shards
     if experiment.cluster is not None:

@@ -37,7 +37,10 @@ class Timeline:
         if process not in self._processes:
             number = self._processes[process] = len(self._processes)
             name = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": process}}
-            self._events += [name, {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}]
+            self._events += [
+                name,
+                {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}},
+            ]
         number = self._processes[process]
         self._events += [
             {
