@@ -7,6 +7,7 @@ blank.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,7 @@ class CollectorPool:
             return None
         request, _ = process.pending.pop(ref)
         process.since = time.monotonic()
+        answer = replace(answer, state=copy.deepcopy(answer.state))  # arrays from Ray are read-only
         self.states[request.shard] = answer.state
         return answer
 
@@ -111,7 +113,7 @@ class CollectorPool:
                 self._replace(process, f"{slow}; {self._stacks(process)}")
 
     def _stacks(self, process: _Process) -> str:
-        stacks = self.settings.folder / stacks_file(process.number)
+        stacks = self.settings.folder / stacks_file(process.pid)
         if stacks.exists() and stacks.stat().st_size:
             return f"its stacks are in {stacks}"
         return "it left no stacks: it is stopped, or its machine is gone"
@@ -139,7 +141,7 @@ class CollectorPool:
             max_task_retries=0,
             scheduling_strategy="SPREAD" if config.placement == "spread" else "DEFAULT",
         )
-        return number, shards, remote.remote(self.settings, shards, number)
+        return number, shards, remote.remote(self.settings, shards)
 
     def _ready(self, number: int, shards: list[int], actor: Any) -> _Process:
         try:
@@ -157,6 +159,6 @@ class CollectorPool:
                 f"cluster: collector {number} cannot be made: {' '.join(str(error).split())[-400:]}"
             ) from None
         for shard, state in about.pop("states").items():
-            self.states.setdefault(shard, state)
+            self.states.setdefault(shard, copy.deepcopy(state))
         self.log({"event": "started", "collector": number, "shards": shards, **about})
         return _Process(number, shards, actor, about["pid"], since=time.monotonic())

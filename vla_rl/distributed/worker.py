@@ -76,17 +76,17 @@ class Answer:
     not_finite: Mapping[str, Any] | None = None
 
 
-def stacks_file(number: int) -> str:
-    """In the run's folder: what each thread of collector ``number`` did when it hung."""
-    return f"watchdog_collector_{number}.txt"
+def stacks_file(pid: int) -> str:
+    """In the run's folder: what each thread of the collector with this process id did when it hung."""
+    return f"watchdog_collector_{pid}.txt"
 
 
 class ShardWorker:
     """Makes the run's algorithm as the learner does, and keeps only the part that acts."""
 
-    def __init__(self, settings: WorkerSettings, shards: Sequence[int], number: int) -> None:
+    def __init__(self, settings: WorkerSettings, shards: Sequence[int]) -> None:
         torch.set_num_threads(settings.threads)
-        self.settings, self.number = settings, number
+        self.settings = settings
         experiment = settings.experiment
         count = experiment.algorithm.rollout_shards
         envs = [make_shard_env(experiment.sim, count) for _ in shards]
@@ -161,7 +161,7 @@ class ShardWorker:
     @contextmanager
     def _reporting_hangs(self) -> Iterator[None]:
         """A thread of the interpreter's own writes all stacks, whatever this process is stuck in."""
-        path = self.settings.folder / stacks_file(self.number)
+        path = self.settings.folder / stacks_file(os.getpid())
         with path.open("w") as file:
             faulthandler.dump_traceback_later(0.8 * self.settings.hang_s, file=file)
             try:
