@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import faulthandler
 import os
 import socket
@@ -26,6 +25,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.distributed.arrays import PackedRecord, PackedTensors
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.rollouts.shard import Shard
 from vla_rl.rollouts.sharded import ShardedCollector, shared_starts
 from vla_rl.rollouts.timer import Span, Timer
@@ -108,7 +108,10 @@ class ShardWorker:
         self.collectors = dict(zip(shards, sharded.collectors, strict=True))
         self.timer: Timer = sharded.timer
         self.version: int | None = None
-        self._reported = dict.fromkeys(shards, 0)
+        self._failures = {
+            shard: FreshFailures(collector.env, first_env=shard * collector.num_envs)
+            for shard, collector in self.collectors.items()
+        }
 
     def describe(self) -> dict[str, Any]:
         """Where it is, and the states that its collectors were made with."""
@@ -147,16 +150,9 @@ class ShardWorker:
             state=collector.state_dict(),
             times=self.timer.take(),
             spans=self.timer.take_spans().get("", ()),
-            failures=self._failures(collector, request.shard),
+            failures=self._failures[request.shard].take(),
             not_finite=problem,
         )
-
-    def _failures(self, collector: Collector, shard: int) -> list[Any]:
-        """Of the environment's own processes, since the last answer of the shard."""
-        known, self._reported[shard] = self._reported[shard], len(getattr(collector.env, "failures", ()))
-        offset = shard * collector.num_envs
-        fresh = getattr(collector.env, "failures", ())[known:]
-        return [dataclasses.replace(one, env_id=one.env_id + offset) for one in fresh]
 
     @contextmanager
     def _reporting_hangs(self) -> Iterator[None]:

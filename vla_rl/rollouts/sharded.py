@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,9 +16,13 @@ from sims.vector_env import StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.rollouts.shard import Shard
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer
+
+if TYPE_CHECKING:
+    from sims.subproc.worker_group import WorkerFailure
 
 
 @runtime_checkable
@@ -77,21 +81,28 @@ class ShardedCollector:
     def __init__(self, collectors: Sequence[Collector], starts: TrainingStarts) -> None:
         self.collectors, self.starts, self.timer = collectors, starts, Timer()
         self.num_envs = sum(collector.num_envs for collector in collectors)
-        for collector in collectors:
+        self.failures: list[WorkerFailure] = []
+        self._fresh = []
+        for number, collector in enumerate(collectors):
             collector.timer = self.timer
+            self._fresh.append(FreshFailures(collector.env, first_env=number * collector.num_envs))
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         for collector in self.collectors:
             collector.publish(version, tensors)
 
     def collect(self, num_chunks: int) -> Experience:
-        return Experience.side_by_side([collector.collect(num_chunks) for collector in self.collectors])
+        return self._joined([collector.collect(num_chunks) for collector in self.collectors])
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         parts = zip(self.collectors, split_starts(starts, len(self.collectors)), strict=True)
-        rollout = Experience.side_by_side([collector.episodes(part) for collector, part in parts])
+        rollout = self._joined([collector.episodes(part) for collector, part in parts])
         self.starts.learn(rollout)
         return rollout
+
+    def _joined(self, parts: Sequence[Experience]) -> Experience:
+        self.failures += [failure for source in self._fresh for failure in source.take()]
+        return Experience.side_by_side(parts)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.rollouts.failures import FreshFailures
 
 if TYPE_CHECKING:
-    from sims.subproc.worker_group import WorkerFailure
     from sims.vector_env import VectorEnv
 
 FAILURES_FILE = "failures.jsonl"
-
-
-@runtime_checkable
-class RestartingEnv(Protocol):
-    """An environment that replaces workers that fail."""
-
-    @property
-    def failures(self) -> Sequence[WorkerFailure]: ...
 
 
 class FailureLog:
@@ -28,20 +20,15 @@ class FailureLog:
 
     def __init__(self, run_dir: Path, env: VectorEnv) -> None:
         self._path = run_dir / FAILURES_FILE
-        self._sources: list[tuple[object, int]] = []
-        self.watch(env)
+        self._sources = [FreshFailures(env)]
 
     def watch(self, source: object) -> None:
         """``source``: another environment, or rollouts, whose failures belong to the run from now on."""
-        self._sources.append((source, 0))
+        self._sources.append(FreshFailures(source))
 
     def write(self, stage: str) -> int:
         """Returns how many there were; ``stage``: the part of the run in which they happened."""
-        fresh: list[WorkerFailure] = []
-        for place, (source, written) in enumerate(self._sources):
-            if isinstance(source, RestartingEnv):
-                fresh += source.failures[written:]
-                self._sources[place] = source, len(source.failures)
+        fresh = [failure for source in self._sources for failure in source.take()]
         if fresh:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"stage": stage, **dataclasses.asdict(one)}) + "\n" for one in fresh)
