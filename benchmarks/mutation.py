@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         name="seed of minibatches used for exploration",
         file=COLLECTOR_FILE,
-        old='spawn_seed(seed, "exploration")',
-        new='spawn_seed(seed, "minibatches")',
+        old='shard.seed(seed, "exploration")',
+        new='shard.seed(seed, "minibatches")',
         tests=(UPDATE,),
     ),
     Fault(
@@ -234,6 +234,13 @@ FAULTS = (
         old="torch._foreach_lerp_(self._parameters, newest, 1 - self.decay)",
         new="torch._foreach_copy_(self._parameters, newest)",
         tests=(UPDATE,),
+    ),
+    Fault(
+        name="random numbers on the wrong device",
+        file=COLLECTOR_FILE,
+        old='make_generator(self.device, shard.seed(seed, "exploration"))',
+        new='make_generator(torch.device("cpu"), shard.seed(seed, "exploration"))',
+        tests=("tests/device/test_second_device.py",),
     ),
 )
 

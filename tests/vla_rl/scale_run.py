@@ -13,8 +13,9 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.algorithm import AlgorithmConfig
+from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
-from vla_rl.algorithms.ppo import PPOConfig, UpdateConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import EvaluationConfig, Experiment

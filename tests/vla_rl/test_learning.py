@@ -14,7 +14,8 @@ from policies.policy import RobotSpec
 from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.algorithms.ppo import PPO, PPOConfig, UpdateConfig
+from vla_rl.algorithms.clipped_update import UpdateConfig
+from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.config.controls import Control
 from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.evaluate import evaluate_policy
@@ -76,4 +77,5 @@ def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy) -> None:
     learner = PPO(config, imitator, PointEnv(num_envs=96), seed=0)
     for _ in range(config.iterations):
         learner.iterate()
-    assert success(learner.deployed()) > before + 0.08
+    failures = 1 - success(learner.deployed())
+    assert failures < 0.75 * (1 - before)

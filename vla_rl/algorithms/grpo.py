@@ -20,7 +20,7 @@ from sims.numbers.seeding import spawn_seed
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage, informative_groups
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
-from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import MakeRollouts

@@ -13,12 +13,12 @@ class ClusterConfig:
     """Where the shards of a rollout are collected; results do not depend on it.
 
     ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
-    the run. ``collectors``: processes; null: one per ``algorithm.rollout_shards``. ``cpus``: reserved for each of
-    them. ``gpus``: reserved for each of them. ``device``: of a collector; null: as the run's. ``threads``: of a
-    collector's networks; null: as many as the learner's, for the last bits of results may depend on it. ``placement``: pack fills one machine after the
-    other, spread takes them in turn. ``hang_s``: seconds without a finished rollout after which a collector is
-    replaced. ``start_timeout_s``: seconds for the start of a collector. ``restarts``: collectors that a run replaces
-    before it gives up.
+    the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``.
+    ``cpus``: reserved for each of them. ``gpus``: reserved for each of them. ``device``: of a collector; null: as the
+    run's. ``threads``: of a collector's networks; null: as many as the learner's, for the last bits of results may
+    depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
+    without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
+    collector. ``restarts``: collectors that a run replaces before it gives up.
     """
 
     address: str = "auto"

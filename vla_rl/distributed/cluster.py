@@ -54,7 +54,7 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
     # Ray gives its processes a lower priority than others, which makes a comparison with one process unfair.
     os.environ.setdefault("RAY_worker_niceness", "0")
     cpus = max(1, os.cpu_count() or 1, round(workers * config.cpus))
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options)
 
 
 def disconnect() -> None:

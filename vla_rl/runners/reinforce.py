@@ -11,15 +11,14 @@ from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bund
 from policies.device import Device
 from policies.policy import RobotSpec
 from sims.errors import UserError
-from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
-from vla_rl.algorithms.ppo import HasClippedUpdate
+from vla_rl.algorithms.clipped_update import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
-from vla_rl.runners.evaluate import evaluate_policy, locate
+from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import console
@@ -44,7 +43,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
         iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
         iterations.restore()
         if in_simulator and experiment.evaluation.validate_every:
-            iterations.validate = partial(validate, algorithm, env, experiment)
+            iterations.validate = partial(validation_metrics, algorithm, env, experiment)
         # The final evaluation does the same work as the first one did.
         afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if in_simulator else None
         with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
@@ -94,18 +93,10 @@ def audit_run(run_dir: Path) -> list[StepDifference]:
         env.close()
 
 
-def validate(algorithm: Algorithm, env: VectorEnv, experiment: Experiment) -> dict[str, float]:
+def validation_metrics(algorithm: Algorithm, env: VectorEnv, experiment: Experiment) -> dict[str, float]:
     """The deployed policy on the validation stream, in ``env``, with which the algorithm was made."""
-    seed = experiment.evaluation_seed
-    starts = StartSequence("validation", seed=seed, num_tasks=len(env.spec.tasks))
     with algorithm.collector.suspended():
-        summary = evaluate_policy(
-            algorithm.deployed(),
-            env,
-            starts.take(experiment.evaluation.validation_episodes),
-            seed=seed,
-            stochastic=False,
-        )
+        summary = validate(algorithm.deployed(), env, experiment)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
     return {
         "validation": summary["success"],
