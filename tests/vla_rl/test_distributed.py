@@ -14,14 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
 from vla_rl.config.cluster import ClusterConfig
 
 # Not imported here: Ray reads its settings from the environment when it is imported.
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'vla-rl[ray]'")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'vla-rl[ray]'"),
+]
 
 HANG_S = 5.0
 HEAD = """
@@ -48,17 +50,8 @@ def address() -> Iterator[str]:
     del os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The last bits of a sum depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_process(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     folder = tmp_path_factory.mktemp("in_process")
     run_to_end(folder, experiment())
     return folder
@@ -102,6 +95,7 @@ def test_the_run_learns_something(in_process: Path) -> None:
     assert all(row["kl"] > 0 for row in numbers(in_process)[2:])
 
 
+@pytest.mark.slow
 def test_two_collectors_one_killed_one_stopped_equal_one_process(
     tmp_path: Path, address: str, in_process: Path
 ) -> None:
@@ -126,6 +120,7 @@ def test_grpo_on_one_collector_equals_one_process(tmp_path: Path, address: str) 
     assert_same(tmp_path / "cluster", tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Path, address: str) -> None:
     """Terminated in the middle and resumed with another number of collectors: as if nothing had happened."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

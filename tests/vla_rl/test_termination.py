@@ -66,7 +66,8 @@ def test_sigterm_stops(work: Callable[[list[str]], None], expected: list[str]) -
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("lines", [1, 2])
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Path, lines: int) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     algorithm = replace(PPO, iterations=300)
