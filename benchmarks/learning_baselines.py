@@ -9,7 +9,7 @@ For each finished run of ``vla-rl train`` (benchmarks/learning.py leaves them):
   and behavior cloning of the demonstrations and the newest successes in equal shares (filtered behavior cloning).
 
 All are evaluated on the held-out starts of their run, beside what the run itself reached. Writes
-benchmarks/results/learning_baselines.json.
+benchmarks/results/baselines.json.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [one_run(run, arguments) for run in arguments.runs]
     command = "python -m benchmarks.learning_baselines " + " ".join(sys.argv[1:])
-    print(write_record("learning_baselines", rows_of(results, arguments.only), command=command, runs=results))
+    print(write_record("baselines", rows_of(results, arguments.only), command=command, runs=results))
 
 
 def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def rows_of(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[
         wins = [round(value * count) for value, count in zip(values, episodes, strict=True)]
         interval = list(seeds_interval(wins, episodes))
         seeds = [result["seed"] for result in results]
-        rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, values=values))
+        more = {"values": values, "episodes": sum(episodes)}
+        rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, **more))
     return rows
 
 
