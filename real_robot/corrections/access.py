@@ -1,4 +1,4 @@
-"""Who may see, label and move: one-time tokens, session cookies, roles, and the origins that a browser may come from."""
+"""Who may see, label and move: one-time tokens, session cookies, roles, and where a browser may come from."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Origins:
         return tuple(f"{'https' if self.tls else 'http'}://{host}" for host in self.hosts)
 
     def refusal(self, headers: Mapping[str, str], *, changes: bool) -> str | None:
-        """Why a request is refused. ``changes``: it opens a WebSocket or changes something, so it needs an ``Origin``."""
+        """Why a request is refused. ``changes``: it opens a WebSocket or changes something: needs an ``Origin``."""
         if headers.get("host", "") not in self.hosts:
             return "wrong host"
         origin = headers.get("origin")

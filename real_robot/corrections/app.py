@@ -19,7 +19,7 @@ from real_robot.corrections.robot_thread import RobotThread
 
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -56,9 +56,7 @@ def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
     return with_headers
 
 
-def make_app(
-    robot: RobotThread, browser: EpisodeBrowser, access: Access, origins: Origins, audit: AuditLog
-) -> FastAPI:
+def make_app(robot: RobotThread, browser: EpisodeBrowser, access: Access, origins: Origins, audit: AuditLog) -> FastAPI:
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OnlyFromHere, origins=origins)

@@ -46,7 +46,7 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """``snapshots[t]``: before step ``t``, where the environment can be captured. ``operators``: of each intervention."""
+    """``snapshots[t]``: before step ``t``, where the environment has any. ``operators``: of each intervention."""
 
     start: StartState
     instruction: str
@@ -88,7 +88,7 @@ class Attempt:
     def episode(
         self, *, task: str, split: str, control_hz: float, weights: int, fingerprint: Mapping[str, str]
     ) -> Episode:
-        """``weights``: number of the policy's weights. The attempt must have steps and an observation before the first."""
+        """``weights``: number of the policy's weights. The attempt must have steps, and observations from the first on."""
         observed = sorted(self.observations)
         cameras = self.observations[observed[0]][0]
         return Episode(

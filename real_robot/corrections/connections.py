@@ -58,7 +58,8 @@ async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotT
     """The newest pictures, one binary message per camera, as fast as the browser takes them."""
     await socket.accept()
     if person is None:
-        return await socket.close(NO_SESSION, "no session")
+        await socket.close(NO_SESSION, "no session")
+        return
     newest = Newest(robot)
 
     async def send() -> None:
@@ -77,7 +78,8 @@ async def serve_control(socket: WebSocket, person: Person | None, robot: RobotTh
     """State out; inputs and commands in. When the connection ends, however it ends, its person lets go."""
     await socket.accept()
     if person is None:
-        return await socket.close(NO_SESSION, "no session")
+        await socket.close(NO_SESSION, "no session")
+        return
     client = Client(socket, person, robot, audit)
     newest = Newest(robot)
 

@@ -11,8 +11,8 @@ from real_robot.corrections.human_input import Action
 class Handover:
     """Limits the change of the moving dimensions from each executed action to the next.
 
-    Between policy and person the action goes over within ``blend_s``, along 3u^2 - 2u^3. The actions of a person and the
-    way to a hold change by 1 in ``ramp_s`` at most: a hold is reached within it, from any action.
+    Between policy and person the action goes over within ``blend_s``, along 3u^2 - 2u^3. The actions of a person and
+    the way to a hold change by 1 in ``ramp_s`` at most: a hold is reached within it, from any action.
     """
 
     def __init__(self, moving: np.ndarray, *, control_hz: float, blend_s: float, ramp_s: float) -> None:

@@ -21,8 +21,8 @@ DEAD_ZONE = 0.12  # of a gamepad's sticks, which do not return to zero exactly
 class RawInput:
     """Devices as the browser reads them. ``deadman``: held by the person, else nothing moves. ``keys``: held, by their
     ``KeyboardEvent.code``. ``pad``: the pointer's offset from where it was pressed, (right, down, lifted), in shares of
-    the pad. ``sticks``: axes of a gamepad in the order of the standard mapping. ``device``: one axis per dimension of the
-    action (a six-axis mouse with a grip, or a program). ``step``: control step that the sender saw."""
+    the pad. ``sticks``: axes of a gamepad in the order of the standard mapping. ``device``: one axis per dimension of
+    the action (a six-axis mouse with a grip, or a program). ``step``: control step that the sender saw."""
 
     deadman: bool = False
     keys: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
 """The right to move one robot: held by one browser at a time, and lost by silence.
 
-Each acquisition gets the next fencing token (Kleppmann 2016, "How to do distributed locking"): whatever arrives under an
-older one, from a connection that hung or a tab that came back, is refused.
+Each acquisition gets the next fencing token (Kleppmann 2016, "How to do distributed locking"): whatever arrives under
+an older one, from a connection that hung or a tab that came back, is refused.
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ class Do:
 
 
 Message = Acquire | Release | Input | Do
-_ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field(discriminator="type")]], config=_STRICT)
+_ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(
+    list[Annotated[Message, Field(discriminator="type")]], config=_STRICT
+)
 
 
 class WrongMessage(ValueError):

@@ -79,9 +79,7 @@ def running(
     session = CorrectionSession(env, versions, store, settings, starts=starts, split=split, audit=audit)
     robot = RobotThread(session, Pictures(env, display, jpeg_quality=settings.jpeg_quality), audit)
     access = Access()
-    origins = Origins(
-        host=address.host, port=int(listening.getsockname()[1]), tls=address.certificate is not None
-    )
+    origins = Origins(host=address.host, port=int(listening.getsockname()[1]), tls=address.certificate is not None)
     from real_robot.corrections.app import make_app
 
     browser = EpisodeBrowser(store.path, jpeg_quality=settings.jpeg_quality)
@@ -144,7 +142,11 @@ def _web_config(address: Address):  # type: ignore[no-untyped-def]
 def open_page(server: CorrectionServer, *, browser: bool) -> None:
     """Print the address; open it where there is a browser to open it."""
     address = server.invite()
-    print(f"{address}\n(works once, for 10 minutes; episodes in {server.folder / 'episodes'})", file=sys.stderr, flush=True)
+    print(
+        f"{address}\n(works once, for 10 minutes; episodes in {server.folder / 'episodes'})",
+        file=sys.stderr,
+        flush=True,
+    )
     if browser:
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(address)

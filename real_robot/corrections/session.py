@@ -63,7 +63,9 @@ class CorrectionSession:
             raise UserError(f"a person corrects one robot at a time: set sim.num_envs to 1, got {env.spec.num_envs}")
         self.spec, self.versions, self.store, self.settings = env.spec, versions, store, settings
         self.env = on_device(env, torch.device("cpu"))
-        self._expert = env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
+        self._expert = (
+            env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
+        )
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
         self.handover = Handover(

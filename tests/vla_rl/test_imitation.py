@@ -81,7 +81,15 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
         )
         folder = tmp_path / "_".join(path.name for path in paths)
         config = BCConfig(steps=3, warmup=1, batch_size=9)
-        bundle = clone(policy, [Cloned(store=path) for path in paths], config, folder, seed=0, fit_normalizer=True, parent="earlier")
+        bundle = clone(
+            policy,
+            [Cloned(store=path) for path in paths],
+            config,
+            folder,
+            seed=0,
+            fit_normalizer=True,
+            parent="earlier",
+        )
         return read_bundle_info(bundle)
 
     alone = cloned(stores["a"])

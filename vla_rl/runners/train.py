@@ -92,7 +92,9 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
                 stage.result = record_demonstrations(run.experiment, env, store)
             seconds = stage.result.get("wall_s", 0.0)
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
-    bundle = clone(policy, [Cloned(store=store)], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
+    bundle = clone(
+        policy, [Cloned(store=store)], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True
+    )
     return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
 
 
