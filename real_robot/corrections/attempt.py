@@ -88,7 +88,7 @@ class Attempt:
     def episode(
         self, *, task: str, split: str, control_hz: float, weights: int, fingerprint: Mapping[str, str]
     ) -> Episode:
-        """``weights``: number of the policy's weights. The attempt must have steps, and observations from the first on."""
+        """``weights``: number of the policy's weights. It must have steps, and observations from the first on."""
         observed = sorted(self.observations)
         cameras = self.observations[observed[0]][0]
         return Episode(

@@ -80,10 +80,11 @@ def read_message(text: str) -> Message:
     if len(text) > MAX_MESSAGE_BYTES:
         raise WrongMessage(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
     try:
-        return _ADAPTER.validate_json(f"[{text}]")[0]
-    except (ValidationError, IndexError, RecursionError) as error:
-        if not isinstance(error, ValidationError):
-            raise WrongMessage("expected one JSON object") from None
+        messages = _ADAPTER.validate_json(f"[{text}]")
+    except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         raise WrongMessage(f"{where}: {first['msg']}".lstrip(": ")) from None
+    if len(messages) != 1:
+        raise WrongMessage("expected one JSON object")
+    return messages[0]

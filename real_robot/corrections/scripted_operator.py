@@ -1,4 +1,4 @@
-"""A program that corrects as a person would: over the browser's own connection, with the simulator's expert as its hand.
+"""A program that corrects as a person would: over the browser's own connection, by the simulator's expert.
 
 For tests and benchmarks. The server must run with ``control.show_expert`` and ``control.wait_for_input``, so that no
 step of the simulator waits for a slow machine and none goes by without the operator.

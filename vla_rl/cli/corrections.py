@@ -97,5 +97,6 @@ class Learn:
         from vla_rl.runners.corrections import learn
 
         for result in learn(self.folder, _load(self.config, self.overrides), watch=self.watch):
-            line = f"round {result['round']}: {result['corrected_episodes']} corrected episodes, bundle {result['version']}"
+            episodes, version = result["corrected_episodes"], result["version"]
+            line = f"round {result['round']}: {episodes} corrected episodes, bundle {version}"
             print(json.dumps(result) if self.json else line, flush=True)

@@ -135,10 +135,10 @@ def _load_backend(bundle: Path, *, robot: RobotSpec, device: Device) -> Any:
 
 
 def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
-    """``vla-rl learn``: rounds of training on the corrections in ``folder``; {round, corrected_episodes, version} each.
+    """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
 
-    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. UserError if there
-    are none.
+    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. UserError if
+    there are none.
     """
     if not (folder / BUNDLE).exists():
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
