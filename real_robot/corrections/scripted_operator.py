@@ -53,13 +53,20 @@ class TakeOverAfter:
 
 
 class ScriptedOperator:
-    """``needs_help``: whether to take over, from the state that the page shows."""
+    """``with ScriptedOperator(...) as operator``; ``needs_help``: whether to take over, from what the page shows."""
 
     def __init__(self, address: str, needs_help: Callable[[State], bool]) -> None:
-        self._socket = open_control(*open_session(address))
+        self._connection = open_control(*open_session(address))
         self._needs_help = needs_help
         self.state: State = {}
+
+    def __enter__(self) -> ScriptedOperator:
+        self._socket = self._connection.__enter__()
         self._token = self._acquire()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._connection.__exit__(*exception)
 
     def correct(self, episodes: int) -> list[dict[str, Any]]:
         """Watch and correct as many episodes; {episode, corrected, success} of each."""
@@ -78,9 +85,6 @@ class ScriptedOperator:
             else:
                 self._send_input(state, drive=state["mode"] == "human")
         return done
-
-    def close(self) -> None:
-        self._socket.close()
 
     def _send_input(self, state: State, *, drive: bool) -> None:
         device = [max(-1.0, min(1.0, value)) for value in state["expert"]] if drive else []
