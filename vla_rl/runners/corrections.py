@@ -162,15 +162,17 @@ def corrected_episodes(path: Path) -> list[str]:
         return [entry.id for entry in entries if np.any(store.map(entry)["actor"] == HUMAN)]
 
 
-def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
-    """Clone the human steps, and demonstrations, from the published policy on; publish the result."""
+def learn_round(
+    folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] = (ACTORS[HUMAN],)
+) -> dict[str, Any]:
+    """Clone these actors' steps, and demonstrations, from the published policy on; publish the result."""
     settings, published = config.learning, folder / BUNDLE
     number = 1 + max((int(round.name[6:]) for round in _rounds(folder)), default=0)
     parent = read_bundle_info(published).sha256
     policy = load_bundle(published, device=select_device(config.device))
     rest = (1 - settings.human_share) / max(1, len(settings.demonstrations))
     sources = [
-        Cloned(store=folder / EPISODES, actors=(ACTORS[HUMAN],), share=settings.human_share),
+        Cloned(store=folder / EPISODES, actors=actors, share=settings.human_share),
         *(Cloned(store=store, share=rest) for store in settings.demonstrations),
     ]
     trained = folder / LEARNING / f"round-{number:03d}"
