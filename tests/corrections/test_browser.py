@@ -43,7 +43,7 @@ def open_page(chromium: Browser, running: CorrectionServer) -> Iterator[Callable
         contexts.append(chromium.new_context(**options))  # type: ignore[arg-type]
         page = contexts[-1].new_page()
         page.set_default_timeout(TIMEOUT_MS)
-        page.on("pageerror", errors.append)
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(running.invite(name))
         page.wait_for_selector("#camera-0")
         return page
