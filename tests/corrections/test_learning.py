@@ -60,17 +60,18 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
         robot, folder = one.robot, one.folder
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
             (first,) = operator.correct(1)
-            before = robot.session.versions.current.hello.fingerprint
-            (result,) = learn(folder, CONFIG, watch=False)
-            assert (result["round"], result["corrected_episodes"]) == (1, 1)
-            published = read_bundle_info(folder / "bundle")
-            assert published.provenance.parent == before
-            assert published.sha256 != before
-            deadline = time.monotonic() + 60
-            while robot.session.versions.current.hello.fingerprint == before:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert robot.session.attempt.policy_version == before  # the episode that is under way keeps its policy
+        before = robot.session.versions.current.hello.fingerprint
+        (result,) = learn(folder, CONFIG, watch=False)
+        assert (result["round"], result["corrected_episodes"]) == (1, 1)
+        published = read_bundle_info(folder / "bundle")
+        assert published.provenance.parent == before
+        assert published.sha256 != before
+        deadline = time.monotonic() + 60
+        while robot.session.versions.current.hello.fingerprint == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert robot.session.attempt.policy_version == before  # the episode that is under way keeps its policy
+        with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
             operator.correct(2)
         versions = robot.session.versions
         assert versions.report_fault(published.sha256, "by anna")
