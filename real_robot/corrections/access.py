@@ -81,7 +81,8 @@ class Origins:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(self.host) else (self.host,)
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(self.host) else (own,)
         return tuple(f"{name}:{self.port}" for name in names)
 
     @property

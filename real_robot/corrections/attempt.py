@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,6 +121,6 @@ class Attempt:
         return np.array([getattr(step, name) for step in self.steps], dtype=dtype)
 
 
-def actor_letters(steps: Sequence[ExecutedStep]) -> str:
+def actor_letters(actors: Iterable[int]) -> str:
     """One letter a step for the page: e, p, h or - (hold)."""
-    return "".join("eph-"[step.actor] for step in steps)
+    return "".join("eph-"[actor] for actor in actors)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class AuditLog:
-    """Thread-safe. What concerns the movement of the arm is on the disk when ``write`` returns to the system."""
+    """Thread-safe. A line is with the operating system when ``write`` returns."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from episodes.catalog import Entry
 from episodes.overlays import DELETED, SUCCESS, read_labels
 from episodes.packing import frame, frame_sizes
-from episodes.schema import ACTORS, HUMAN, EpisodeError
+from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore
+from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.pictures import encode_jpeg
 
 PAGE = 50  # episodes
@@ -40,7 +41,7 @@ class EpisodeBrowser:
 
     def __init__(self, path: Path, *, jpeg_quality: int) -> None:
         self._path, self._quality = path, jpeg_quality
-        self._shares = lru_cache(maxsize=100_000)(self._actor_shares)
+        self._persons: dict[str, tuple[float, int]] = {}  # of each episode; an episode never changes
 
     def list(self, wanted: Filter, *, first: int = 0) -> dict[str, Any]:
         """{total, tasks, episodes: [...]}, newest first, ``PAGE`` at most."""
@@ -60,7 +61,7 @@ class EpisodeBrowser:
             return {
                 **self._row(store, entry, store.labels(id)),
                 "control_hz": store.read(id).control_hz,
-                "actors": "".join("eph-"[code] for code in arrays["actor"]),
+                "actors": actor_letters(arrays["actor"]),
                 "actor_names": list(ACTORS),
                 "observation_steps": arrays["observation_steps"].tolist(),
                 "action": np.round(action, 3).tolist(),
@@ -104,14 +105,14 @@ class EpisodeBrowser:
             self._entry(store, id)
             return do(store)
 
-    def _entry(self, store: EpisodeStore, id: str) -> Any:
+    def _entry(self, store: EpisodeStore, id: str) -> Entry:
         entries = {entry.id: entry for entry in store.entries()} if re.fullmatch("[0-9A-Z]{26}", id) else {}
         if id not in entries:
             raise NotFound("no such episode")
         return entries[id]
 
-    def _row(self, store: EpisodeStore, entry: Any, labels: dict[str, Any]) -> dict[str, Any]:
-        human, interventions = self._shares(entry.id)
+    def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:
+        human, interventions = self._person_share(store, entry)
         return {
             "id": entry.id,
             "task": entry.task,
@@ -127,13 +128,13 @@ class EpisodeBrowser:
             "interventions": interventions,
         }
 
-    def _actor_shares(self, id: str) -> tuple[float, int]:
-        """Share of a person's steps, and the number of interventions. An episode never changes, so this is kept."""
-        with EpisodeStore(self._path) as store:
-            entry = self._entry(store, id)
+    def _person_share(self, store: EpisodeStore, entry: Entry) -> tuple[float, int]:
+        """Share of a person's steps, and the number of interventions."""
+        if entry.id not in self._persons:
             arrays = store.map(entry)
             interventions = int(arrays["intervention"].max()) + 1 if "intervention" in arrays else 0
-            return round(float((arrays["actor"] == HUMAN).mean()), 3), interventions
+            self._persons[entry.id] = round(float((arrays["actor"] == HUMAN).mean()), 3), interventions
+        return self._persons[entry.id]
 
 
 def _matches(row: dict[str, Any], wanted: Filter) -> bool:
@@ -143,6 +144,3 @@ def _matches(row: dict[str, Any], wanted: Filter) -> bool:
         and (wanted.who == "any" or (row["human_share"] > 0) == (wanted.who == "corrected"))
         and row["deleted"] == wanted.deleted
     )
-
-
-__all__ = ["EpisodeBrowser", "EpisodeError", "Filter", "NotFound"]

@@ -29,6 +29,7 @@ from real_robot.corrections.robot_thread import Published, RobotThread
 from real_robot.corrections.session import Refused
 
 NO_SESSION, TOO_MUCH = 4401, 1008  # WebSocket close codes
+NOT_YOURS = "another browser controls the robot, or your control has ended"
 
 
 class Newest:
@@ -142,7 +143,7 @@ class Client:
             await asyncio.to_thread(self._robot.release, self.id, message.reason)
         elif isinstance(message, Input):
             if not self._robot.receive(self.id, message.token, message.raw()):
-                raise Refused("another browser controls the robot, or your control has ended")
+                raise Refused(NOT_YOURS)
         else:
             await self._do(message)
 
@@ -155,8 +156,6 @@ class Client:
         await self._socket.send_text(json.dumps({"type": "lease", "token": holder.token}))
 
     async def _do(self, message: Do) -> None:
-        if not self._robot.lease.renew(self.id, message.token):
-            raise Refused("another browser controls the robot, or your control has ended")
         session, name = self._robot.session, self._person.name
         actions: dict[str, Callable[[], object]] = {
             "take_over": lambda: session.take_over(person=name),
@@ -169,7 +168,14 @@ class Client:
             "rewind": lambda: session.rewind(message.step, person=name),
             "instruct": lambda: session.instruct(message.text, person=name),
         }
-        await self._run(actions[message.what])
+
+        def do() -> None:
+            """In the robot's thread, so that the lease cannot end between the check and what it allows."""
+            if not self._robot.lease.renew(self.id, message.token):
+                raise Refused(NOT_YOURS)
+            actions[message.what]()
+
+        await self._run(do)
 
     async def _run(self, do: Callable[[], object]) -> None:
         await asyncio.wrap_future(self._robot.command(do))

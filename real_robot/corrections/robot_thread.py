@@ -45,7 +45,7 @@ class RobotThread:
         self.lease = Lease(timeout_s=session.settings.lost_person_s)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards what follows
-        self._input, self._input_s = RELEASED, 0.0
+        self._input, self._input_s, self._input_token = RELEASED, 0.0, -1
         self._arrived: list[RawInput] = []
         self._listeners: set[Callable[[Published], None]] = set()
         self.published = Published(number=0, state={}, pictures=[])
@@ -84,6 +84,7 @@ class RobotThread:
             return False
         with self._changed:
             self._input, self._input_s = replace(raw, arrived_s=time.time()), time.monotonic()
+            self._input_token = token
             self._arrived.append(raw)
             self._changed.notify_all()
         return True
@@ -151,14 +152,17 @@ class RobotThread:
         self.command(hold)
 
     def _newest_input(self) -> RawInput | None:
-        """The person's input, None once it is too old."""
+        """The input of the person who holds the lease now, None once it is too old."""
         settings, at = self.session.settings, self.session.attempt.length
         in_step = settings.wait_for_input and self.session.mode == "human"
         with self._changed:
             if in_step:
                 self._changed.wait_for(lambda: self._input.step >= at or self._stop_waiting(), settings.lost_person_s)
             fresh = self._input.step >= at if in_step else time.monotonic() - self._input_s <= settings.stale_input_s
-            newest, arrived, self._arrived = self._input, self._arrived, []
+            newest, token, arrived, self._arrived = self._input, self._input_token, self._arrived, []
+        holder = self.lease.holder
+        if holder is None or holder.token != token:
+            return None
         for raw in arrived:
             self.session.human.receive(raw)
         return newest if fresh else None
@@ -208,7 +212,7 @@ class RobotThread:
             "holder": holder.name if holder is not None else None,
             "holder_client": holder.client if holder is not None else None,
             "policy": session.version,
-            "actors": actor_letters(steps),
+            "actors": actor_letters(step.actor for step in steps),
             "disagreement": [round(step.disagreement, 2) for step in steps],
             "input_age_ms": _input_age_ms(steps[-1].input_time_s, steps[-1].applied_time_s) if steps else None,
             "executed": _rounded(session.handover.last),

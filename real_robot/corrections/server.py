@@ -46,6 +46,10 @@ class Address:
             raise UserError(
                 f"refusing to listen on {self.host} without TLS; use 127.0.0.1, or give --certificate and --key"
             )
+        if self.host in ("0.0.0.0", "::", ""):
+            raise UserError(
+                f"--host {self.host!r} names no address; give the one under which browsers reach this machine"
+            )
 
 
 class CorrectionServer:
@@ -99,6 +103,8 @@ def running(
         thread.join(10)
         listening.close()
         robot.close()
+        if robot.failure is None:
+            session.close()
         store.close()
         audit.close()
 

@@ -4,7 +4,7 @@
     policy   the policy's chunks             take_over -> human, hold, end of the episode -> ended
     human    a person, while the deadman     hand_back -> policy, hold (also when the person is lost), end -> ended
              is held; else the arm holds
-    hold     nobody                          take_over -> human, resume -> policy
+    hold     nobody                          take_over -> human, hand_back -> policy
     ended    nobody                          next_episode -> policy or hold
 
 In a simulation time stands still while the arm is at rest and nobody moves it, so that no idle steps are recorded.
@@ -123,6 +123,11 @@ class CorrectionSession:
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
+    def close(self) -> None:
+        """Store the attempt that is under way; nobody's verdict ends it."""
+        if self.mode != "ended" and self.attempt.length:
+            self.end("abort", person="the server")
+
     def _continue(self, memory: object) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
         attempt = self.attempt
@@ -215,9 +220,12 @@ class CorrectionSession:
             self.versions.report_fault(self.attempt.policy_version, str(error))
             self.hold(str(error), person="the server")
             return False
-        wanted = {POLICY: lambda: shadow, HUMAN: lambda: self.human.action(raw or RELEASED)}.get(
-            actor, lambda: self.human.hold(self.handover.last)
-        )()
+        if actor == POLICY:
+            wanted = shadow
+        elif actor == HUMAN:
+            wanted = self.human.action(raw or RELEASED)
+        else:
+            wanted = self.human.hold(self.handover.last)
         action = self.handover.apply(wanted, actor)
         self._step(action, shadow, actor, raw)
         return True

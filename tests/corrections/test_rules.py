@@ -199,7 +199,12 @@ def test_another_address_than_loopback_needs_tls(tmp_path):
             Address(host=host)
     with pytest.raises(UserError, match="both a certificate and its key"):
         Address(certificate=tmp_path / "a")
-    assert Address(host="0.0.0.0", certificate=tmp_path / "a", key=tmp_path / "b").host == "0.0.0.0"
+    files = {"certificate": tmp_path / "a", "key": tmp_path / "b"}
+    assert Address(host="192.168.1.5", **files).host == "192.168.1.5"
+    for anywhere in ("0.0.0.0", "::"):  # no browser could be told apart from another site's by its Host
+        with pytest.raises(UserError, match="names no address"):
+            Address(host=anywhere, **files)
+    assert Origins(host="fe80::1", port=443, tls=True).origins == ("https://[fe80::1]:443",)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

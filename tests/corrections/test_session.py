@@ -137,6 +137,19 @@ def test_an_episode_that_ended_can_be_rewound_and_the_next_one_starts_elsewhere(
         assert events == ["episode begins", "rewound", "policy drives", "episode begins"]
 
 
+def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 3)
+        robot.take_over(person="anna")
+        ticks(robot, 4, AWAY)
+        robot.close()
+        (entry,) = robot.store.entries()
+        assert robot.store.read(entry.id).actor.tolist() == [POLICY] * 3 + [HUMAN] * 4
+        assert robot.store.labels(entry.id) == {"outcome": "abort"}
+        robot.close()
+        assert len(robot.store.entries()) == 1
+
+
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 2)

@@ -29,6 +29,7 @@ async function start(): Promise<void> {
   startEpisodes();
   startRobot();
   addEventListener("hashchange", showPage);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("resize"))); // drawn again
   showPage();
 }
 
