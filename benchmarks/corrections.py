@@ -1,7 +1,8 @@
 """Latency of the correction page, and what a policy learns from corrections.
 
     python -m benchmarks.corrections latency [--seconds 20]
-    python -m benchmarks.corrections learning --bundle RUN_OR_BUNDLE --demonstrations STORE [--tasks push] [--seeds 0 1 2]
+    python -m benchmarks.corrections learning --bundle RUN_OR_BUNDLE --demonstrations STORE
+        [--tasks push] [--corrections 30] [--seeds 0 1 2]
 
 ``latency``: the page in a headless Chromium on this machine, from the capture of a picture to its drawing, and from a
 key press to the control step that it moves. ``learning``: a scripted operator makes corrected episodes that succeed,
@@ -109,10 +110,12 @@ def _compare(options: argparse.Namespace, experiment: Experiment, seed: int, fol
     corrected, demonstrated = folder / "corrected", folder / "demonstrated"
     done: list[dict[str, Any]] = []
     started = time.monotonic()
-    with serving(options.bundle, config, corrected, experiment=experiment) as server:
-        with ScriptedOperator(server.invite("script"), TakeOverAfter(steps=options.take_over_after)) as operator:
-            while sum(one["corrected"] and one["success"] for one in done) < options.corrections:
-                done += operator.correct(1)
+    with (
+        serving(options.bundle, config, corrected, experiment=experiment) as server,
+        ScriptedOperator(server.invite("script"), TakeOverAfter(steps=options.take_over_after)) as operator,
+    ):
+        while sum(one["corrected"] and one["success"] for one in done) < options.corrections:
+            done += operator.correct(1)
     shutil.copytree(corrected / BUNDLE, demonstrated / BUNDLE)
     learn_round(corrected, config)
     seconds = time.monotonic() - started
