@@ -59,6 +59,7 @@ class ScriptedOperator:
         self._connection = open_control(*open_session(address))
         self._needs_help = needs_help
         self.state: State = {}
+        self._input: dict[str, Any] = {"deadman": False}
 
     def __enter__(self) -> ScriptedOperator:
         self._socket = self._connection.__enter__()
@@ -88,7 +89,8 @@ class ScriptedOperator:
 
     def _send_input(self, state: State, *, drive: bool) -> None:
         device = [max(-1.0, min(1.0, value)) for value in state["expert"]] if drive else []
-        self._send(type="input", token=self._token, deadman=drive, device=device, step=state["step"])
+        self._input = {"deadman": drive, "device": device, "step": state["step"]}
+        self._send(type="input", token=self._token, **self._input)
 
     @staticmethod
     def _ended(state: State) -> dict[str, Any]:
@@ -110,9 +112,10 @@ class ScriptedOperator:
         self._send(type="do", token=self._token, what=what)
 
     def _next_state(self) -> State:
-        """The newest state; what has queued up before it is skipped. Meanwhile the server hears from this client."""
+        """The newest state; what has queued up before it is skipped. Until it comes the last input is repeated, as a sign
+        of life that replaces no input which the server has yet to execute."""
         while (state := self._receive_state(HEARTBEAT_S)) is None:
-            self._send(type="input", token=self._token, deadman=False)
+            self._send(type="input", token=self._token, **self._input)
         self.state = state
         while (newer := self._receive_state(0.0)) is not None:
             self.state = newer
