@@ -194,8 +194,7 @@ def _check_lengths(episode: Episode) -> None:
 
 def _check_limits(episode: Episode, name: str) -> None:
     actions = getattr(episode, name)
-    over = np.argwhere(np.abs(actions) > 1.0) if actions is not None else ()
-    if len(over):
+    if actions is not None and (over := np.argwhere(np.abs(actions) > 1.0)).size:
         step, dim = over[0]
         raise _refuse(
             episode,

@@ -78,7 +78,8 @@ class ScriptedOperator:
                 done.append(self._ended(state))
                 self._do("success" if state["outcome"] == "success" else "failure")
                 self._do("next")
-                self._wait(lambda new, episode=state["episode"]: new["episode"] > episode)
+                while self._next_state()["episode"] == state["episode"]:
+                    pass
             elif state["mode"] == "policy" and self._needs_help(state):
                 self._do("take_over")
             elif state["mode"] == "hold":
@@ -120,10 +121,6 @@ class ScriptedOperator:
         while (newer := self._receive_state(0.0)) is not None:
             self.state = newer
         return self.state
-
-    def _wait(self, condition: Callable[[State], bool]) -> None:
-        while not condition(self._next_state()):
-            pass
 
     def _receive_state(self, timeout_s: float) -> State | None:
         while True:
