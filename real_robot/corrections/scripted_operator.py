@@ -113,8 +113,10 @@ class ScriptedOperator:
         self._send(type="do", token=self._token, what=what)
 
     def _next_state(self) -> State:
-        """The newest state; what has queued up before it is skipped. Until it comes the last input is repeated, as a sign
-        of life that replaces no input which the server has yet to execute."""
+        """The newest state; what has queued up before it is skipped.
+
+        Until it comes the last input is repeated: a sign of life that replaces nothing which is yet to be executed.
+        """
         while (state := self._receive_state(HEARTBEAT_S)) is None:
             self._send(type="input", token=self._token, **self._input)
         self.state = state
