@@ -61,7 +61,7 @@ class EpisodeBrowser:
             return {
                 **self._row(store, entry, store.labels(id)),
                 "control_hz": store.read(id).control_hz,
-                "actors": actor_letters(arrays["actor"]),
+                "actors": actor_letters(arrays["actor"].tolist()),
                 "actor_names": list(ACTORS),
                 "observation_steps": arrays["observation_steps"].tolist(),
                 "action": np.round(action, 3).tolist(),
