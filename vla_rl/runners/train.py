@@ -20,7 +20,7 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import clone, new_policy
+from vla_rl.runners.imitation import Cloned, clone, new_policy
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
@@ -93,7 +93,9 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
                 stage.result = record_demonstrations(run.experiment, env, store)
             seconds = stage.result.get("wall_s", 0.0)
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
-    bundle = clone(policy, [store], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
+    bundle = clone(
+        policy, [Cloned(store=store)], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True
+    )
     return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
 
 
