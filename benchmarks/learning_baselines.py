@@ -41,7 +41,7 @@ from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.intervals import seeds_interval
 from vla_rl.runners.evaluate import PolicyActor, evaluate_policy, run_episodes
 from vla_rl.runners.imitation import Cloned, clone, new_policy
-from vla_rl.runs.run_dir import experiment_device, load_experiment
+from vla_rl.runs.run_dir import experiment_device, load_experiment, write_json
 
 KEPT_ROUNDS = 4  # of successes, so that a round's cloning costs the same at the end as at the beginning
 
@@ -60,19 +60,23 @@ def main() -> None:
 
 
 def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Successes of the baselines and of the run, on equal starts."""
+    """Successes of the baselines and of the run, on equal starts. What a call before this one finished is kept."""
     experiment, reached = load_experiment(run_dir), json.loads((run_dir / "result.json").read_text())
+    result = {"seed": experiment.seed, "imitation": reached["bc"], "reinforcement": reached["rl"]}
     env = make_env(experiment.sim)
     try:
-        result = {"seed": experiment.seed, "imitation": reached["bc"], "reinforcement": reached["rl"]}
         for name in arguments.only:
             folder = run_dir / "baselines" / name
-            shutil.rmtree(folder, ignore_errors=True)
-            began = time.monotonic()
-            bundle, spent = BASELINES[name](experiment, env, run_dir, folder, arguments)
-            result[name] = evaluate(experiment, env, bundle, episodes=reached["rl"]["episodes"])
-            result[name] |= {"spent": spent, "wall_s": round(time.monotonic() - began, 1)}
-            print(f"seed {experiment.seed} {name}: {result[name]['success']:.3f} {spent}", flush=True)
+            done = folder / "result.json"
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                began = time.monotonic()
+                bundle, spent = BASELINES[name](experiment, env, run_dir, folder, arguments)
+                seconds = round(time.monotonic() - began, 1)
+                summary = evaluate(experiment, env, bundle, episodes=reached["rl"]["episodes"])
+                write_json(done, summary | {"spent": spent, "wall_s": seconds, "minutes": arguments.minutes})
+            result[name] = json.loads(done.read_text())
+            print(f"seed {experiment.seed} {name}: {result[name]['success']:.3f} {result[name]['spent']}", flush=True)
     finally:
         env.close()
     return result
