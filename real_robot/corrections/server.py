@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from episodes.store import EpisodeStore
 from real_robot.corrections.access import Access, Origins, Role
@@ -26,6 +27,10 @@ from real_robot.serving.versions import Versions
 from sims.errors import RunFailure, UserError
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
 
 START_S = 30.0
 
@@ -109,7 +114,7 @@ def running(
         audit.close()
 
 
-def _web_config(address: Address):  # type: ignore[no-untyped-def]
+def _web_config(address: Address) -> tuple[Callable[[FastAPI], uvicorn.Server], socket.socket]:
     """A function from the application to its server, and the socket that it will listen on. UserError."""
     try:
         import uvicorn
@@ -124,7 +129,7 @@ def _web_config(address: Address):  # type: ignore[no-untyped-def]
         listening.close()
         raise UserError(f"cannot listen on {address.host}:{address.port}: {error.strerror}") from None
 
-    def make(app):  # type: ignore[no-untyped-def]
+    def make(app: FastAPI) -> uvicorn.Server:
         return uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -31,6 +31,7 @@ from real_robot.serving.versions import Versions
 from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.starts import StartSequence
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import DemonstratedEnv, VectorEnv, decode_instructions
 
 Mode = Literal["policy", "human", "hold", "ended"]
@@ -128,7 +129,7 @@ class CorrectionSession:
         if self.mode != "ended" and self.attempt.length:
             self.end("abort", person="the server")
 
-    def _continue(self, memory: object) -> None:
+    def _continue(self, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
         attempt = self.attempt
         rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self._open_hand())
