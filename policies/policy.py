@@ -255,6 +255,29 @@ class GuidedPolicy(Protocol):
 
 
 @runtime_checkable
+class CriticGuided(Protocol):
+    """A policy whose actions can follow the gradient of a Q function (off-policy learning).
+
+    Its parameter group "residual" follows the critic's gradient; the group "encoder", if any, is trained by the critic.
+    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need.
+    """
+
+    squashed: bool
+
+    def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...
+
+    def rsample(
+        self, context: Any, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
+        """An exploring action and the log density of its draw per element, both differentiable."""
+        ...
+
+    def critic_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
+        """As ``value_features``, with the gradient of what the critic trains."""
+        ...
+
+
+@runtime_checkable
 class LikelihoodModel(Protocol):
     """What a likelihood update without critic, reference and average asks of a policy (see ``Policy``)."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 from policies.policy import Policy
 from sims.numbers.ranges import Count, Interval, PartialShare
@@ -40,6 +42,10 @@ class AlgorithmConfig:
     iterations: Count = 60
     gamma: Annotated[float, Interval(gt=0, le=1)] = 0.99
     failure_weight: PartialShare = 0.0
+
+    def with_demonstrations(self, stores: Sequence[Path]) -> Self:
+        """As this run uses it: ``stores`` are the episodes that it started from, if any."""
+        return self
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""

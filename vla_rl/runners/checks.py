@@ -17,6 +17,7 @@ from policies.backbone import load_backbone
 from policies.bundle import load_bundle
 from policies.policy import Policy, RobotSpec, set_frozen
 from policies.registry import build_policy
+from policies.residual.policy import residual_on
 from sims.errors import UserError
 from sims.registry import evaluation_starts
 from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
@@ -44,6 +45,9 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         policy = (
             _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
         )
+        if start is None and (residual := experiment.start.residual) is not None:
+            with naming("start.residual"):
+                policy = residual_on(policy, residual)
         with naming("algorithm"):
             build_algorithm(experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed)
         if (imagination := experiment.imagination) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.ppo import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.evaluate import evaluate_policy, locate
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.runs.failures import FailureLog
@@ -32,7 +33,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
 
     Into ``folder``; in the run's own folder validation is part of the curve, an imagined environment cannot validate.
     """
-    experiment, checkpoints = run.experiment, folder / run.checkpoints.name
+    experiment, checkpoints = with_demonstrations(run), folder / run.checkpoints.name
     algorithm = load_algorithm(experiment, env, start, run.device)
     if not env.spec.can_capture:
         console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
@@ -63,6 +64,16 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
     provenance = Provenance(git_revision=git_revision(), parent=read_bundle_info(start).sha256)
     save_bundle(algorithm.deployed(), folder / run.bundle.name, provenance=provenance)
     return {"iterations": algorithm.iteration}
+
+
+def with_demonstrations(run: Run) -> Experiment:
+    """The run's experiment, whose algorithm knows the episodes that the run started from."""
+    experiment, start = run.experiment, run.experiment.start
+    if isinstance(start, Imitation):
+        stores = [run.demonstrations if start.store is None else start.store]
+    else:
+        stores = []
+    return replace(experiment, algorithm=experiment.algorithm.with_demonstrations(stores))
 
 
 def load_algorithm(experiment: Experiment, env: VectorEnv, bundle: Path, device: Device) -> Algorithm:
