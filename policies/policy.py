@@ -264,6 +264,11 @@ class CriticGuided(Protocol):
 
     squashed: bool
 
+    @property
+    def action_scale(self) -> Float[Tensor, " A"]:
+        """Half of the range that demonstrations span, the unit of noise."""
+        ...
+
     def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...
 
     def rsample(

@@ -1,6 +1,9 @@
 """A residual on a frozen policy: a small network corrects, at every observation, what the base would do next.
 
-    a = clip(b + scale * tanh(f(features, b)), -1, 1)          (Ankile et al. 2025, ResFiT; Johannink et al. 2019)
+    a = clip(b + scale * w * tanh(f(features, b)), -1, 1)      (Ankile et al. 2025, ResFiT; Johannink et al. 2019)
+
+where w is, for each dimension, half of the range that the demonstrations' actions span: a correction of a tenth of a turn
+may be small, and the same number of a dimension that hardly moves is not.
 
 The base plans a chunk of H actions; the residual observes and acts every h control steps, where h divides H. What is left
 of the base's chunk is the policy's memory:
@@ -28,12 +31,13 @@ from torch.distributions import Normal
 from torch.nn import functional
 
 from episodes.sampler import Targets
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, HasCompactEncoder
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.device import Precision
-from policies.normalizer import Normalizer
+from policies.normalizer import HasNormalizer, Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.registry import PolicyConfig, build_policy
 from policies.residual.network import TRUNK_WIDTH, mlp, trunk
+from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -44,7 +48,8 @@ R = TypeVar("R", bound=TensorDataclass)
 
 @dataclass(frozen=True, kw_only=True)
 class FixedNoiseConfig:
-    """Exploration adds a Gaussian of constant ``std`` (environment units) to the action, as DDPG and TD3 do."""
+    """Exploration adds a Gaussian of constant ``std`` to the action, as DDPG and TD3 do; 1 is half of the range that
+    demonstrations span."""
 
     name: Literal["fixed"] = "fixed"
     std: PositiveFloat = 0.05
@@ -63,16 +68,16 @@ class SquashedNoiseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualConfig:
-    """``scale``: largest correction of an action element, whose range is [-1, 1].
+    """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
 
-    ``around``: what is corrected; "zero" leaves the base's actions out, so that only its features are used.
+    ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
     ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
     features, which are then all that a replay keeps of an observation.
     """
 
     scale: Annotated[float, Interval(gt=0, le=1)] = 0.2
-    around: Literal["base", "zero"] = "base"
+    around: Literal["base", "middle"] = "base"
     action_horizon: Width = 1
     hidden: tuple[Width, ...] = (256, 256)
     noise: Annotated[FixedNoiseConfig | SquashedNoiseConfig, Field(discriminator="name")] = field(
@@ -133,9 +138,9 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         feature_dim = self.base.spec.value_dim
         if residual.encoder is not None:
             self.encoder = CompactEncoder(residual.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
-            self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
             feature_dim = self.encoder.pooled_width
         actions = horizon * robot.action_dim
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
         self.trunk = trunk(feature_dim, layer_norm=True)
         self.head = mlp(TRUNK_WIDTH + actions, residual.hidden, actions * (2 if self.squashed else 1))
@@ -160,9 +165,13 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         return groups if self.encoder is None else groups | {"encoder": list(self.encoder.parameters())}
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        """Of the states that the residual's own encoder reads; the base keeps its scales."""
-        if self.encoder is not None:
-            self.normalizer.fit(state, action)
+        """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
+        self.normalizer.fit(state, action)
+
+    @property
+    def action_scale(self) -> Float[Tensor, " A"]:
+        """Half of the range that demonstrations span."""
+        return self.normalizer.action_scale
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -190,8 +199,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
     ) -> tuple[Float[Tensor, "B H A"], BasePlan]:
         """The next ``action_horizon`` actions to correct, and the plan after them."""
         spec, horizon = self.base.spec, self.spec.action_horizon
-        if self.residual_config.around == "zero":
-            return state.chunk.new_zeros(len(state), horizon, spec.robot.action_dim), state
+        if self.residual_config.around == "middle":
+            return self.normalizer.action_center.expand(len(state), horizon, -1), state
         noise = state.chunk.new_zeros(len(state), *spec.noise_shape)
         fresh = BasePlan(
             memory=memory, chunk=self.base.act_from_noise(context, noise).float(), used=torch.zeros_like(state.used)
@@ -280,23 +289,29 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         seen = self.trunk(_given(context.features).detach())
         out = self.head(torch.cat([seen, center.flatten(1)], dim=-1)).view(len(center), -1, center.shape[-1])
         if not self.squashed:
-            mean = center + config.scale * out.tanh()
-            return Normal(mean, torch.full_like(mean, config.noise.std), validate_args=False)
+            mean = center + config.scale * self.action_scale * out.tanh()
+            return Normal(mean, (config.noise.std * self.action_scale).expand_as(mean), validate_args=False)
         mean, log_std = out.chunk(2, dim=1)
         log_std = (log_std + math.log(config.noise.std)).clamp(*LOG_STD)
         return Normal(mean, log_std.exp(), validate_args=False)
 
     def _to_action(self, context: ResidualContext, x: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-        action = context.center + self.residual_config.scale * x.tanh() if self.squashed else x
-        return action.clamp(-1, 1)
+        if self.squashed:
+            x = context.center + self.residual_config.scale * self.action_scale * x.tanh()
+        return x.clamp(-1, 1)
 
 
 def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:
-    """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state."""
+    """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state.
+
+    UserError where ``base`` has a residual already.
+    """
+    if isinstance(base, ResidualPolicy):
+        raise UserError("the policy has a residual already, which goes on learning: leave start.residual out")
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
-    if policy.encoder is not None and isinstance(base, HasCompactEncoder):
+    if isinstance(base, HasNormalizer):
         policy.normalizer.load_state_dict(base.normalizer.state_dict())
     return policy.eval()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from policies.policy import Policy
 from sims.numbers.ranges import Count, Interval, PartialShare
@@ -43,7 +43,7 @@ class AlgorithmConfig:
     gamma: Annotated[float, Interval(gt=0, le=1)] = 0.99
     failure_weight: PartialShare = 0.0
 
-    def with_demonstrations(self, stores: Sequence[Path]) -> Self:
+    def with_demonstrations(self, stores: Sequence[Path]) -> AlgorithmConfig:
         """As this run uses it: ``stores`` are the episodes that it started from, if any."""
         return self
 

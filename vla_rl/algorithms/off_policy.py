@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -59,7 +59,7 @@ class OffPolicyConfig(AlgorithmConfig):
     of an environment, and every ``actor_every``th update also changes the actor.
 
     Before that: ``warmup`` chunks of all environments together are acted without updates, with uniform noise of up to
-    ``warmup_noise`` added, then ``critic_warmup`` updates train the critic alone. ``n_step``: chunks per target.
+    ``warmup_noise`` added (1 is half of the range that demonstrations span), then ``critic_warmup`` updates train the critic alone. ``n_step``: chunks per target.
     ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is drawn from
     them. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the next action of a target, clipped
     at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random, where images are trained.
@@ -85,7 +85,7 @@ class OffPolicyConfig(AlgorithmConfig):
     max_grad_norm: PositiveFloat = 10.0
     critic: EnsembleConfig = field(default_factory=EnsembleConfig)
 
-    def with_demonstrations(self, stores: Sequence[Path]) -> Self:
+    def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
         return self if self.stores is not None else replace(self, stores=tuple(stores))
 
 
@@ -99,6 +99,7 @@ class OffPolicy:
         self.config, self.policy, self.iteration = config, policy, 0
         if not isinstance(policy, CriticGuided):
             raise UserError("algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}")
+        self.guided: CriticGuided = policy
         if policy.squashed != (config.entropy is not None):
             raise UserError(
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, and fixed "
@@ -123,8 +124,9 @@ class OffPolicy:
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_parameters = list(policy.parameter_groups()["residual"])
         self.critic_parameters = [*self.critic.parameters(), *policy.parameter_groups().get("encoder", ())]
-        self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.actor_learning_rate)
-        self.critic_optimizer = torch.optim.Adam(self.critic_parameters, lr=config.critic.learning_rate)
+        fused = device.type in ("cpu", "cuda")
+        self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.actor_learning_rate, fused=fused)
+        self.critic_optimizer = torch.optim.Adam(self.critic_parameters, lr=config.critic.learning_rate, fused=fused)
         self.log_temperature = torch.zeros((), device=device)
         self.temperature_optimizer: torch.optim.Optimizer | None = None
         if config.entropy is not None:
@@ -207,7 +209,7 @@ class OffPolicy:
         if not noise or self.chunks_acted >= self.config.warmup:
             return action
         uniform = torch.rand(action.shape, generator=self.generator, device=action.device)
-        return (action + noise * (2 * uniform - 1)).clamp(-1, 1)
+        return (action + noise * self.guided.action_scale * (2 * uniform - 1)).clamp(-1, 1)
 
     def _updates_due(self) -> int:
         """By now: none during the warm-up, then the critic's own, then ``utd_ratio`` per chunk."""
@@ -237,7 +239,7 @@ class OffPolicy:
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
     def _critic_step(self, context: TensorDataclass, batch: Windows) -> dict[str, float]:
-        features = self._guided.critic_features(context)
+        features = self.guided.critic_features(context)
         with torch.no_grad():
             target = self._target(batch)
         q = self.critic(features, batch.action)
@@ -253,27 +255,28 @@ class OffPolicy:
 
     def _target(self, batch: Windows) -> Float[Tensor, " B"]:
         following = self.policy.restore(batch.next_inputs)
-        action, bonus = self._next_action(following)
-        next_q = self.target(self._guided.critic_features(following), action)
+        action, bonus = self._next_action(following, batch.action)
+        next_q = self.target(self.guided.critic_features(following), action)
         chosen = next_q[self.target.draw(self.generator, next_q.device)]
         return td_target(batch.reward, batch.discount, chosen + bonus)
 
-    def _next_action(self, following: TensorDataclass) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
+    def _next_action(self, following: TensorDataclass, like: Float[Tensor, "B H A"]) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
         """The present actor's action at the window's end, and the entropy bonus of a target."""
-        entropy, policy = self.config.entropy, self._guided
+        entropy, policy = self.config.entropy, self.guided
         if entropy is not None:
             action, log_prob = policy.rsample(following, self.generator)
             return action, -self.log_temperature.exp() * log_prob.sum((1, 2)) * entropy.backup
-        action = policy.act_from_noise(following, torch.empty(0, device=self.policy.device))
+        action = policy.act_from_noise(following, like)
         noise = torch.randn(action.shape, generator=self.generator, device=action.device) * self.config.target_noise
-        return (action + noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT)).clamp(-1, 1), action.new_zeros(1)
+        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.action_scale
+        return (action + noise).clamp(-1, 1), action.new_zeros(1)
 
     def _actor_step(self, context: TensorDataclass, batch: Windows) -> dict[str, float]:
         """Maximize the mean of the ensemble (REDQ, Chen et al. 2021), with SAC's entropy bonus."""
         context = context.detach()
-        features, policy = self._guided.critic_features(context), self._guided
+        features, policy = self.guided.critic_features(context), self.guided
         if self.config.entropy is None:
-            action, log_prob = policy.act_from_noise(context, features), features.new_zeros(len(features))
+            action, log_prob = policy.act_from_noise(context, batch.action), features.new_zeros(len(features))
         else:
             action, elements = policy.rsample(context, self.generator)
             log_prob = elements.sum((1, 2))
@@ -293,11 +296,6 @@ class OffPolicy:
         if tuned is not None:
             tuned.step()
         return checked
-
-    @property
-    def _guided(self) -> CriticGuided:
-        assert isinstance(self.policy, CriticGuided)
-        return self.policy
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
         """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""

@@ -35,7 +35,10 @@ class EnsembleConfig:
 
 
 class QEnsemble(nn.Module):
-    """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features."""
+    """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features.
+
+    Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise.
+    """
 
     def __init__(self, config: EnsembleConfig, *, feature_dim: int, action_numbers: int) -> None:
         super().__init__()
@@ -48,7 +51,10 @@ class QEnsemble(nn.Module):
             layers += [_Norms(config.members, hidden)] if config.layer_norm else []
             layers += [nn.ReLU()]
             width = hidden
-        self.members = nn.Sequential(*layers, _Linears(config.members, width, 1))
+        last = _Linears(config.members, width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.members = nn.Sequential(*layers, last)
 
     def forward(self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"]) -> Float[Tensor, "members B"]:
         x = torch.cat([self.trunk(features.float()), action.flatten(1)], dim=-1)

@@ -79,11 +79,11 @@ class Replay:
             num_executed=torch.zeros(total, dtype=torch.int64),
             terminated=torch.zeros(total, dtype=torch.bool),
         )
-        self._starts: Int64[np.ndarray, " starts"] | None = None  # where windows may begin; None: to be found again
+        self._index()
 
     def __len__(self) -> int:
         """Windows that can be drawn."""
-        return len(self._find_starts())
+        return len(self._starts)
 
     @property
     def nbytes(self) -> int:
@@ -97,17 +97,19 @@ class Replay:
         index = np.asarray(streams, dtype=np.int64)
         self._write(index * self.length + self.count[index] % self.length, entries)
         self.count[index] += 1
+        self._index()
 
     def extend(self, entries: Entries) -> None:
         """Entries in order of time to the only stream."""
         (before,) = self.count
         self._write((before + np.arange(len(entries))) % self.length, entries)
         self.count += len(entries)
+        self._index()
 
     def _write(self, at: Int64[np.ndarray, " n"], entries: Entries) -> None:
         with crossing("replay"):
             given = entries.to("cpu")
-        index, self._starts = torch.from_numpy(at), None
+        index = torch.from_numpy(at)
         pairs = list(zip(self._entries.tensors(), given.tensors(), strict=True))
         if any(own.ndim > 1 and new.shape[-1] > own.shape[-1] for own, new in pairs):  # the longest instruction so far
             self._entries = Entries.cat([self._entries, given[:1]])[: len(self._entries)]
@@ -125,10 +127,9 @@ class Replay:
 
     def sample(self, count: int, *, chunks: int) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
-        starts = self._find_starts()
-        if not len(starts):
+        if not len(self):
             raise UserError("the replay holds no transition yet; raise algorithm.warmup")
-        return self.windows(self.rng.choice(starts, count), chunks=chunks)
+        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks)
 
     def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int) -> Windows:
         """The windows of up to ``chunks`` chunks that begin at these entries.
@@ -151,7 +152,7 @@ class Replay:
         self, start: Int64[np.ndarray, " B"], chunks: int
     ) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
         """Reward sums, discounts of what follows (0 after a task's end), and the entries that follow."""
-        usable, rewards = self._usable(), self._entries.reward.numpy()
+        usable, rewards = self._usable, self._entries.reward.numpy()
         executed, terminated = self._entries.num_executed.numpy(), self._entries.terminated.numpy()
         reward, discount, at = np.zeros(len(start)), np.ones(len(start)), start.copy()
         running = np.ones(len(start), dtype=bool)
@@ -166,17 +167,13 @@ class Replay:
     def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         return at // self.length * self.length + (at + 1) % self.length
 
-    def _usable(self) -> Bool[np.ndarray, " entries"]:
-        """Entries with a chunk whose outcome is known: the next observation, or that the task ended."""
+    def _index(self) -> None:
+        """Find the entries with a chunk whose outcome is known: the next observation, or that the task ended."""
         usable = self._entries.num_executed.numpy() > 0
         newest = (np.arange(self.streams) * self.length + (self.count - 1) % self.length)[self.count > 0]
         usable[newest] &= self._entries.terminated.numpy()[newest]
-        return usable
-
-    def _find_starts(self) -> Int64[np.ndarray, " starts"]:
-        if self._starts is None:
-            self._starts = np.flatnonzero(self._usable())
-        return self._starts
+        self._usable: Bool[np.ndarray, " entries"] = usable
+        self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
 
     # -- exact state -------------------------------------------------------------------------------------------------
 
@@ -211,6 +208,6 @@ class Replay:
             rows[:, : given.shape[1]] = given
             return rows.flatten(0, 1)
 
-        self._entries, self._starts = self._entries.map(put), None
-        self.count = np.asarray(state["count"]).copy()
+        self._entries, self.count = self._entries.map(put), np.asarray(state["count"]).copy()
+        self._index()
         self.rng.bit_generator.state = state["generator"]
