@@ -68,7 +68,12 @@ def main() -> None:
             bundle, store = start_of(experiment, arguments.runs / f"{arguments.name}-{tasks}-{seed}")
             curve = learn(experiment, bundle, store, arguments, title=f"seed {seed}, {arm}")
             found[arm].append({"seed": seed, "curve": curve})
-            write_record(f"off_policy_{arguments.name}_{tasks}", rows_of(found), command=command, curves=found)
+            write_record(
+                f"off_policy_{arguments.name}_{tasks}",
+                rows_of(found, arguments.episodes),
+                command=command,
+                curves=found,
+            )
 
 
 def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
@@ -108,7 +113,12 @@ def learn(
             success = evaluate(algorithm, experiment, arguments.episodes)
             curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
             shown = {name: round(metrics[name], 4) for name in ("success", "q", "q_loss", "kl") if name in metrics}
-            print(f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}", shown, file=sys.stderr, flush=True)
+            print(
+                f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}",
+                shown,
+                file=sys.stderr,
+                flush=True,
+            )
     env.close()
     return curve
 
@@ -123,13 +133,15 @@ def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> flo
     return float(success)
 
 
-def rows_of(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
+def rows_of(found: Mapping[str, Sequence[Mapping[str, Any]]], episodes: int) -> list[Row]:
+    """Success of each arm before and after, means over seeds with an interval over seeds and episodes."""
     rows = []
     for arm, runs in found.items():
-        for when, index in (("before", 0), ("after", -1)):
-            values = [run["curve"][index]["success"] for run in runs]
-            if values:
-                rows.append(row(f"{arm}, success {when}", statistics.mean(values), "1", values=values))
+        for when, index in (("before", 0), ("after", -1)) if runs else ():
+            values, seeds = [run["curve"][index]["success"] for run in runs], [run["seed"] for run in runs]
+            interval = list(seeds_interval([round(value * episodes) for value in values], [episodes] * len(values)))
+            name = f"{arm}, success {when}"
+            rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, values=values))
     return rows
 
 

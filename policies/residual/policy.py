@@ -2,11 +2,11 @@
 
     a = clip(b + scale * w * tanh(f(features, b)), -1, 1)      (Ankile et al. 2025, ResFiT; Johannink et al. 2019)
 
-where w is, for each dimension, half of the range that the demonstrations' actions span: a correction of a tenth of a turn
-may be small, and the same number of a dimension that hardly moves is not.
+where w is, for each dimension, half of the range that the demonstrations' actions span: what is a small correction of
+one dimension is a large one of another that hardly moves.
 
-The base plans a chunk of H actions; the residual observes and acts every h control steps, where h divides H. What is left
-of the base's chunk is the policy's memory:
+The base plans a chunk of H actions; the residual observes and acts every h control steps, where h divides H. What is
+left of the base's chunk is the policy's memory:
 
     step          0   1   2   3   4   5   6   7   8           H = 4, h = 2
     base plans    b0  b1  b2  b3 | b0' b1' b2' b3' | ...       at steps 0, 4, 8
@@ -173,7 +173,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         """Half of the range that demonstrations span."""
         return self.normalizer.action_scale
 
-    # -- acting ----------------------------------------------------------------------------------------------------
+    # -- acting -------------------------------------------------------------------------------------------------------
 
     def initial_state(self, num_envs: int) -> BasePlan:
         spec, device = self.base.spec, self.device
@@ -228,7 +228,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         action = self._to_action(context, self._distribution(context).mean)
         return keep_committed(action, committed, known)
 
-    # -- learning by likelihood --------------------------------------------------------------------------------------
+    # -- learning by likelihood ---------------------------------------------------------------------------------------
 
     def store(self, context: ResidualContext) -> ResidualContext:
         """Features, or the observation where the residual's own encoder is trained."""
@@ -253,7 +253,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
     def value_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
         return self.critic_features(context).detach()
 
-    # -- learning by the gradient of a critic --------------------------------------------------------------------------
+    # -- learning by the gradient of a critic -------------------------------------------------------------------------
 
     def rsample(
         self, context: ResidualContext, generator: torch.Generator
@@ -268,16 +268,14 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         """Features and the base's next actions: with what is left of its chunk the state is Markov."""
         return torch.cat([_given(context.features), context.center.flatten(1)], dim=-1)
 
-    # -- learning from demonstrations ----------------------------------------------------------------------------------
+    # -- learning from demonstrations ---------------------------------------------------------------------------------
 
-    def bc_loss(
-        self, context: ResidualContext, targets: Targets, generator: torch.Generator
-    ) -> Float[Tensor, ""]:
+    def bc_loss(self, context: ResidualContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the corrected action over valid actions."""
         error = self._to_action(context, self._distribution(context).mean) - targets.action
         return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
 
-    # -- the network -----------------------------------------------------------------------------------------------------
+    # -- the network --------------------------------------------------------------------------------------------------
 
     def _features(self, obs: Observation) -> Float[Tensor, "B F"]:
         assert self.encoder is not None

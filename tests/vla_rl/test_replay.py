@@ -75,7 +75,7 @@ def test_a_full_ring_forgets_the_oldest_and_no_window_crosses_its_seam() -> None
         assert window.discount.item() == pytest.approx(GAMMA ** (4 * (end - begin)), rel=1e-6)
 
 
-# -- the chain, whose exact value is known --------------------------------------------------------------------------------
+# -- the chain, whose exact value is known ----------------------------------------------------------------------------
 
 
 def chain_policy(horizon: int, env: ChainEnv) -> ResidualPolicy:
@@ -91,7 +91,7 @@ def chain_policy(horizon: int, env: ChainEnv) -> ResidualPolicy:
 @pytest.mark.parametrize("horizon", [1, 2, 4])
 @pytest.mark.parametrize("max_steps", [5, 11])
 def test_targets_are_the_exact_values_of_a_chain(max_steps: int, horizon: int) -> None:
-    """V(cell) = gamma ** (steps to the last cell - 1), whatever ended the episode: success anywhere in a chunk, or time."""
+    """V(cell) = gamma ** (steps to the last cell - 1), whatever ended the episode: success within a chunk, or time."""
     env = ChainEnv(num_envs=4, length=9, max_steps=max_steps)
     config = OffPolicyConfig(gamma=GAMMA, demonstration_share=0.0, capacity=120, critic=SMALL)
     learner = OffPolicy(config, chain_policy(horizon, env), env, seed=0)
@@ -145,7 +145,7 @@ def test_returns_agree_with_a_sum_over_control_steps() -> None:
             assert terminated or window.next_inputs.state.item() == at
 
 
-# -- recorded episodes -----------------------------------------------------------------------------------------------------
+# -- recorded episodes ------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -186,7 +186,9 @@ def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_
             torch.testing.assert_close(kept.inputs.center[None], context.center)
             executed = min(horizon, episode.num_steps - step)
             assert kept.num_executed == executed
-            assert torch.equal(kept.action[:executed], torch.from_numpy(np.array(episode.action[step : step + executed])))
+            assert torch.equal(
+                kept.action[:executed], torch.from_numpy(np.array(episode.action[step : step + executed]))
+            )
             at += 1
     assert at == len(held.entries())
 
@@ -226,7 +228,7 @@ def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None
         recorded_replay(shorter, [store.path], example, gamma=GAMMA, seed=0)
 
 
-# -- memory and state --------------------------------------------------------------------------------------------------------
+# -- memory and state -------------------------------------------------------------------------------------------------
 
 
 def test_images_are_held_once_as_bytes_and_not_at_all_where_the_encoder_is_frozen() -> None:

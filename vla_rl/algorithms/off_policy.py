@@ -58,11 +58,12 @@ class OffPolicyConfig(AlgorithmConfig):
     """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
     of an environment, and every ``actor_every``th update also changes the actor.
 
-    Before that: ``warmup`` chunks of all environments together are acted without updates, with uniform noise of up to
-    ``warmup_noise`` added (1 is half of the range that demonstrations span), then ``critic_warmup`` updates train the critic alone. ``n_step``: chunks per target.
-    ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is drawn from
-    them. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the next action of a target, clipped
-    at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random, where images are trained.
+    Before that ``warmup`` chunks of all environments together are acted without updates, with uniform noise of up to
+    ``warmup_noise`` added (1 is half of the range that demonstrations span), then ``critic_warmup`` updates train the
+    critic alone. ``n_step``: chunks per target. ``stores``: recorded episodes; null: those that start cloned.
+    ``demonstration_share`` of every batch is drawn from them. ``capacity``: chunks of the replay. ``target_noise``: std
+    of the noise on the next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored
+    images are shifted at random; without effect where the replay holds features.
     """
 
     name: Literal["off_policy"] = "off_policy"
@@ -98,12 +99,14 @@ class OffPolicy:
     def __init__(self, config: OffPolicyConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
         if not isinstance(policy, CriticGuided):
-            raise UserError("algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}")
+            raise UserError(
+                "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}"
+            )
         self.guided: CriticGuided = policy
         if policy.squashed != (config.entropy is not None):
             raise UserError(
-                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, and fixed "
-                "noise none"
+                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, fixed noise "
+                "none"
             )
         device = policy.device
         set_frozen(policy, ())
@@ -172,7 +175,7 @@ class OffPolicy:
             **collector.timer.take(),
         }
 
-    # -- act -------------------------------------------------------------------------------------------------------
+    # -- act ----------------------------------------------------------------------------------------------------------
 
     def _act(self) -> ActedChunk:
         """One chunk of every environment, into the replay."""
@@ -216,7 +219,7 @@ class OffPolicy:
         since = self.chunks_acted - self.config.warmup
         return self.config.critic_warmup + int(since * self.config.utd_ratio) if since >= 0 else 0
 
-    # -- learn -----------------------------------------------------------------------------------------------------
+    # -- learn --------------------------------------------------------------------------------------------------------
 
     def _update(self) -> dict[str, float]:
         """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
@@ -260,7 +263,9 @@ class OffPolicy:
         chosen = next_q[self.target.draw(self.generator, next_q.device)]
         return td_target(batch.reward, batch.discount, chosen + bonus)
 
-    def _next_action(self, following: TensorDataclass, like: Float[Tensor, "B H A"]) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
+    def _next_action(
+        self, following: TensorDataclass, like: Float[Tensor, "B H A"]
+    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
         """The present actor's action at the window's end, and the entropy bonus of a target."""
         entropy, policy = self.config.entropy, self.guided
         if entropy is not None:
@@ -307,7 +312,7 @@ class OffPolicy:
         check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
         return numbers
 
-    # -- exact state -----------------------------------------------------------------------------------------------
+    # -- exact state --------------------------------------------------------------------------------------------------
 
     def deployed(self) -> Policy:
         return self.policy

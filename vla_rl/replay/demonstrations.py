@@ -1,8 +1,8 @@
 """Recorded episodes as a replay: what the policy stores of each observation, the base's own actions among it.
 
-An episode that was observed at more steps than a policy of action horizon h would observe is cut into several walks, one
-for each remainder of t / h, so that every recorded observation is used and each is followed by the observation h steps
-later. Each walk begins with the policy's initial state.
+An episode that was observed at more steps than a policy of action horizon h would observe is cut into several walks,
+one for each remainder of t / h, so that every recorded observation is used and each is followed by the observation h
+steps later. Each walk begins with the policy's initial state.
 
     observed at   0  2  4  6  8    h = 4: walks 0 4 8 and 2 6
 """
@@ -97,8 +97,8 @@ def recorded_replay(
                 found += walks(store.read(entry.id), action_horizon=horizon, gamma=gamma)
     if not any(len(walk) > 1 for walk in found):
         raise UserError(
-            f"{', '.join(map(str, stores)) or 'no store'}: no recorded observation is followed by one {horizon} control "
-            f"steps later, the policy's action horizon; record with start.observe_every that divides {horizon}"
+            f"{', '.join(map(str, stores))}: no recorded observation is followed by one {horizon} control steps later, "
+            f"the policy's action horizon; record with start.observe_every that divides {horizon}"
         )
     actions = (horizon, policy.spec.robot.action_dim)
     replay = Replay(

@@ -1,9 +1,9 @@
 """Experience in the host's memory, as one entry per observation, from which windows of several chunks are drawn.
 
-An entry is what the policy stored of one observation (features, or a uint8 frame: each observation once) and the action
-chunk that followed. Entries of one stream (an environment, or the recorded episodes one after another) lie in order in
-a ring; the true successor of a chunk is the next entry. An entry with ``num_executed`` 0 is an observation that no action
-followed: the last one of an episode whose time ran out, or where the simulator failed.
+An entry is what the policy stored of one observation (features, or a uint8 frame: each observation once) and the
+action chunk that followed. Entries of one stream (an environment, or the recorded episodes one after another) lie in
+order in a ring; the true successor of a chunk is the next entry. An entry with ``num_executed`` 0 is an observation
+that no action followed: the last one of an episode whose time ran out, or where the simulator failed.
 
     entry          0   1   2   3   4   5   6      chunks of 4 steps, two episodes
     num_executed   4   4   2   4   4   3   0      the first succeeds at its step 10, the second times out after 11 steps
@@ -90,7 +90,7 @@ class Replay:
         """Memory of all entries, written or not."""
         return sum(tensor.nbytes for tensor in self._entries.tensors())
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, streams: Sequence[int], entries: Entries) -> None:
         """One entry to each of these streams; a full ring loses its oldest one."""
@@ -123,7 +123,7 @@ class Replay:
         """All of them, in the order of the rings; those not yet written are zeros."""
         return self._entries
 
-    # -- drawing ---------------------------------------------------------------------------------------------------
+    # -- drawing ------------------------------------------------------------------------------------------------------
 
     def sample(self, count: int, *, chunks: int) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
@@ -175,7 +175,7 @@ class Replay:
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
 
-    # -- exact state -------------------------------------------------------------------------------------------------
+    # -- exact state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Only what was written."""
@@ -191,8 +191,8 @@ class Replay:
         """From ``position``. UserError if there are other entries now."""
         if (state["count"] != self.count).any():
             raise UserError(
-                f"the recorded episodes held {int(state['count'].sum())} observations, now {int(self.count.sum())}: a run "
-                "resumes with the same stores"
+                f"the recorded episodes held {int(state['count'].sum())} observations, now {int(self.count.sum())}: a "
+                "run resumes with the same stores"
             )
         self.rng.bit_generator.state = state["generator"]
 

@@ -172,7 +172,9 @@ class Collector:
         if ended := _indices(done):
             self._reset(ended, self.starts.take(len(ended)))
         check_finite("reward", torch.where(chunk.valid, chunk.reward, 0.0), ("environment",))
-        return ActedChunk(experience=_clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final)
+        return ActedChunk(
+            experience=_clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final
+        )
 
     @torch.no_grad()
     def _stored_of(self, env_ids: Sequence[int]) -> TensorDataclass:

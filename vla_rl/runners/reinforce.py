@@ -69,10 +69,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
 def with_demonstrations(run: Run) -> Experiment:
     """The run's experiment, whose algorithm knows the episodes that the run started from."""
     experiment, start = run.experiment, run.experiment.start
-    if isinstance(start, Imitation):
-        stores = [run.demonstrations if start.store is None else start.store]
-    else:
-        stores = []
+    stores = [start.store or run.demonstrations] if isinstance(start, Imitation) else []
     return replace(experiment, algorithm=experiment.algorithm.with_demonstrations(stores))
 
 
