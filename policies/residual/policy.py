@@ -147,11 +147,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         self.spec = PolicySpec(robot=robot, action_horizon=horizon, value_dim=feature_dim + actions)
 
     @property
-    def device(self) -> torch.device:
-        return self.head[-1].weight.device
-
-    @property
-    def precision(self) -> Precision:  # type: ignore[override]
+    def precision(self) -> Precision:
         """Of the base; the residual computes in single precision."""
         return self.base.precision
 

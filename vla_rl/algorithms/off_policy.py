@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from episodes.schema import POLICY
 from policies.device import make_generator, restore_generator
 from policies.policy import CriticGuided, Policy, set_frozen
 from sims.devices.crossing import crossing, read_numbers
@@ -105,8 +106,8 @@ class OffPolicy:
         self.guided: CriticGuided = policy
         if policy.squashed != (config.entropy is not None):
             raise UserError(
-                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, fixed noise "
-                "none"
+                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
+                "fixed noise none"
             )
         device = policy.device
         set_frozen(policy, ())
@@ -181,14 +182,15 @@ class OffPolicy:
         """One chunk of every environment, into the replay."""
         chunk = self.collector.act(self._explore_more)
         experience = chunk.experience
+        known = experience.actor == POLICY  # a person's actions are not: such a chunk is an observation only
         self.replay.append(
             range(len(experience)),
             Entries(
                 inputs=experience.inputs,
                 action=chunk.action,
-                reward=experience.reward,
-                num_executed=experience.num_executed,
-                terminated=experience.terminated,
+                reward=experience.reward * known,
+                num_executed=experience.num_executed * known,
+                terminated=experience.terminated & known,
             ),
         )
         if chunk.final is not None:
