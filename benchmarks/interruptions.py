@@ -47,6 +47,11 @@ def train_command(folder: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "vla_rl.cli", "train", str(TINY), "--run-dir", str(folder), *more]
 
 
+def continued(run: Path) -> list[str]:
+    """Starts ``run``, or resumes it if it had got as far as its folder."""
+    return train_command(run, *(["--resume"] if (run / "config.yaml").exists() else []))
+
+
 def weights(bundle: Path) -> bytes:
     return next(bundle.glob("*.safetensors")).read_bytes()
 
@@ -77,14 +82,13 @@ def training_kills(folder: Path, whole: Path, runs: int, rng: random.Random) -> 
     for attempt in range(runs):
         run = folder / f"killed_{attempt}"
         for _ in range(2):
-            command = train_command(run, *(["--resume"] if (run / "config.yaml").exists() else []))
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(continued(run), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 process.wait(1 + rng.random() * 1.5 * duration)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 kills += process.wait() == -signal.SIGKILL
-        subprocess.run(train_command(run, "--resume"), cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(continued(run), cwd=ROOT, capture_output=True, check=True)
         same = numbers(run) == numbers(whole) and weights(run / "bundle") == weights(whole / "bundle")
         different += not same
         shutil.rmtree(run)

@@ -235,6 +235,13 @@ FAULTS = (
         new="torch._foreach_copy_(self._parameters, newest)",
         tests=(UPDATE,),
     ),
+    Fault(
+        name="random numbers on the wrong device",
+        file=COLLECTOR_FILE,
+        old='make_generator(self.device, spawn_seed(seed, "exploration"))',
+        new='make_generator(torch.device("cpu"), spawn_seed(seed, "exploration"))',
+        tests=("tests/device/test_second_device.py",),
+    ),
 )
 
 

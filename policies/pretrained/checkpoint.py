@@ -13,6 +13,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from policies.normalizer import Normalizer
 from policies.pretrained.lora import is_added
 from sims.errors import UserError
 
@@ -86,10 +87,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def load_published(network: nn.Module, tensors: Mapping[str, Tensor], layout: Layout, *, source: str) -> list[str]:
-    """Copy ``tensors`` into ``network``; the names of the dead ones. ``source`` is named in errors.
+def load_published(network: nn.Module, normalizer: Normalizer, weights: PublishedWeights, layout: Layout) -> list[str]:
+    """Copy the tensors into ``network`` and the scales into ``normalizer``; the names of the dead tensors.
 
     CheckpointError lists missing, unexpected, duplicate and differently shaped tensors; nothing is copied then.
+    """
+    dead = load_tensors(network, weights.tensors, layout, source=weights.source)
+    normalizer.set_scale("state", weights.state.center, weights.state.scale)
+    normalizer.set_scale("action", weights.action.center, weights.action.scale)
+    return dead
+
+
+def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], layout: Layout, *, source: str) -> list[str]:
+    """Copy ``tensors`` into ``network``; the names of the dead ones. ``source`` is named in errors.
+
+    CheckpointError as ``load_published``.
     """
     named, dead, problems = _rename(tensors, layout)
     own = {name: tensor for name, tensor in network.state_dict().items() if not is_added(name)}

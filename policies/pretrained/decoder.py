@@ -42,6 +42,14 @@ class DecoderConfig:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
 
 
+def check_expert(expert: DecoderConfig, language: DecoderConfig) -> None:
+    """An expert that attends to the language model's keys and values layer by layer has its layout. ValueError."""
+    for name in ("depth", "heads", "kv_heads", "head_dim"):
+        own, other = getattr(expert, name), getattr(language, name)
+        if own != other:
+            raise ValueError(f"policy.expert.{name} must be the language model's, {other}, got {own}")
+
+
 class RMSNorm(nn.Module):
     """Root mean square norm in float32 (Zhang & Sennrich 2019); Gemma's weight is an offset from 1."""
 

@@ -78,6 +78,31 @@ def test_a_stored_record_gives_the_same_log_prob_in_any_order(policy: Policy[Any
         torch.testing.assert_close(log_prob, sample.log_prob[order], atol=3e-4, rtol=1e-4)
 
 
+def test_a_stored_record_is_read_with_the_present_weights(policy: Policy[Any, Any]) -> None:
+    set_frozen(policy, ())
+    context = encode(policy, observe(6))
+    sample, record = policy.sample(context, generator()), policy.store(context)
+    with torch.no_grad():
+        for parameter in trained_parameters(policy):
+            parameter += 0.02 * torch.randn_like(parameter)
+    log_prob = policy.log_prob(policy.restore(record), sample.trace)
+    expected = policy.log_prob(encode(policy, observe(6)), sample.trace)
+    torch.testing.assert_close(log_prob, expected, atol=3e-4, rtol=1e-4)
+    assert not torch.allclose(log_prob, sample.log_prob, atol=1e-2)
+
+
+def test_the_same_weights_act_alike_in_other_units(policy: Policy[Any, Any]) -> None:
+    """States and actions of the demonstrations, and what is observed, in units of another size and origin."""
+    state, action, obs = torch.randn(50, 5), torch.rand(50, 3) - 0.4, observe(4)
+    policy.fit_normalizer(state, action)
+    one = policy.act(encode(policy, obs), generator())
+    policy.fit_normalizer(10 * state + 3, 0.5 * action + 0.1)
+    other = policy.act(encode(policy, dataclasses.replace(obs, state=10 * obs.state + 3)), generator())
+    inside = one.abs() < 1
+    assert inside.any()
+    torch.testing.assert_close(other[inside], (0.5 * one + 0.1)[inside], atol=1e-4, rtol=1e-4)
+
+
 def test_every_trained_parameter_gets_a_gradient_and_no_frozen_one(policy: Policy[Any, Any]) -> None:
     first = next(iter(policy.parameter_groups()))
     set_frozen(policy, (first,))

@@ -151,6 +151,21 @@ def test_beyond_the_target_kl_only_the_critic_goes_on() -> None:
     assert torch.isfinite(stopped).all()
 
 
+def test_an_adaptive_rate_follows_the_target_kl() -> None:
+    """Down to a tenth where every update exceeds it, up to ten times where none does; a resumed run goes on with it."""
+    for target, rates in ((1e-9, [1.0, 1 / 1.5, 1 / 2.25]), (1e9, [1.0, 1.2, 1.44])):
+        ppo = learner(adaptive_rate=True, target_kl=target)
+        found = [ppo.update.run(batch(ppo))["learning_rate"] / UPDATE.learning_rate for _ in range(3)]
+        assert found == pytest.approx(rates)
+        resumed = learner(adaptive_rate=True, target_kl=target)
+        resumed.load_state_dict(ppo.state_dict())
+        for _ in range(15):
+            last = resumed.update.run(batch(resumed))["learning_rate"] / UPDATE.learning_rate
+        assert last == pytest.approx(0.1 if target < 1 else 10)
+    with pytest.raises(ValueError, match="adaptive_rate follows target_kl"):
+        replace(UPDATE, adaptive_rate=True)
+
+
 def test_frozen_groups_do_not_move() -> None:
     ppo = learner(frozen=("noise",))
     policy = ppo.policy

@@ -76,4 +76,5 @@ def test_ppo_improves_the_cloned_policy(imitator: DenoisingPolicy) -> None:
     learner = PPO(config, imitator, PointEnv(num_envs=96), seed=0)
     for _ in range(config.iterations):
         learner.iterate()
-    assert success(learner.deployed()) > before + 0.08
+    failures = 1 - success(learner.deployed())
+    assert failures < 0.75 * (1 - before)

@@ -50,6 +50,9 @@ from vla_rl.rollouts.experience import Experience
 class UpdateConfig:
     """How a policy is changed by a batch.
 
+    ``adaptive_rate``: the learning rate starts at ``learning_rate`` and follows ``target_kl``, between a tenth and ten
+    times of where it started. Adam's first steps have full size in every direction, most of which are noise; with a
+    constant rate that suits later iterations they spoil the policy (docs/notes/learning-experiments.md).
     ``frozen``: parameter groups of the policy that are not trained. ``target_kl`` is in sum units (over denoising
     steps, executed actions and dimensions); once a minibatch exceeds it only the critic is updated; null turns it off.
     ``micro_batch``: chunks per backward pass, gradients accumulate to ``minibatch``. ``reference_weight``: of behavior
@@ -62,6 +65,7 @@ class UpdateConfig:
     """
 
     learning_rate: PositiveFloat = 1e-4
+    adaptive_rate: bool = False
     weight_decay: NonNegativeFloat = 0.0
     betas: tuple[PartialShare, PartialShare] = (0.9, 0.95)
     epochs: PositiveInt = 4
@@ -92,6 +96,8 @@ class UpdateConfig:
             raise ValueError(f"minibatch ({self.minibatch}) must be a multiple of micro_batch ({self.micro_batch})")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"dual_clip must be greater than 1, got {self.dual_clip}")
+        if self.adaptive_rate and self.target_kl is None:
+            raise ValueError("adaptive_rate follows target_kl: give target_kl, or set adaptive_rate: false")
         if self.weighs_steps and self.reduction.startswith("chunk"):
             raise ValueError("denoising_discount and clip_first_step need reduction step_sum or step_mean")
 
@@ -238,6 +244,8 @@ class ClippedUpdate:
         summary = {name: sum(values) / len(values) for name, values in totals.items()}
         if "kl" in totals:
             summary["kl_last"] = totals["kl"][-1]
+            summary["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+            self._adapt_rate(exceeded=not moving, kl=totals["kl"][-1])
         return summary | {"policy_steps": float(policy_steps)}
 
     def checked_gradients(self, minibatch: Experience, train_policy: bool, *, number: int) -> Metrics:
@@ -309,6 +317,15 @@ class ClippedUpdate:
 
     def _kl_exceeded(self, metrics: Mapping[str, float]) -> bool:
         return self.config.target_kl is not None and metrics.get("kl", 0.0) > self.config.target_kl
+
+    def _adapt_rate(self, *, exceeded: bool, kl: float) -> None:
+        """After an update whose last minibatch had this ``kl``, ``exceeded`` if that ended it."""
+        config = self.config
+        if not config.adaptive_rate or config.target_kl is None:
+            return
+        factor = 1 / 1.5 if exceeded else 1.2 if kl < 0.75 * config.target_kl else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = min(max(group["lr"] * factor, config.learning_rate / 10), 10 * config.learning_rate)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class Pretrain:
     """Pretrain the encoder of CONFIG on its simulator's labeled scenes; --section.key VALUE changes any setting."""
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
-    """a YAML file, or the name of a packaged one such as tabletop_pretrained"""
+    """a YAML file, or the name of a packaged one such as tabletop_all"""
     out: Annotated[Path, arg(metavar="FILE")]
     """the backbone file to write, for start.backbone"""
     run_dir: Annotated[Path | None, arg(metavar="DIR")] = None

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vla_rl.config.errors import ConfigError
 
-PACKAGED = Path(__file__).parents[1] / "configs"
+_INSTALLED = Path(__file__).parents[1] / "configs"  # the wheel puts configs/ of a checkout here
+PACKAGED = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 def find_config(path: Path, folder: str = ".") -> Path:

@@ -29,6 +29,7 @@ from sims.registry import (
     under_protocol,
     with_split,
 )
+from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.config.controls import Control
 from vla_rl.config.environments import make_env
@@ -177,6 +178,14 @@ def evaluate_policy(
     generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
     actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, control=control)
     return run_episodes(on_device(env, policy.device), actor, starts).summary(env.spec.tasks)
+
+
+def validate(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:
+    """Summary of the deployed policy on the starts of the validation stream."""
+    seed = experiment.evaluation_seed
+    starts = StartSequence("validation", seed=seed, num_tasks=len(env.spec.tasks))
+    episodes = experiment.evaluation.validation_episodes
+    return evaluate_policy(policy, env, starts.take(episodes), seed=seed, stochastic=False)
 
 
 def evaluate_both(

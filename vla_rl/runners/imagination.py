@@ -31,7 +31,7 @@ from sims.starts import StartSequence
 from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
-from vla_rl.runners.evaluate import Actor, PolicyActor, evaluate_policy, run_episodes
+from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
 from vla_rl.runners.imitation import clone
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
@@ -109,7 +109,8 @@ class _Rounds:
     def validate(self, name: str, bundle: Path) -> Validated:
         with self.run.stage(name) as stage:
             if stage.pending:
-                stage.result = validate(self.run, self.env, bundle)
+                policy = load_bundle(bundle, device=self.run.device)
+                stage.result = validate(policy, self.env, self.run.experiment)
         return Validated(bundle, stage.result["success"])
 
     def record(self, number: int) -> None:
@@ -194,14 +195,6 @@ def branch_steps(
     for _ in range(sum(missed)):
         branch = max(MIN_BRANCH, (branch or longest) // 2)
     return branch
-
-
-def validate(run: Run, env: VectorEnv, bundle: Path) -> dict[str, Any]:
-    """Success of the deployed policy on the validation starts."""
-    experiment, seed = run.experiment, run.experiment.evaluation_seed
-    starts = StartSequence("validation", seed=seed, num_tasks=len(env.spec.tasks))
-    episodes, policy = experiment.evaluation.validation_episodes, load_bundle(bundle, device=run.device)
-    return evaluate_policy(policy, env, starts.take(episodes), seed=seed, stochastic=False)
 
 
 def record_policy(

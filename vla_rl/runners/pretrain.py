@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from policies.backbone import load_backbone, save_backbone
 from policies.policy import Policy, RobotSpec
-from policies.registry import build_policy
 from sims.errors import UserError
-from sims.numbers.seeding import spawn_seed
 from sims.registry import pretraining_scenes
 from vla_rl.algorithms.pretraining import Pretraining
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import run_fit
+from vla_rl.runners.imitation import new_policy
 from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
 
 
@@ -27,7 +25,7 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     ``run_dir/pretraining.json``. Raises UserError.
     """
     config = experiment.pretraining
-    policy = experiment_device(experiment).place(_new_policy(experiment))
+    policy = _new_policy(experiment)
     if config.start is not None:
         load_backbone(policy, config.start)
     source = pretraining_scenes(experiment.sim)
@@ -60,5 +58,5 @@ def _new_policy(experiment: Experiment) -> Policy:
         robot = RobotSpec.of(env.spec)
     finally:
         env.close()
-    torch.manual_seed(spawn_seed(experiment.seed, "policy"))
-    return build_policy(experiment.start.policy, robot)
+    untrained = replace(experiment.start, backbone=None)
+    return new_policy(untrained, robot, seed=experiment.seed, device=experiment_device(experiment))

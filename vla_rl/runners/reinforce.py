@@ -12,14 +12,13 @@ from policies.device import Device
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
 from sims.errors import UserError
-from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.ppo import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.evaluate import evaluate_policy, locate
+from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.metrics import MetricsWriter
@@ -54,7 +53,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
             with quarantine(folder, "iteration", algorithm.iteration, start=start):
                 metrics = algorithm.iterate()
                 if every and algorithm.iteration % every == 0:
-                    metrics |= validate(algorithm, experiment)
+                    metrics |= validation_metrics(algorithm, experiment)
                 if failed := failures.write(f"iteration {algorithm.iteration - 1}"):
                     metrics |= {"worker_failures": float(failed)}
                 record.write(algorithm.iteration - 1, metrics)
@@ -94,18 +93,10 @@ def audit_run(run_dir: Path) -> list[StepDifference]:
         env.close()
 
 
-def validate(algorithm: Algorithm, experiment: Experiment) -> dict[str, float]:
+def validation_metrics(algorithm: Algorithm, experiment: Experiment) -> dict[str, float]:
     """The deployed policy on the validation stream, in the training environment."""
-    env, seed = algorithm.collector.env, experiment.evaluation_seed
-    starts = StartSequence("validation", seed=seed, num_tasks=len(env.spec.tasks))
     with algorithm.collector.suspended():
-        summary = evaluate_policy(
-            algorithm.deployed(),
-            env,
-            starts.take(experiment.evaluation.validation_episodes),
-            seed=seed,
-            stochastic=False,
-        )
+        summary = validate(algorithm.deployed(), algorithm.collector.env, experiment)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
     return {
         "validation": summary["success"],

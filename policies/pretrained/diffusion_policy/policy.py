@@ -121,9 +121,7 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
 
     def load_published(self, weights: PublishedWeights) -> list[str]:
         """Weights and scales of a checkpoint; the names of its dead weights. CheckpointError."""
-        dead = load_published(self.network, weights.tensors, LEROBOT, source=weights.source)
-        self.normalizer.set_scale("state", weights.state.center, weights.state.scale)
-        self.normalizer.set_scale("action", weights.action.center, weights.action.scale)
+        dead = load_published(self.network, self.normalizer, weights, LEROBOT)
         if self.frozen_denoiser is not None:
             self.frozen_denoiser.load_state_dict(self.network["denoiser"].state_dict())
         return dead

@@ -70,9 +70,7 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
 
     def load_published(self, weights: PublishedWeights) -> list[str]:
         """Weights, scales and tokenizer of a checkpoint; the names of its dead weights. CheckpointError."""
-        dead = load_published(self.network, weights.tensors, layout_of(self.config), source=weights.source)
-        self.normalizer.set_scale("state", weights.state.center, weights.state.scale)
-        self.normalizer.set_scale("action", weights.action.center, weights.action.scale)
+        dead = load_published(self.network, self.normalizer, weights, layout_of(self.config))
         self.tokenizer.load(weights.tokenizer)
         return dead
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.pretrained.decoder import DecoderConfig
+from policies.pretrained.decoder import DecoderConfig, check_expert
 from policies.pretrained.flow_policy import FlowVLAConfig
 from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import PositiveInt, Width
@@ -35,10 +35,7 @@ class Pi0Config(FlowVLAConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("depth", "heads", "kv_heads", "head_dim"):
-            own, other = getattr(self.expert, name), getattr(self.language, name)
-            if own != other:
-                raise ValueError(f"policy.expert.{name} must be the language model's, {other}, got {own}")
+        check_expert(self.expert, self.language)
 
     @property
     def adaptive(self) -> bool:

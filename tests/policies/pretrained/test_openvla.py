@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from policies.policy import set_frozen
-from policies.pretrained.checkpoint import CheckpointError, load_published
+from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.openvla.config import OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
@@ -38,7 +38,7 @@ GOLDEN = read_golden("openvla", norms_around=1.0)
 
 def network_of(config: OpenVLAConfig) -> OpenVLANetwork:
     network = OpenVLANetwork(config, action_dim=7, state_dim=8).eval().requires_grad_(False)
-    dead = load_published(network, GOLDEN.weights, layout_of(config), source="file")
+    dead = load_tensors(network, GOLDEN.weights, layout_of(config), source="file")
     assert any("attn_pool" in name for name in dead) and any("blocks.3." in name for name in dead)
     return network
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_without_its_vision_stops() -> None:
     weights = {name: value for name, value in GOLDEN.weights.items() if "fused_featurizer.blocks.0" not in name}
     network = OpenVLANetwork(TINY, action_dim=7, state_dim=8)
     with pytest.raises(CheckpointError, match=r"12 missing: vision_backbone\.fused_featurizer\.blocks\.0"):
-        load_published(network, weights, layout_of(TINY), source="file")
+        load_tensors(network, weights, layout_of(TINY), source="file")
 
 
 def test_published_size() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig
-from policies.pretrained.checkpoint import CheckpointError, load_published
+from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.flow_network import suffix_mask
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
@@ -31,7 +31,7 @@ def version(request: pytest.FixtureRequest) -> Any:
 
 def network_of(version: Any, golden: Golden) -> Pi0Network:
     network = Pi0Network(tiny_pi0(version)).eval().requires_grad_(False)
-    load_published(network, golden.weights, PI0, source=version)
+    load_tensors(network, golden.weights, PI0, source=version)
     return network
 
 
@@ -169,7 +169,7 @@ def test_every_published_layout_loads_and_dead_weights_are_named() -> None:
     lerobot = {f"model.{name}": value for name, value in only_head.items()}
     for tensors, tied in ((weights, [head]), (only_head, []), (lerobot, [])):
         network = Pi0Network(tiny_pi0())
-        dead = load_published(network, tensors, PI0, source="file")
+        dead = load_tensors(network, tensors, PI0, source="file")
         assert [name for name in dead if "gemma_expert.lm_head" not in name] == tied
         assert torch.equal(network.embed_tokens.weight, weights[embedding])
 
@@ -193,14 +193,14 @@ def test_a_wrong_partial_or_mixed_checkpoint_stops(damage: Any, message: str) ->
     network = Pi0Network(tiny_pi0())
     before = network.state_proj.weight.clone()
     with pytest.raises(CheckpointError, match=message):
-        load_published(network, weights, PI0, source="file")
+        load_tensors(network, weights, PI0, source="file")
     assert torch.equal(network.state_proj.weight, before)  # nothing was copied
 
 
 def test_a_checkpoint_of_the_other_version_stops() -> None:
     weights = read_golden("pi05", norms_around=0.0).weights
     with pytest.raises(CheckpointError, match=r"missing: .*action_time_mlp_in.*unexpected: .*input_layernorm\.dense"):
-        load_published(Pi0Network(tiny_pi0("pi0")), weights, PI0, source="file")
+        load_tensors(Pi0Network(tiny_pi0("pi0")), weights, PI0, source="file")
 
 
 @pytest.mark.parametrize(("version", "expected"), [("pi0", 3_238_048_528), ("pi05", 3_353_433_872)])

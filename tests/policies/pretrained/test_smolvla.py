@@ -8,7 +8,7 @@ from torch import Tensor
 
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig
-from policies.pretrained.checkpoint import CheckpointError, load_published
+from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.smolvla.network import SmolVLANetwork, pixel_shuffle
@@ -31,7 +31,7 @@ TINY = SmolVLAConfig(
 @pytest.fixture(scope="module")
 def network() -> SmolVLANetwork:
     made = SmolVLANetwork(TINY).eval().requires_grad_(False)
-    dead = load_published(made, read_golden("smolvla", norms_around=1.0).weights, LEROBOT, source="file")
+    dead = load_tensors(made, read_golden("smolvla", norms_around=1.0).weights, LEROBOT, source="file")
     assert dead == ["vlm_with_expert.vlm.lm_head.weight"]
     return made
 
@@ -103,7 +103,7 @@ def test_a_partial_checkpoint_stops() -> None:
     weights = dict(read_golden("smolvla", norms_around=1.0).weights)
     del weights["state_proj.bias"]
     with pytest.raises(CheckpointError, match=r"1 missing: state_proj\.bias"):
-        load_published(SmolVLANetwork(TINY), weights, LEROBOT, source="file")
+        load_tensors(SmolVLANetwork(TINY), weights, LEROBOT, source="file")
 
 
 def test_published_size() -> None:
