@@ -44,7 +44,7 @@ ARMS: Mapping[str, list[str]] = {
     "no layer norm": ["--algorithm.critic.layer_norm", "false"],
     "no demonstrations": ["--algorithm.demonstration_share", "0"],
     "no residual": ["--start.residual.around", "middle", "--start.residual.scale", "1"],
-    "ppo": ["--sim.num_envs", "64"],  # of the cloned policy itself, as tabletop_pretrained.yaml says
+    "ppo": ["--sim.num_envs", "64"],  # of the cloned policy itself, as quickstart.yaml says
 }
 
 
@@ -82,7 +82,7 @@ def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
     own = load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", settings)
     tasks = ["--sim.tasks", f"[{', '.join(own.sim.tasks)}]", "--seed", str(own.seed)]
     more = ["--start.episodes", str(own.start.episodes), "--start.noise", str(own.start.noise)]
-    return load_config(Experiment, ROOT / "configs" / "tabletop_pretrained.yaml", [*tasks, *more, *ARMS[arm]])
+    return load_config(Experiment, ROOT / "configs" / "quickstart.yaml", [*tasks, *more, *ARMS[arm]])
 
 
 def start_of(experiment: Experiment, folder: Path) -> tuple[Path, Path]:

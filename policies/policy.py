@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.device import OnDevice, Precision
+from policies.normalizer import Normalizer
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import EnvSpec, Observation
@@ -263,10 +264,10 @@ class CriticGuided(Protocol):
     """
 
     squashed: bool
+    normalizer: Normalizer
 
-    @property
-    def action_scale(self) -> Float[Tensor, " A"]:
-        """Half of the range that demonstrations span, the unit of noise."""
+    def fit_features(self, record: Any) -> None:
+        """Measure the scale of what ``store`` kept of some observations, once, before the first update."""
         ...
 
     def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...

@@ -43,6 +43,7 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
 LOG_STD = (-5.0, 2.0)  # limits of a squashed actor's log standard deviation
+LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
 R = TypeVar("R", bound=TensorDataclass)
 
 
@@ -125,6 +126,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     config: ResidualPolicyConfig
     can_be_traced = False
+    feature_mean: Tensor
+    feature_std: Tensor
 
     def __init__(self, config: ResidualPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
@@ -141,6 +144,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
             feature_dim = self.encoder.pooled_width
         actions = horizon * robot.action_dim
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.register_buffer("feature_mean", torch.zeros(feature_dim))
+        self.register_buffer("feature_std", torch.ones(feature_dim))
         self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
         self.trunk = trunk(feature_dim, layer_norm=True)
         self.head = mlp(TRUNK_WIDTH + actions, residual.hidden, actions * (2 if self.squashed else 1))
@@ -164,10 +169,12 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
         self.normalizer.fit(state, action)
 
-    @property
-    def action_scale(self) -> Float[Tensor, " A"]:
-        """Half of the range that demonstrations span."""
-        return self.normalizer.action_scale
+    @torch.no_grad()
+    def fit_features(self, record: ResidualContext) -> None:
+        """Measure mean and spread of stored features; those of an encoder that is being trained keep their scale."""
+        if record.features is not None:
+            self.feature_mean.copy_(record.features.mean(0))
+            self.feature_std.copy_(record.features.var(0).add(LEAST_SPREAD**2).sqrt())
 
     # -- acting -------------------------------------------------------------------------------------------------------
 
@@ -262,7 +269,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     def critic_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
         """Features and the base's next actions: with what is left of its chunk the state is Markov."""
-        return torch.cat([_given(context.features), context.center.flatten(1)], dim=-1)
+        center = self.normalizer.normalize_action(context.center)
+        return torch.cat([self._standardized(context), center.flatten(1)], dim=-1)
 
     # -- learning from demonstrations ---------------------------------------------------------------------------------
 
@@ -277,21 +285,25 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         assert self.encoder is not None
         return self.encoder(obs, self.normalizer.normalize_state(obs.state)).pooled.float()
 
+    def _standardized(self, context: ResidualContext) -> Float[Tensor, "B F"]:
+        return (_given(context.features) - self.feature_mean) / self.feature_std
+
     def _distribution(self, context: ResidualContext) -> Normal:
         """Of ``Drawn.x``. The actor's gradient does not reach the encoder (Yarats et al. 2021, DrQ)."""
         center, config = context.center, self.residual_config
-        seen = self.trunk(_given(context.features).detach())
-        out = self.head(torch.cat([seen, center.flatten(1)], dim=-1)).view(len(center), -1, center.shape[-1])
+        seen = self.trunk(self._standardized(context).detach())
+        planned = self.normalizer.normalize_action(center).flatten(1)
+        out = self.head(torch.cat([seen, planned], dim=-1)).view(len(center), -1, center.shape[-1])
         if not self.squashed:
-            mean = center + config.scale * self.action_scale * out.tanh()
-            return Normal(mean, (config.noise.std * self.action_scale).expand_as(mean), validate_args=False)
+            mean = center + config.scale * self.normalizer.action_scale * out.tanh()
+            return Normal(mean, (config.noise.std * self.normalizer.action_scale).expand_as(mean), validate_args=False)
         mean, log_std = out.chunk(2, dim=1)
         log_std = (log_std + math.log(config.noise.std)).clamp(*LOG_STD)
         return Normal(mean, log_std.exp(), validate_args=False)
 
     def _to_action(self, context: ResidualContext, x: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
         if self.squashed:
-            x = context.center + self.residual_config.scale * self.action_scale * x.tanh()
+            x = context.center + self.residual_config.scale * self.normalizer.action_scale * x.tanh()
         return x.clamp(-1, 1)
 
 

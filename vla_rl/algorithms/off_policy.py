@@ -91,6 +91,7 @@ class OffPolicyConfig(AlgorithmConfig):
         return self if self.stores is not None else replace(self, stores=tuple(stores))
 
 
+FITTED = 1024  # observations that the scale of features is measured on
 TARGET_NOISE_LIMIT = 0.3  # Fujimoto et al. 2018 (TD3) clip at .5 of a range that is as large
 
 
@@ -214,7 +215,7 @@ class OffPolicy:
         if not noise or self.chunks_acted >= self.config.warmup:
             return action
         uniform = torch.rand(action.shape, generator=self.generator, device=action.device)
-        return (action + noise * self.guided.action_scale * (2 * uniform - 1)).clamp(-1, 1)
+        return (action + noise * self.guided.normalizer.action_scale * (2 * uniform - 1)).clamp(-1, 1)
 
     def _updates_due(self) -> int:
         """By now: none during the warm-up, then the critic's own, then ``utd_ratio`` per chunk."""
@@ -225,7 +226,9 @@ class OffPolicy:
 
     def _update(self) -> dict[str, float]:
         """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
-        batch = self._draw()
+        if not self.updates:
+            self.guided.fit_features(self._draw(FITTED).inputs)
+        batch = self._draw(self.config.batch_size)
         context = self.policy.restore(batch.inputs)
         metrics = self._critic_step(context, batch)
         self.updates += 1
@@ -233,13 +236,13 @@ class OffPolicy:
             metrics |= self._actor_step(context, batch)
         return metrics
 
-    def _draw(self) -> Windows:
+    def _draw(self, size: int) -> Windows:
         """Demonstrations and own experience in their shares; images are shifted at random."""
         config, recorded = self.config, self.demonstrations
-        share = round(config.batch_size * config.demonstration_share) if recorded is not None else 0
+        share = round(size * config.demonstration_share) if recorded is not None else 0
         parts = [] if recorded is None else [recorded.sample(share, chunks=config.n_step)]
-        if share < config.batch_size:
-            parts.append(self.replay.sample(config.batch_size - share, chunks=config.n_step))
+        if share < size:
+            parts.append(self.replay.sample(size - share, chunks=config.n_step))
         batch = Windows.cat(parts)
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
@@ -247,7 +250,7 @@ class OffPolicy:
         features = self.guided.critic_features(context)
         with torch.no_grad():
             target = self._target(batch)
-        q = self.critic(features, batch.action)
+        q = self._q(self.critic, features, batch.action)
         loss = (q - target).square().mean()
         self.critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -258,10 +261,15 @@ class OffPolicy:
         follow(self.target, self.critic, self.config.critic.polyak_tau)
         return checked
 
+    def _q(
+        self, critic: QEnsemble, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"]
+    ) -> Float[Tensor, "members B"]:
+        return critic(features, self.guided.normalizer.normalize_action(action))
+
     def _target(self, batch: Windows) -> Float[Tensor, " B"]:
         following = self.policy.restore(batch.next_inputs)
         action, bonus = self._next_action(following, batch.action)
-        next_q = self.target(self.guided.critic_features(following), action)
+        next_q = self._q(self.target, self.guided.critic_features(following), action)
         chosen = next_q[self.target.draw(self.generator, next_q.device)]
         return td_target(batch.reward, batch.discount, chosen + bonus)
 
@@ -275,7 +283,7 @@ class OffPolicy:
             return action, -self.log_temperature.exp() * log_prob.sum((1, 2)) * entropy.backup
         action = policy.act_from_noise(following, like)
         noise = torch.randn(action.shape, generator=self.generator, device=action.device) * self.config.target_noise
-        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.action_scale
+        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.normalizer.action_scale
         return (action + noise).clamp(-1, 1), action.new_zeros(1)
 
     def _actor_step(self, context: TensorDataclass, batch: Windows) -> dict[str, float]:
@@ -287,7 +295,7 @@ class OffPolicy:
         else:
             action, elements = policy.rsample(context, self.generator)
             log_prob = elements.sum((1, 2))
-        q = self.critic(features, action).mean(0)
+        q = self._q(self.critic, features, action).mean(0)
         loss = (self.log_temperature.detach().exp() * log_prob - q).mean()
         gradients = torch.autograd.grad(loss, self.actor_parameters)
         for parameter, gradient in zip(self.actor_parameters, gradients, strict=True):
@@ -320,7 +328,9 @@ class OffPolicy:
         return self.policy
 
     def _trained(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.policy.named_parameters() if value.requires_grad}
+        """Weights that are trained, and the scale of their inputs."""
+        own = self.policy.state_dict(keep_vars=True)
+        return {name: value for name, value in own.items() if value.requires_grad or name.startswith("feature_")}
 
     def _stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
