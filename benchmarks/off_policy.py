@@ -104,6 +104,7 @@ def learn(
         policy = residual_on(policy, experiment.start.residual)
     algorithm = build_algorithm(experiment.algorithm.with_demonstrations([store]), policy, env, seed=experiment.seed)
     curve = [{"control_steps": 0.0, "cpu_s": 0.0, "success": evaluate(algorithm, experiment, arguments.episodes)}]
+    print(f"{title}: success {curve[0]['success']:.3f} before", file=sys.stderr, flush=True)
     steps = cpu = 0.0
     while steps < arguments.steps:
         began = time.process_time()
@@ -113,12 +114,8 @@ def learn(
             success = evaluate(algorithm, experiment, arguments.episodes)
             curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
             shown = {name: round(metrics[name], 4) for name in ("success", "q", "q_loss", "kl") if name in metrics}
-            print(
-                f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}",
-                shown,
-                file=sys.stderr,
-                flush=True,
-            )
+            done = f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}"
+            print(done, shown, file=sys.stderr, flush=True)
     env.close()
     return curve
 
