@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         name="seed of minibatches used for exploration",
         file=COLLECTOR_FILE,
-        old='spawn_seed(seed, "exploration")',
-        new='spawn_seed(seed, "minibatches")',
+        old='shard.seed(seed, "exploration")',
+        new='shard.seed(seed, "minibatches")',
         tests=(UPDATE,),
     ),
     Fault(
@@ -238,8 +238,8 @@ FAULTS = (
     Fault(
         name="random numbers on the wrong device",
         file=COLLECTOR_FILE,
-        old='make_generator(self.device, spawn_seed(seed, "exploration"))',
-        new='make_generator(torch.device("cpu"), spawn_seed(seed, "exploration"))',
+        old='make_generator(self.device, shard.seed(seed, "exploration"))',
+        new='make_generator(torch.device("cpu"), shard.seed(seed, "exploration"))',
         tests=("tests/device/test_second_device.py",),
     ),
 )

@@ -2,8 +2,10 @@
 ``--check-types``: annotations, array shapes included, are checked at every call."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -28,3 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def default_interrupts():
     """A background job ignores SIGINT and its child processes inherit that; tests interrupt child processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For runs that are compared bit for bit: the last bits of a sum depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

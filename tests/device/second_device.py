@@ -38,9 +38,10 @@ from tests.policies.test_every_policy import CONFIGS, ROBOT, observe  # noqa: E4
 from tests.worlds import PointEnv  # noqa: E402
 from vla_rl.algorithms.algorithm import Algorithm  # noqa: E402
 from vla_rl.algorithms.bc import BC, BCConfig  # noqa: E402
+from vla_rl.algorithms.clipped_update import UpdateConfig  # noqa: E402
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, GRPOUpdateConfig  # noqa: E402
 from vla_rl.algorithms.off_policy import EntropyConfig, OffPolicy, OffPolicyConfig  # noqa: E402
-from vla_rl.algorithms.ppo import PPO, PPOConfig, UpdateConfig  # noqa: E402
+from vla_rl.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from vla_rl.bench.options import BenchOptions  # noqa: E402
 from vla_rl.bench.train import bench_train  # noqa: E402
 from vla_rl.bench.transfers import TransferCounter  # noqa: E402

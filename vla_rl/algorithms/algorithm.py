@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from policies.policy import Policy
-from sims.numbers.ranges import Count, Interval, PartialShare
-from vla_rl.rollouts.collector import Collector
+from sims.numbers.ranges import Count, Interval, PartialShare, PositiveInt
+from vla_rl.rollouts.sharded import Rollouts
 
 Metrics = dict[str, float]
 
@@ -19,7 +19,7 @@ class Algorithm(Protocol):
     """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
 
     policy: Policy
-    collector: Collector
+    collector: Rollouts
     iteration: int
 
     def iterate(self) -> Metrics:
@@ -37,11 +37,19 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """``failure_weight`` in [0, 1): how much more often tasks that still fail are trained (rollouts/starts.py)."""
+    """``failure_weight`` in [0, 1): how much more often tasks that still fail are trained (rollouts/starts.py).
+
+    ``rollout_shards``: equal parts of the environments, each with its own random streams and batches, which a cluster
+    collects in as many processes at most (docs/scaling.md); results depend on it, and not on the processes.
+    ``staleness``: iterations by which the weights that act are older than those that learn, so that collecting and
+    learning overlap; it needs a cluster. 0: rollouts wait for the update.
+    """
 
     iterations: Count = 60
     gamma: Annotated[float, Interval(gt=0, le=1)] = 0.99
     failure_weight: PartialShare = 0.0
+    rollout_shards: PositiveInt = 1
+    staleness: Count = 0
 
     def with_demonstrations(self, stores: Sequence[Path]) -> AlgorithmConfig:
         """As this run uses it: ``stores`` are the episodes that it started from, if any."""
@@ -49,3 +57,7 @@ class AlgorithmConfig:
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""
+        if num_envs % self.rollout_shards:
+            raise ValueError(
+                f"{setting} ({num_envs}) must be a multiple of algorithm.rollout_shards ({self.rollout_shards})"
+            )

@@ -20,9 +20,11 @@ from sims.numbers.seeding import spawn_seed
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage, informative_groups
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
-from vla_rl.algorithms.ppo import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.sharded import MakeRollouts
+from vla_rl.termination import interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,17 @@ class GRPOConfig(AlgorithmConfig):
     update: GRPOUpdateConfig = field(default_factory=GRPOUpdateConfig)
 
     def __post_init__(self) -> None:
+        if self.staleness:
+            raise ValueError(f"algorithm grpo needs staleness 0, got {self.staleness}; algorithm ppo can have more")
         if self.min_success > self.max_success:
             raise ValueError(f"min_success ({self.min_success}) must not be above max_success ({self.max_success})")
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
-        if num_envs % self.group_size:
+        super().check_num_envs(num_envs, setting)
+        if num_envs // self.rollout_shards % self.group_size:
+            shards = f" times algorithm.rollout_shards ({self.rollout_shards})" if self.rollout_shards > 1 else ""
             raise ValueError(
-                f"{setting} ({num_envs}) must be a multiple of algorithm.group_size ({self.group_size}): "
+                f"{setting} ({num_envs}) must be a multiple of algorithm.group_size ({self.group_size}){shards}: "
                 "the episodes of a group run side by side"
             )
 
@@ -78,22 +84,32 @@ class Groups:
 class GRPO:
     """One iteration: episodes in groups that share a start, group advantages, a clipped update."""
 
-    def __init__(self, config: GRPOConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
+    def __init__(
+        self,
+        config: GRPOConfig,
+        policy: Policy,
+        env: VectorEnv,
+        *,
+        seed: int,
+        make_rollouts: MakeRollouts = Collector,
+    ) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
         self.update = ClippedUpdate(config.update, policy, seed=spawn_seed(seed, "minibatches"))
-        self.collector = Collector(
+        self.collector = make_rollouts(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
+        self.collector.publish(0, self.update.weights())
 
     def iterate(self) -> Metrics:
         collector = self.collector
-        groups = self._collect_groups()
+        with interruptible():
+            groups = self._collect_groups()
         batch = Experience.cat([with_group_advantages(rollout, self.config) for rollout in groups.rollouts])
         assert batch.weight is not None
         with collector.timer.section("learn"):
             metrics = self.update.run(dataclasses.replace(batch, weight=batch.weight / batch.weight.mean()))
         self.iteration += 1
-        collector.weights.publish(self.iteration, self.update.weights())
+        collector.publish(self.iteration, self.update.weights())
         return {
             **metrics,
             "success": groups.success,
@@ -117,6 +133,7 @@ class GRPO:
         self.iteration = state["iteration"]
         self.update.load_state_dict(state["update"])
         self.collector.load_state_dict(state["collector"])
+        self.collector.publish(self.iteration, self.update.weights())
 
     def _collect_groups(self) -> Groups:
         """Rounds of num_envs / group_size groups until ``config.groups`` of them are informative.
@@ -124,7 +141,7 @@ class GRPO:
         Raises UserError when ``max_rounds`` rounds held none: the policy always fails or always succeeds.
         """
         config, size = self.config, self.config.group_size
-        per_round = self.collector.env.spec.num_envs // size
+        per_round = self.collector.num_envs // size
         kept: list[Experience] = []
         informative = drawn = steps = 0
         successes: list[float] = []

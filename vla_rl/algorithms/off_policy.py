@@ -37,7 +37,7 @@ from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience
-from vla_rl.rollouts.weights import load_weights
+from vla_rl.rollouts.weights import load_weights, named_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class OffPolicy:
                     for name, value in self._update().items():
                         totals[name].append(value)
         self.iteration += 1
-        collector.weights.publish(self.iteration, self._trained())
+        collector.publish(self.iteration, self._trained())
         rollout = Experience.stack(acted)
         collector.starts.learn(rollout)
         return {
@@ -329,8 +329,8 @@ class OffPolicy:
 
     def _trained(self) -> dict[str, Tensor]:
         """Weights that are trained, and the scale of their inputs."""
-        own = self.policy.state_dict(keep_vars=True)
-        return {name: value for name, value in own.items() if value.requires_grad or name.startswith("feature_")}
+        scales = {name: value for name, value in self.policy.named_buffers() if name.startswith("feature_")}
+        return named_weights(self.policy, None) | scales
 
     def _stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
@@ -360,7 +360,7 @@ class OffPolicy:
         self.iteration, self.chunks_acted, self.updates = (
             state[name] for name in ("iteration", "chunks_acted", "updates")
         )
-        load_weights(self.policy, state["policy"])
+        load_weights(self.policy, None, state["policy"])
         with torch.no_grad():
             self.log_temperature.copy_(state["log_temperature"])
         restore_generator(self.generator, state["generator"])

@@ -1,6 +1,6 @@
 """The ``vla-rl`` command: parse, run one command, exit with its code.
 
-Exit codes: 0 done; 1 it failed, and the traceback is in a file; 2 the input is wrong; 130 interrupted.
+Exit codes: 0 done; 1 it failed, and the traceback is in a file; 2 the input is wrong; 130 interrupted; 143 SIGTERM.
 Heavy packages are imported inside a command, so that ``vla-rl --help`` answers at once.
 """
 
@@ -33,6 +33,7 @@ from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
 from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Train
 from vla_rl.cli.world_model import WorldModel
+from vla_rl.termination import Terminated
 
 COMMANDS: Mapping[str, type[Any]] = {
     "init": Init,
@@ -91,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         hint = f"; resume with: {command.command()} --resume" if isinstance(command, Resumable) else ""
         _exit(130, f"interrupted{hint}")
+    except Terminated:
+        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Resumable) else ""
+        _exit(143, f"terminated{hint}")
     except RunFailure as error:
         _exit(1, str(error))
     except UserError as error:

@@ -41,13 +41,17 @@ class Compare:
 
     def run(self) -> None:
         from vla_rl.report import write_comparison
-        from vla_rl.report.table import comparison, print_comparison
+        from vla_rl.report.table import comparison, group_rows, print_comparison
 
         if len(self.run_paths) < 2:
             raise UserError("compare needs two or more run folders")
         page = write_comparison(self.run_paths, self.out)
         if self.json:
-            print(json.dumps({"page": str(page), "runs": comparison(self.run_paths)}))
+            print(
+                json.dumps(
+                    {"page": str(page), "runs": comparison(self.run_paths), "groups": group_rows(self.run_paths)}
+                )
+            )
         else:
             print_comparison(self.run_paths)
             print(page)

@@ -26,11 +26,13 @@ class Train:
     """the folder of the run (default: runs/<name of CONFIG>)"""
     resume: bool = False
     """continue from the last checkpoint of the run; the result is the same as without the interruption"""
+    cluster: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    """collect rollouts on the Ray cluster at HOST:PORT, or auto: that of this machine, else one for this run"""
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
-        experiment = load_experiment(self.config, self.overrides)
+        experiment = load_experiment(self.config, self.settings())
         from vla_rl.report.table import success_line
         from vla_rl.runners.train import train
 
@@ -45,7 +47,13 @@ class Train:
 
     def command(self) -> str:
         """How to start the same run again in a shell."""
-        return shlex.join(["vla-rl", "train", str(self.config), *self.overrides, "--run-dir", str(self.run_folder())])
+        place = [] if self.cluster is None else ["--cluster", self.cluster]
+        words = ["vla-rl", "train", str(self.config), *self.overrides, *place, "--run-dir", str(self.run_folder())]
+        return shlex.join(words)
+
+    def settings(self) -> tuple[str, ...]:
+        """Of the configuration, from the command line."""
+        return self.overrides if self.cluster is None else (*self.overrides, "--cluster.address", self.cluster)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -22,3 +23,8 @@ else:
 def make_env(config: EnvironmentConfig) -> VectorEnv:
     """Raises UserError where the simulator or the robot's software is not installed, or its settings are wrong."""
     return ENVIRONMENTS[type(config)](config)
+
+
+def make_shard_env(config: EnvironmentConfig, count: int) -> VectorEnv:
+    """One of ``count`` equal parts of the environment that ``config`` describes."""
+    return make_env(dataclasses.replace(config, num_envs=config.num_envs // count))

@@ -11,12 +11,13 @@ from pydantic import Field
 from policies.device import Precision
 from policies.registry import DEFAULT_POLICY, PolicyConfig
 from policies.residual.policy import ResidualConfig
-from sims.numbers.ranges import Count, NonNegativeFloat, PositiveInt, Seed
+from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Seed
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
+from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import EnvironmentConfig
 from vla_rl.config.imagination import ImaginationConfig
 
@@ -77,7 +78,10 @@ class Experiment:
     ``compile``: the policy through torch.compile.
     ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
     ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone. ``wandb``: project of Weights & Biases that gets the
-    metrics too (its environment variables apply, such as WANDB_MODE=offline).
+    metrics too (its environment variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes,
+    on this machine or others; null: in the process of the run. ``trace``: iterations, from each start of the process
+    on, whose timeline is written to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds in one
+    stage of an iteration after which the stage and what every thread is doing are written to watchdog.txt.
     """
 
     seed: Seed = 0
@@ -92,6 +96,9 @@ class Experiment:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint_every: PositiveInt = 5
     wandb: str | None = None
+    cluster: ClusterConfig | None = None
+    trace: Count = 3
+    watchdog_s: PositiveFloat = 900.0
 
     @property
     def evaluation_seed(self) -> int:
@@ -103,3 +110,17 @@ class Experiment:
         if self.imagination is not None:
             setting = "imagination.model.imagined_env.num_envs"
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
+            if self.algorithm.rollout_shards > 1 or self.cluster is not None:
+                raise ValueError("imagination needs algorithm.rollout_shards 1 and cluster null")
+        self._check_cluster()
+
+    def _check_cluster(self) -> None:
+        shards = self.algorithm.rollout_shards
+        if self.cluster is None:
+            if self.algorithm.staleness:
+                raise ValueError("algorithm.staleness needs a cluster: add the section, or --cluster auto")
+        elif (wanted := self.cluster.collectors) is not None and wanted > shards:
+            raise ValueError(
+                f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "
+                "many shards in one process has the same results"
+            )

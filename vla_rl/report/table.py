@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from vla_rl.report.aggregates import groups
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
@@ -63,6 +64,20 @@ def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
+def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """[{group, runs, interquartile_mean, interval}] of the runs that differ in their seed alone."""
+    found = groups([read_run(run_dir) for run_dir in run_dirs])
+    return [
+        {
+            "group": group.name,
+            "runs": len(group.runs),
+            "interquartile_mean": None if group.rate is None else group.rate.success,
+            "interval": None if group.rate is None else [group.rate.low, group.rate.high],
+        }
+        for group in found
+    ]
+
+
 def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -> None:
     """Final success of every run, best first; runs without a final evaluation last."""
     runs = [read_run(run_dir) for run_dir in run_dirs]
@@ -80,7 +95,16 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
             cells = [_percent(before.success), _percent(after.success), _interval(after), f"{100 * gain:+.0f}", gained]
         seconds = sum(value for value in run.result.get("wall_s", {}).values() if value)
         table.add_row(escape(name), *cells, duration(seconds) if seconds else "")
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    found = groups(runs)
+    if len(found) == len(runs):
+        return
+    together = Table(Column("differ in their seed", overflow="fold"), "runs", "interquartile mean", "95 % interval")
+    for group in found:
+        rate = ("", "") if group.rate is None else (_percent(group.rate.success), _interval(group.rate))
+        together.add_row(escape(group.name), str(len(group.runs)), *rate)
+    console.print(together)
 
 
 def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:

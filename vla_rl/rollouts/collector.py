@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -19,11 +19,11 @@ from sims.chunk import ChunkStep, step_chunk
 from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from sims.numbers.finite import check_finite, check_observation
-from sims.numbers.seeding import spawn_seed
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.shard import WHOLE, Shard
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer
 from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
@@ -71,15 +71,18 @@ class Collector:
         failure_weight: float,
         seed: int,
         weights: WeightStore | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self.device = policy.device
         self.env = on_device(env, self.device)
         self.policy, self.critic, self.gamma = policy, critic, gamma
         self.weights: WeightStore = LocalWeights() if weights is None else weights
         self.timer, self.policy_version = Timer(), 0
-        self.starts = TrainingStarts(seed=seed, num_tasks=len(env.spec.tasks), failure_weight=failure_weight)
-        self.generator = make_generator(self.device, spawn_seed(seed, "exploration"))
-        num_envs = env.spec.num_envs
+        self.starts = TrainingStarts(
+            seed=seed, num_tasks=len(env.spec.tasks), failure_weight=failure_weight, shard=shard
+        )
+        self.generator = make_generator(self.device, shard.seed(seed, "exploration"))
+        self.num_envs = num_envs = env.spec.num_envs
         self.task = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._all = torch.arange(num_envs, device=self.device)
         self._all_ids = list(range(num_envs))
@@ -221,14 +224,23 @@ class Collector:
         for name in ("log_prob", "value", "next_value"):
             check_finite(name, getattr(rollout, name), axes, suspects=weights)
 
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Act with these weights (``named_weights``) from the next rollout on."""
+        self.weights.publish(version, tensors)
+
+    def close(self) -> None:
+        """The environment belongs to the caller: nothing is open."""
+
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def take_weights(self) -> None:
         """Act with the newest weights from now on."""
         newer = self.weights.newest(after=self.policy_version)
-        if newer is not None:
+        if newer is None:
+            return
+        with self.timer.section("sync"):
             self.policy_version, tensors = newer
-            load_weights(self.policy, tensors)
+            load_weights(self.policy, self.critic, tensors)
 
     def _reset(self, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
         self._observation = None
@@ -259,9 +271,10 @@ class Collector:
         if obs is None:
             obs = self._observe(env_ids)
         index = self._index(env_ids)
-        with self.timer.section("infer"):
+        with self.timer.section("encode"):
             context, state = self.policy.encode(obs, self._state[index])
             self._state = put(state, index, self._state)
+        with self.timer.section("infer"):
             sample = self.policy.sample(context, self.generator)
             axes = ("decision", "step", "dimension")
             check_finite("action", sample.action, axes, suspects={"policy weight": self.policy})
@@ -273,7 +286,7 @@ class Collector:
 
     @torch.no_grad()
     def _value_of(self, obs: Observation, env_ids: Sequence[int]) -> Tensor:
-        with self.timer.section("infer"):
+        with self.timer.section("encode"):
             return self._value(self.policy.encode(obs, self._state[self._index(env_ids)])[0])
 
     def _values_at(self, env_ids: Sequence[int], *, like: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

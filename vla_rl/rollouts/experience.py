@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,8 @@ class Experience(TensorDataclass):
     discount is gamma ** num_executed. ``next_value`` belongs to the chunk's true successor, also where the episode was
     truncated. ``valid`` is False after an episode's end and where the simulator failed: no loss may use such chunks.
     ``actor``: who acted, an index into ``episodes.schema.ACTORS``. ``advantage``,
-    ``value_target`` and ``weight`` (which averages to one over the batch) are filled by an algorithm.
+    ``value_target`` and ``weight`` (which averages to one over the batch) are filled by an algorithm,
+    ``proximal_log_prob`` and ``behavior_weight`` where older weights acted (vla_rl/algorithms/decoupled.py).
     """
 
     inputs: TensorDataclass
@@ -40,6 +42,18 @@ class Experience(TensorDataclass):
     advantage: Float[Tensor, "*B"] | None = None
     value_target: Float[Tensor, "*B"] | None = None
     weight: Float[Tensor, "*B"] | None = None
+    proximal_log_prob: Float[Tensor, "*B S H A"] | None = None
+    behavior_weight: Float[Tensor, "*B units"] | None = None
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Experience]) -> Experience:
+        """The environments of several [T_i, N_i] as one [T, N], T of the longest; what is added is not valid."""
+        longest = max(map(len, parts))
+
+        def join(tensors: list[Tensor]) -> Tensor:
+            return torch.cat([_lengthen(tensor, longest) for tensor in tensors], dim=1)
+
+        return cls._combine(parts, join)
 
     def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
         """These environments of [T, N]."""
@@ -65,3 +79,10 @@ class Experience(TensorDataclass):
     def control_steps(self) -> int:
         with crossing("metrics"):
             return int(torch.where(self.valid, self.num_executed, 0).sum())
+
+
+def _lengthen(tensor: Tensor, length: int) -> Tensor:
+    """``tensor`` with zeros after its end, to ``length``."""
+    if len(tensor) == length:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(length - len(tensor), *tensor.shape[1:])])

@@ -8,13 +8,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+CRITIC = "critic/"
+
 
 @runtime_checkable
 class WeightStore(Protocol):
     """Versioned weights. One process: a reference; a cluster: an object store; robots: bundle files."""
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Make ``tensors`` (name in the policy's state_dict -> value) the newest; versions increase."""
+        """Make ``tensors`` (``named_weights``) the newest; versions increase."""
         ...
 
     def newest(self, after: int) -> tuple[int, Mapping[str, Tensor]] | None:
@@ -35,10 +37,20 @@ class LocalWeights:
         return self._newest if self._newest is not None and self._newest[0] > after else None
 
 
+def named_weights(policy: nn.Module, critic: nn.Module | None) -> dict[str, Tensor]:
+    """What changes in training, by name in the policy's state_dict; the critic's names begin with CRITIC."""
+    named = dict(policy.named_parameters())
+    if critic is not None:
+        named |= {CRITIC + name: value for name, value in critic.named_parameters()}
+    return {name: value for name, value in named.items() if value.requires_grad}
+
+
 @torch.no_grad()
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy ``tensors`` into the module, except those that are the module's own. KeyError for an unknown name."""
-    own = module.state_dict(keep_vars=True)
+def load_weights(policy: nn.Module, critic: nn.Module | None, tensors: Mapping[str, Tensor]) -> None:
+    """Copy ``tensors`` (``named_weights``) into both, except those that are their own. KeyError: unknown name."""
+    own = policy.state_dict(keep_vars=True)
+    if critic is not None:
+        own |= {CRITIC + name: value for name, value in critic.state_dict(keep_vars=True).items()}
     for name, tensor in tensors.items():
         if own[name] is not tensor:
             own[name].copy_(tensor)

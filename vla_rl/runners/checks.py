@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
@@ -41,6 +43,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
     """
     if experiment.wandb is not None:
         check_wandb()
+    if experiment.cluster is not None and find_spec("ray") is None:
+        raise UserError("cluster: Ray is not installed. Run: pip install 'vla-rl[ray]'")
     with torch.random.fork_rng(devices=[]):
         policy = (
             _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
@@ -49,7 +53,10 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             with naming("start.residual"):
                 policy = residual_on(policy, residual)
         with naming("algorithm"):
-            build_algorithm(experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed)
+            placed = Collector if experiment.cluster is not None or experiment.algorithm.rollout_shards > 1 else None
+            build_algorithm(
+                experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
+            )
         if (imagination := experiment.imagination) is not None:
             check_stores(imagination.stores, env.spec, "imagination.stores")
             if imagination.clone_successes is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,56 +11,46 @@ from policies.audit import StepDifference
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device
 from policies.policy import RobotSpec
-from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
-from vla_rl.algorithms.ppo import HasClippedUpdate
+from vla_rl.algorithms.clipped_update import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
-from vla_rl.config.environments import make_env
+from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.evaluate import locate, validate
-from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
-from vla_rl.runs.metrics import MetricsWriter
-from vla_rl.runs.progress import console, progress
-from vla_rl.runs.quarantine import quarantine
+from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_experiment
+from vla_rl.runs.watchdog import watchdog
 
 
 def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: FailureLog) -> dict[str, Any]:
     """Improve the policy of bundle ``start`` in ``env``; leaves ``bundle`` and, at every checkpoint, a resumable state.
 
     Into ``folder``; in the run's own folder validation is part of the curve, an imagined environment cannot validate.
+    After SIGTERM a resumable state of that moment is saved.
     """
-    experiment, checkpoints = with_demonstrations(run), folder / run.checkpoints.name
-    algorithm = load_algorithm(experiment, env, start, run.device)
-    if not env.spec.can_capture:
-        console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
-    if (latest := latest_checkpoint(checkpoints)) is not None:
-        with crossing("checkpoint"):
-            algorithm.load_state_dict(load_checkpoint(latest))
-    else:
-        save_checkpoint(checkpoints, 0, algorithm.state_dict())
-    total = experiment.algorithm.iterations
-    every = experiment.evaluation.validate_every if folder == run.dir else 0
-    # The final evaluation does the same work as the first one did.
-    afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if folder == run.dir else None
-    with (
-        MetricsWriter(folder, next_iteration=algorithm.iteration, wandb=experiment.wandb) as record,
-        progress("reinforce", total, done=algorithm.iteration, afterwards_s=afterwards) as advance,
-    ):
-        while algorithm.iteration < total:
-            with quarantine(folder, "iteration", algorithm.iteration, start=start):
-                metrics = algorithm.iterate()
-                if every and algorithm.iteration % every == 0:
-                    metrics |= validation_metrics(algorithm, experiment)
-                if failed := failures.write(f"iteration {algorithm.iteration - 1}"):
-                    metrics |= {"worker_failures": float(failed)}
-                record.write(algorithm.iteration - 1, metrics)
-                advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
-                if algorithm.iteration % experiment.checkpoint_every == 0 or algorithm.iteration == total:
-                    save_checkpoint(checkpoints, algorithm.iteration, algorithm.state_dict())
+    experiment, in_simulator = with_demonstrations(run), folder == run.dir
+    make_rollouts = place_rollouts(run, start) if in_simulator else None
+    algorithm = load_algorithm(experiment, env, start, run.device, make_rollouts)
+    rollouts = algorithm.collector
+    failures.watch(rollouts)
+    try:
+        if not env.spec.can_capture:
+            console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
+        iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
+        iterations.restore()
+        if in_simulator and experiment.evaluation.validate_every:
+            iterations.validate = partial(validation_metrics, algorithm, env, experiment)
+        # The final evaluation does the same work as the first one did.
+        afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if in_simulator else None
+        with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
+            iterations.run(folder, start, afterwards_s=afterwards)
+    finally:
+        rollouts.close()
     provenance = Provenance(git_revision=git_revision(), parent=read_bundle_info(start).sha256)
     save_bundle(algorithm.deployed(), folder / run.bundle.name, provenance=provenance)
     return {"iterations": algorithm.iteration}
@@ -72,10 +63,27 @@ def with_demonstrations(run: Run) -> Experiment:
     return replace(experiment, algorithm=experiment.algorithm.with_demonstrations(stores))
 
 
-def load_algorithm(experiment: Experiment, env: VectorEnv, bundle: Path, device: Device) -> Algorithm:
+def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
+    """Where the configuration has rollouts collected; None: by one Collector in the environment of the run."""
+    experiment = run.experiment
+    shards = experiment.algorithm.rollout_shards
+    if experiment.cluster is not None:
+        from vla_rl.distributed.rollouts import make_cluster_rollouts
+
+        return make_cluster_rollouts(
+            experiment, experiment.cluster, bundle=start, folder=run.dir, device=run.device.device
+        )
+    if shards > 1:
+        return make_sharded(partial(make_shard_env, experiment.sim, shards), shards)
+    return None
+
+
+def load_algorithm(
+    experiment: Experiment, env: VectorEnv, bundle: Path, device: Device, make_rollouts: MakeRollouts | None = None
+) -> Algorithm:
     """The configured algorithm with the policy of ``bundle``, ready to iterate in ``env``."""
     policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-    return build_algorithm(experiment.algorithm, policy, env, seed=experiment.seed)
+    return build_algorithm(experiment.algorithm, policy, env, seed=experiment.seed, make_rollouts=make_rollouts)
 
 
 def audit_run(run_dir: Path) -> list[StepDifference]:
@@ -93,10 +101,10 @@ def audit_run(run_dir: Path) -> list[StepDifference]:
         env.close()
 
 
-def validation_metrics(algorithm: Algorithm, experiment: Experiment) -> dict[str, float]:
-    """The deployed policy on the validation stream, in the training environment."""
+def validation_metrics(algorithm: Algorithm, env: VectorEnv, experiment: Experiment) -> dict[str, float]:
+    """The deployed policy on the validation stream, in ``env``, with which the algorithm was made."""
     with algorithm.collector.suspended():
-        summary = validate(algorithm.deployed(), algorithm.collector.env, experiment)
+        summary = validate(algorithm.deployed(), env, experiment)
     per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
     return {
         "validation": summary["success"],

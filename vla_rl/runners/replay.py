@@ -8,7 +8,7 @@ from typing import Any
 
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite, is_finite, named_tensors
-from vla_rl.algorithms.ppo import ClippedUpdate, HasClippedUpdate
+from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
 from vla_rl.config.environments import make_env
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.reinforce import load_algorithm

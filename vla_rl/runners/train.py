@@ -30,6 +30,7 @@ from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
+from vla_rl.termination import terminable
 
 
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
     try:
         check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
         run = open_run(experiment, run_dir, resume=resume, command=command)
-        with run.lock:
+        with run.lock, terminable():
             run_stages(run, env)
     finally:
         env.close()

@@ -18,6 +18,9 @@ CHANGEABLE = (
         "device",
         "compile",
         "wandb",
+        "cluster",
+        "trace",
+        "watchdog_s",
         "algorithm.update.audit_tolerance",
         "sim.threads",
         "sim.workers",
@@ -62,7 +65,8 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
 def _changeable(key: str, before: Mapping[str, Any], wanted: Experiment) -> bool:
     if wanted.imagination is not None and key in FIXED_IN_IMAGINATION:
         return False
-    moved = key not in before or before[key] is not None  # no store, then one: another run
+    # no store, then one: another run
+    moved = key not in before or before[key] is not None or key == "cluster"
     return moved and any(key == one or key.startswith(one + ".") for one in CHANGEABLE)
 
 

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.rollouts.failures import FreshFailures
 
 if TYPE_CHECKING:
-    from sims.subproc.worker_group import WorkerFailure
     from sims.vector_env import VectorEnv
 
 FAILURES_FILE = "failures.jsonl"
 
 
-@runtime_checkable
-class RestartingEnv(Protocol):
-    """An environment that replaces workers that fail."""
-
-    @property
-    def failures(self) -> Sequence[WorkerFailure]: ...
-
-
 class FailureLog:
-    """Appends the failures of ``env`` since the last ``write``."""
+    """Appends the failures of ``env`` and of what else it watches since the last ``write``."""
 
     def __init__(self, run_dir: Path, env: VectorEnv) -> None:
-        self._path, self._env, self._written = run_dir / FAILURES_FILE, env, 0
+        self._path = run_dir / FAILURES_FILE
+        self._sources = [FreshFailures(env)]
+
+    def watch(self, source: object) -> None:
+        """``source``: another environment, or rollouts, whose failures belong to the run from now on."""
+        self._sources.append(FreshFailures(source))
 
     def write(self, stage: str) -> int:
         """Returns how many there were; ``stage``: the part of the run in which they happened."""
-        fresh = self._env.failures[self._written :] if isinstance(self._env, RestartingEnv) else ()
+        fresh = [failure for source in self._sources for failure in source.take()]
         if fresh:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"stage": stage, **dataclasses.asdict(one)}) + "\n" for one in fresh)
-        self._written += len(fresh)
         return len(fresh)
 
 

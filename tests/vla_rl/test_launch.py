@@ -1,0 +1,66 @@
+"""The recipes in launch/: files that parse, whose commands and settings exist."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vla_rl.cli.arguments import load_experiment
+from vla_rl.cli.main import parse
+from vla_rl.cli.training import Train
+from vla_rl.config.experiment import Experiment
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+def train_command(text: str) -> Train:
+    """The ``vla-rl train`` of a shell text, without what the shell fills in."""
+    words = shlex.split(re.sub(r"\$\(.*?\)|\"?\$\{?[\w@\[\]]+\}?\"?", "", text.replace("\\\n", " ")))
+    command = parse(words[words.index("train") :])
+    assert isinstance(command, Train)
+    return command
+
+
+def kuberay() -> tuple[dict, Experiment]:
+    job = yaml.safe_load((LAUNCH / "kuberay.yaml").read_text())
+    entrypoint = job["spec"]["entrypoint"]
+    script = shlex.split(re.sub(r"\$\(.*?\)", "", entrypoint).replace("$run", "/runs/quickstart"))[-1]
+    command = train_command(script.partition(";")[2])
+    return job, load_experiment(command.config, command.settings())
+
+
+def test_the_kubernetes_job_asks_for_what_its_collectors_need() -> None:
+    job, experiment = kuberay()
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert experiment.cluster is not None and experiment.cluster.placement == "spread"
+    spec = job["spec"]["rayClusterSpec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    cpus = 0.0
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert pod["terminationGracePeriodSeconds"] >= 30
+        cpus += group.get("replicas", 1) * float(container["resources"]["requests"]["cpu"])
+    collectors = experiment.cluster.collectors or experiment.algorithm.rollout_shards
+    assert cpus >= collectors * experiment.cluster.cpus + 1
+    assert len({group["template"]["spec"]["containers"][0]["image"] for group in groups}) == 1
+    (mounted,) = groups[0]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert mounted["mountPath"] == "/runs"
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch"])
+def test_the_batch_script_is_bash_and_its_command_exists(name: str) -> None:
+    script = LAUNCH / name
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    (example,) = re.findall(r"#\s+sbatch (launch/.*)", script.read_text())
+    words = shlex.split(example)
+    command = parse(["train", words[1], "--run-dir", words[2], "--cluster", "127.0.0.1:6379", *words[3:]])
+    assert isinstance(command, Train)
+    experiment = load_experiment(command.config, command.settings())
+    assert experiment.cluster is not None and experiment.cluster.address == "127.0.0.1:6379"
+    assert experiment.algorithm.rollout_shards == 8

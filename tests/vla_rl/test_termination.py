@@ -1,0 +1,143 @@
+"""SIGTERM, hangs and the timeline."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.vla_rl.scale_run import PPO, experiment, numbers, run_to_end
+from vla_rl.rollouts.timer import Span, Timer
+from vla_rl.runs.timeline import Timeline
+from vla_rl.runs.watchdog import watchdog
+from vla_rl.termination import Terminated, interruptible, terminable, uninterrupted
+
+
+def send() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+
+
+def at_once(done: list[str]) -> None:
+    send()
+    done.append("never")
+
+
+def after_what_must_not_be_cut(done: list[str]) -> None:
+    with uninterrupted():
+        send()
+        done.append("whole")
+    done.append("never")
+
+
+def inside_what_may_be_stopped(done: list[str]) -> None:
+    with uninterrupted(), interruptible():
+        send()
+        done.append("never")
+
+
+def before_what_may_be_stopped(done: list[str]) -> None:
+    with uninterrupted():
+        send()
+        done.append("whole")
+        with interruptible():
+            done.append("never")
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (at_once, []), (after_what_must_not_be_cut, ["whole"]), (inside_what_may_be_stopped, []),
+        (before_what_may_be_stopped, ["whole"]),
+    ],
+)  # fmt: skip
+def test_sigterm_stops(work: Callable[[list[str]], None], expected: list[str]) -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated), terminable():
+        work(done)
+    assert done == expected
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Path, lines: int) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    algorithm = replace(PPO, iterations=300)
+    command = [sys.executable, "-m", "tests.vla_rl.scale_run", str(stopped), "none", "0", "300"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not (stopped / "metrics.jsonl").exists() or len(numbers(stopped)) < lines:
+            time.sleep(0.002)
+        asked = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert time.monotonic() - asked < 30
+    done = len(numbers(stopped))
+    assert lines <= done < 300
+    saved = max(int(path.stem.rpartition("_")[2]) for path in (stopped / "checkpoints").glob("*.safetensors"))
+    assert saved - done in (0, 1), "the state of that moment: at most one iteration has yet to be validated"
+    shorter = replace(algorithm, iterations=done + 3)
+    run_to_end(stopped, experiment(shorter))
+    run_to_end(whole, experiment(shorter))
+    assert numbers(stopped) == numbers(whole)
+    assert len(numbers(whole)) == done + 3
+
+
+def test_the_watchdog_names_the_stage_that_hangs_and_every_thread(tmp_path: Path) -> None:
+    timer = Timer()
+    with watchdog(timer, tmp_path, limit_s=0.2), timer.section("render"):
+        time.sleep(0.7)
+    report = (tmp_path / "watchdog.txt").read_text()
+    assert report.count("stage 'render' has taken") == 1
+    assert "test_the_watchdog_names_the_stage" in report
+
+
+def test_a_run_that_moves_is_not_reported(tmp_path: Path) -> None:
+    timer = Timer()
+    with watchdog(timer, tmp_path, limit_s=0.3):
+        for _ in range(20):
+            with timer.section("simulate"):
+                time.sleep(0.03)
+    assert not (tmp_path / "watchdog.txt").exists()
+
+
+def test_the_timeline_is_a_chrome_trace_of_the_first_iterations(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "trace.json", iterations=2)
+    for iteration in range(3):
+        began = 100.0 + iteration
+        timeline.add(
+            iteration,
+            {
+                "": [Span("learn", began, 0.25), Span("idle", began + 0.25, 0.5)],
+                "collector 0": [Span("infer", began, 0.1)],
+            },
+        )
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [(event["name"], event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert spans == [
+        ("iteration 0", 0, 100e6, 0.75e6), ("learn", 1, 100e6, 0.25e6), ("idle", 1, 100.25e6, 0.5e6),
+        ("infer", 2, 100e6, 0.1e6),
+        ("iteration 1", 0, 101e6, 0.75e6), ("learn", 1, 101e6, 0.25e6), ("idle", 1, 101.25e6, 0.5e6),
+        ("infer", 2, 101e6, 0.1e6),
+    ]  # fmt: skip
+
+
+def test_spans_cover_what_the_timer_counts() -> None:
+    timer = Timer()
+    timer.record(True)
+    with timer.section("simulate"):
+        time.sleep(0.02)
+        with timer.section("render"):
+            time.sleep(0.01)
+    times, spans = timer.take(), timer.take_spans()[""]
+    for name in ("simulate", "render"):
+        assert sum(span.seconds for span in spans if span.name == name) == pytest.approx(times[f"time/{name}_s"])
+    assert [span.name for span in spans] == ["simulate", "render", "simulate"] or len(spans) == 2
+    assert timer.take_spans() == {}

@@ -1,0 +1,33 @@
+"""The section ``cluster``: rollouts in other processes, on this machine or on others (docs/scaling.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where the shards of a rollout are collected; results do not depend on it.
+
+    ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
+    the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``.
+    ``cpus``: reserved for each of them. ``gpus``: reserved for each of them. ``device``: of a collector; null: as the
+    run's. ``threads``: of a collector's networks; null: as many as the learner's, for the last bits of results may
+    depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
+    without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
+    collector. ``restarts``: collectors that a run replaces before it gives up.
+    """
+
+    address: str = "auto"
+    collectors: PositiveInt | None = None
+    cpus: NonNegativeFloat = 1.0
+    gpus: NonNegativeFloat = 0.0
+    device: str | None = None
+    threads: PositiveInt | None = None
+    placement: Literal["pack", "spread"] = "pack"
+    hang_s: PositiveFloat = 600.0
+    start_timeout_s: PositiveFloat = 300.0
+    restarts: Count = 20

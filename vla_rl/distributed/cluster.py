@@ -1,0 +1,61 @@
+"""The connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+
+from sims.errors import UserError
+from vla_rl.config.cluster import ClusterConfig
+
+
+def connect(config: ClusterConfig, *, workers: int) -> None:
+    """To ``config.address``; "auto": the cluster of this machine, else one that lives as long as this process.
+
+    UserError where there is none at an address that is given.
+    """
+    with _own_signals():
+        _connect(config, workers=workers)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def _connect(config: ClusterConfig, *, workers: int) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if config.address != "auto" or "RAY_ADDRESS" in os.environ:
+        address = config.address if config.address != "auto" else os.environ["RAY_ADDRESS"]
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"cluster: cannot join a Ray cluster at {address} ({reason}); start one with: ray start --head. "
+                "Where there is one, this process needs its version of Ray, and its token if it has one "
+                "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            ) from None
+        return
+    with suppress(ConnectionError):
+        ray.init(address="auto", **options)
+        return
+    # Ray gives its processes a lower priority than others, which makes a comparison with one process unfair.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    cpus = max(1, os.cpu_count() or 1, round(workers * config.cpus))
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+
+
+def disconnect() -> None:
+    ray.shutdown()

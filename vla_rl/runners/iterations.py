@@ -1,0 +1,122 @@
+"""The iterations of an algorithm, with validation, metrics and checkpoints, from which a run continues exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sims.devices.crossing import crossing
+from vla_rl.algorithms.algorithm import Algorithm, Metrics
+from vla_rl.config.experiment import Experiment
+from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.runs.failures import FailureLog
+from vla_rl.runs.metrics import MetricsWriter
+from vla_rl.runs.progress import Advance, progress
+from vla_rl.runs.quarantine import quarantine
+from vla_rl.runs.timeline import TRACE_FILE, Timeline
+from vla_rl.termination import Terminated, interruptible, uninterrupted
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Stands for the rollouts of an algorithm whose state at an earlier moment is to be saved."""
+
+    state: Mapping[str, Any]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.state
+
+
+class Iterations:
+    """``validate``: called every ``evaluation.validate_every`` iterations, where it is set.
+
+    SIGTERM stops a rollout or a validation, and nothing else; what is saved then is the state before it. ``_before``:
+    of the rollouts, there. ``_unrecorded``: metrics of an iteration that is complete but for its validation.
+    """
+
+    def __init__(self, algorithm: Algorithm, checkpoints: Path, experiment: Experiment, failures: FailureLog) -> None:
+        self.algorithm, self.checkpoints, self.experiment, self.failures = algorithm, checkpoints, experiment, failures
+        self.validate: Callable[[], Metrics] | None = None
+        self._before: Mapping[str, Any] | None = None
+        self._unrecorded: Metrics | None = None
+
+    def restore(self) -> None:
+        """Continue from the latest checkpoint, or write the first."""
+        latest = latest_checkpoint(self.checkpoints)
+        if latest is None:
+            self._save()
+            return
+        with crossing("checkpoint"):
+            state = load_checkpoint(latest)
+            self._unrecorded = state.pop("unrecorded", None)
+            self.algorithm.load_state_dict(state)
+
+    def run(self, folder: Path, start: Path, *, afterwards_s: float | None) -> None:
+        """The iterations that are left. ``start``: the bundle of the policy that they began with."""
+        total, done = self.experiment.algorithm.iterations, self._recorded()
+        timer = self.algorithm.collector.timer
+        timeline = Timeline(folder / TRACE_FILE, iterations=self.experiment.trace)
+        timer.record(timeline.left > 0)
+        with (
+            MetricsWriter(folder, next_iteration=done, wandb=self.experiment.wandb) as record,
+            progress("reinforce", total, done=done, afterwards_s=afterwards_s) as advance,
+        ):
+            while self._recorded() < total:
+                number = self._recorded()
+                try:
+                    with quarantine(folder, "iteration", number, start=start), uninterrupted():
+                        self._step(record, advance)
+                except Terminated:
+                    self._save_as_before()
+                    raise
+                timeline.add(number, timer.take_spans())
+                timer.record(timeline.left > 0)
+
+    def _recorded(self) -> int:
+        return self.algorithm.iteration - (self._unrecorded is not None)
+
+    def _step(self, record: MetricsWriter, advance: Advance) -> None:
+        algorithm, experiment = self.algorithm, self.experiment
+        if self._unrecorded is None:
+            self._before = algorithm.collector.state_dict()
+            self._unrecorded = algorithm.iterate()
+        metrics = self._unrecorded | self._validation()
+        self._before = None
+        if failed := self.failures.write(f"iteration {algorithm.iteration - 1}"):
+            metrics |= {"worker_failures": float(failed)}
+        record.write(algorithm.iteration - 1, metrics)
+        self._unrecorded = None
+        advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
+        if (
+            algorithm.iteration % experiment.checkpoint_every == 0
+            or algorithm.iteration == experiment.algorithm.iterations
+        ):
+            self._save()
+
+    def _validation(self) -> Metrics:
+        if self.validate is None or self.algorithm.iteration % self.experiment.evaluation.validate_every:
+            return {}
+        rollouts = self.algorithm.collector
+        self._before = rollouts.state_dict()
+        with interruptible(), rollouts.timer.section("validate"):
+            metrics = self.validate()
+        return metrics | rollouts.timer.take()
+
+    def _save(self) -> None:
+        with self.algorithm.collector.timer.section("save"):
+            save_checkpoint(self.checkpoints, self.algorithm.iteration, self.algorithm.state_dict())
+
+    def _save_as_before(self) -> None:
+        """The rollouts or the environment may have stopped halfway: their state is not asked for."""
+        rollouts = self.algorithm.collector
+        if self._before is not None:
+            self.algorithm.collector = _Saved(self._before)  # type: ignore[assignment]
+        try:
+            state = self.algorithm.state_dict()
+        finally:
+            self.algorithm.collector = rollouts
+        if self._unrecorded is not None:
+            state |= {"unrecorded": self._unrecorded}
+        save_checkpoint(self.checkpoints, self.algorithm.iteration, state)
