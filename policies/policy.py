@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.device import OnDevice, Precision
-from policies.normalizer import Normalizer
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import EnvSpec, Observation
@@ -252,34 +251,6 @@ class GuidedPolicy(Protocol):
 
         Black et al. 2025, arXiv:2506.07339 (policies/denoising/guidance.py).
         """
-        ...
-
-
-@runtime_checkable
-class CriticGuided(Protocol):
-    """A policy whose actions can follow the gradient of a Q function (off-policy learning).
-
-    Its parameter group "residual" follows the critic's gradient; the group "encoder", if any, is trained by the critic.
-    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need.
-    """
-
-    squashed: bool
-    normalizer: Normalizer
-
-    def fit_features(self, record: Any) -> None:
-        """Measure the scale of what ``store`` kept of some observations, once, before the first update."""
-        ...
-
-    def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...
-
-    def rsample(
-        self, context: Any, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
-        """An exploring action and the log density of its draw per element, both differentiable."""
-        ...
-
-    def critic_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
-        """As ``value_features``, with the gradient of what the critic trains."""
         ...
 
 
