@@ -10,9 +10,9 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from policies.audit import audit_log_prob
 from policies.bundle import load_bundle, save_bundle
-from policies.critic_guided import CriticGuided
 from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
 from policies.registry import build_policy
+from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS, ENCODER

@@ -20,9 +20,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from episodes.schema import POLICY
-from policies.critic_guided import CriticGuided
 from policies.device import make_generator, restore_generator
 from policies.policy import Policy, set_frozen
+from policies.residual.critic_guided import CriticGuided
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
