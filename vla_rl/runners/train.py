@@ -8,8 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import load_bundle, read_bundle_info, save_bundle
+import torch
+
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualConfig, residual_on
+from sims.numbers.seeding import spawn_seed
 from sims.registry import evaluation_starts, split_of, splits, with_split
 from sims.vector_env import VectorEnv
 from vla_rl.config.controls import CONTROLS
@@ -56,6 +60,8 @@ def run_stages(run: Run, env: VectorEnv) -> None:
         with run.stage("imitate") as stage:
             if stage.pending:
                 stage.result = STARTS[type(experiment.start)](run, env, experiment.start)
+                if experiment.start.residual is not None:
+                    stage.result |= {"bundle": add_residual(run, stage.result["bundle"], experiment.start.residual)}
             start = run.dir / stage.result["bundle"]
         failures.write("imitation")
         with run.stage("evaluate_before") as stage:
@@ -104,6 +110,15 @@ def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
     policy, given = load_bundle(start.path, robot=RobotSpec.of(env.spec)), read_bundle_info(start.path)
     save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
     return {"bundle": run.inside(run.imitation / "bundle")}
+
+
+def add_residual(run: Run, start: str, config: ResidualConfig) -> str:
+    """A residual that starts at zero on the policy of bundle ``start``: the bundle that is improved."""
+    bundle = run.dir / start
+    torch.manual_seed(spawn_seed(run.experiment.seed, "residual"))
+    policy = residual_on(load_bundle(bundle), config)
+    save_bundle(policy, run.dir / "residual", provenance=Provenance(parent=read_bundle_info(bundle).sha256))
+    return run.inside(run.dir / "residual")
 
 
 STARTS: Mapping[type[Any], Callable[[Run, VectorEnv, Any], dict[str, Any]]] = {
