@@ -57,8 +57,8 @@ ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | D
 class DenoisingPolicyConfig:
     """``explore`` samples and is trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss.
 
-    ``act_noise``: scale of the noise that a deployed chunk is denoised from; 0: the same observation always gives the same
-    chunk, near the mean of what was learned. Demonstrators' errors are then averaged out instead of repeated.
+    ``act_noise``: scale of the noise that a deployed chunk is denoised from; 0: an observation always gives the same
+    chunk, near the mean of what was learned: demonstrators' errors are averaged out instead of repeated.
     ``anchor_weight``: of a plain regression beside the flow loss, whose gradient has no sampling noise; without it the
     encoder needs about twice the frames before it localizes a named object. ``forecast_weight``: of the auxiliary loss
     that predicts later states of the demonstration (docs/algorithms.md). ``max_prefix``: in bc_loss, up to this many

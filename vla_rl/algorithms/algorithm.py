@@ -19,8 +19,10 @@ class Algorithm(Protocol):
     """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
 
     policy: Policy
-    collector: Rollouts
     iteration: int
+
+    @property
+    def collector(self) -> Rollouts: ...
 
     def iterate(self) -> Metrics:
         """Collect, learn, count one iteration. The metrics have at least ``success`` and ``control_steps``."""
