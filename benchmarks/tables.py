@@ -69,13 +69,6 @@ def controls() -> str:
     return table(["", "success after PPO"], rows) + f"\n\n{over_seeds('learning_quickstart', record)}"
 
 
-def baselines() -> str:
-    """The same time spent otherwise."""
-    record = read("baselines")
-    rows = [[row["name"].replace("_", " "), share(row)] for row in record["rows"]]
-    return table(["", "success"], rows) + f"\n\n{over_seeds('baselines', record)}"
-
-
 def learning() -> str:
     """Every learning run: configuration, seed, before and after."""
     rows, sources = [], []
@@ -162,7 +155,6 @@ def policies() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
-    "baselines": baselines,
     "learning": learning,
     "imagination": imagination,
     "families": families,
