@@ -58,7 +58,8 @@ def quickstart() -> str:
     tasks = list(summary(record["runs"][0], "rl")["per_task"])
     rows = [[task, *(share(named(record, f"{stage} success, {task}")) for stage in ("bc", "rl"))] for task in tasks]
     rows.append(["**all**", *(f"**{share(named(record, f'{stage} success'))}**" for stage in ("bc", "rl"))])
-    return table(["success", "imitation", "after PPO"], rows) + f"\n\n{over_seeds('learning_quickstart', record)}"
+    note = over_seeds("learning_quickstart", record, named(record, "rl success"))
+    return table(["success", "imitation", "after PPO"], rows) + f"\n\n{note}"
 
 
 def controls() -> str:
@@ -66,7 +67,8 @@ def controls() -> str:
     record = read("learning_quickstart")
     names = [name for key in ("controls", "splits") for name in record["runs"][0][key]]
     rows = [[f"`{name}`", share(named(record, f"rl success, {name}"))] for name in names]
-    return table(["", "success after PPO"], rows) + f"\n\n{over_seeds('learning_quickstart', record)}"
+    note = over_seeds("learning_quickstart", record, named(record, f"rl success, {names[0]}"))
+    return table(["", "success after PPO"], rows) + f"\n\n{note}"
 
 
 def learning() -> str:
@@ -186,9 +188,8 @@ def named(record: Record, name: str) -> Record:
     return next(row for row in record["rows"] if row["name"] == name)
 
 
-def over_seeds(name: str, record: Record) -> str:
-    """Seeds, episodes and where the table is from."""
-    row = record["rows"][0]
+def over_seeds(name: str, record: Record, row: Record) -> str:
+    """Seeds, episodes and where the table is from; ``row``: one of the table."""
     each = row["episodes"] // len(row["seeds"])
     seeds = f"Means over seeds {listed(row['seeds'])}, {each} held-out starts each"
     return f"{seeds}; 95 % intervals over seeds and episodes. {source(name, record)}"

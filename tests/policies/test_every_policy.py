@@ -160,19 +160,9 @@ def test_a_prefix_longer_than_trained_is_refused(policy: Policy[Any, Any]) -> No
         policy.act(encode(policy, observe(2)), generator(), torch.zeros(2, 1, 3))
 
 
-@pytest.mark.parametrize(
-    ("config", "change", "message"),
-    [
-        ("categorical", {"bins": 1}, "bins must be at least 2"),
-        ("categorical", {"temperature": 0.0}, "temperature must be positive"),
-        ("categorical", {"heads": 5}, "multiple of heads"),
-        ("gaussian", {"initial_std": -1.0}, "initial_std must be positive"),
-        ("gaussian", {"action_horizon": 0}, "action_horizon must be at least 1"),
-    ],
-)
-def test_wrong_settings_are_refused(config: str, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIGS[config], **change)
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of heads"):
+        dataclasses.replace(CONFIGS["categorical"], heads=5)
 
 
 def test_temperature_flattens_exploration_alone() -> None:

@@ -248,7 +248,7 @@ def test_an_unknown_name_lists_what_is_registered(write, section: str, registere
         ),
         (
             ("--start.policy.vla.zzz", "4"),
-            "unknown key 'start.policy.vla'; allowed here: act, action_horizon, anchor_weight, encoder, "
+            "unknown key 'start.policy.vla'; allowed here: act, act_noise, action_horizon, anchor_weight, encoder, "
             "expert, explore, forecast_weight, loss_draws, max_prefix, name, objective (command line)",
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -13,12 +13,15 @@ from tyro.conf import Positional, arg
 from sims.errors import UserError
 from sims.numbers.ranges import Interval
 from vla_rl.cli.arguments import Json, load_experiment
-from vla_rl.config.corrections import CorrectionsConfig
+
+if TYPE_CHECKING:
+    from vla_rl.config.corrections import CorrectionsConfig
 
 FOLDER = Path("runs/corrections")
 
 
 def _load(config: Path, overrides: tuple[str, ...]) -> CorrectionsConfig:
+    from vla_rl.config.corrections import CorrectionsConfig
     from vla_rl.config.loader import load_config
     from vla_rl.config.packaged import find_config
 
