@@ -108,7 +108,7 @@ def _over_setting(complete: Sequence[Trial], name: str, values: Any) -> str:
     if isinstance(values, Mapping):
         scale = math.log10 if values["log"] else float
         ends = [values["low"], values["high"]]
-        between = [math.sqrt(ends[0] * ends[1])] if values["log"] else ticks(*ends, 4)
+        between = [math.sqrt(ends[0] * ends[1])] if values["log"] else ticks(ends[0], ends[1], 4)
         marked = sorted({*ends, *(one for one in between if ends[0] < one < ends[1])})
         marks = [(scale(value), number(value)) for value in _apart(marked, scale)]
         points = [(scale(trial["settings"][name]), trial) for trial in complete]

@@ -107,7 +107,9 @@ class Sweep:
 
     def _value(self, number: int, settings: Settings) -> float:
         """The mean objective of a run per seed."""
-        config, finals, before = self.space.config, [], []
+        config = self.space.config
+        finals: list[float] = []
+        before: list[float] = []
         for seed in config.seeds:
             run_dir = self._trial_folder(number) / f"seed_{seed}"
             judge = partial(self._judge, number, run_dir, before, finals)
@@ -237,7 +239,7 @@ def _check_folder(folder: Path, space: Space, base: Experiment, *, resume: bool)
 
 
 def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> None:
-    keys = [key for key in before | after if before.get(key) != after.get(key) and key not in MAY_CHANGE]
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in MAY_CHANGE]
     if keys:
         listed = "; ".join(f"{key} was {before.get(key)}, is {after.get(key)}" for key in keys[:4])
         raise UserError(
