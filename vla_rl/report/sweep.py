@@ -108,7 +108,9 @@ def _over_setting(complete: Sequence[Trial], name: str, values: Any) -> str:
     if isinstance(values, Mapping):
         scale = math.log10 if values["log"] else float
         ends = [values["low"], values["high"]]
-        between = [math.sqrt(ends[0] * ends[1])] if values["log"] else ticks(ends[0], ends[1], 4)
+        between = [math.sqrt(ends[0] * ends[1])] if values["log"] else ticks(ends[0], ends[1])
+        if all(isinstance(end, int) for end in ends):
+            between = [value for value in between if value == round(value)]
         marked = sorted({*ends, *(one for one in between if ends[0] < one < ends[1])})
         marks = [(scale(value), number(value)) for value in _apart(marked, scale)]
         points = [(scale(trial["settings"][name]), trial) for trial in complete]
