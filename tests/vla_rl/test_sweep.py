@@ -19,6 +19,7 @@ from sims.errors import UserError
 from sims.tabletop import TabletopConfig
 from tests.vla_rl.scale_run import numbers
 from tests.vla_rl.test_report import check
+from vla_rl.cli.main import main
 from vla_rl.config.environments import make_env
 from vla_rl.config.loader import load_config
 from vla_rl.runners.train import train
@@ -71,63 +72,6 @@ def space_of(config: Path, folder: Path, text: str) -> Space:
     file = folder / "sweep.yaml"
     file.write_text(text)
     return load_space(config, (), file)
-
-
-def test_a_killed_sweep_goes_on_as_if_it_had_not_been(config: Path, tmp_path: Path) -> None:
-    space = space_of(config, tmp_path, SWEEP)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-m",
-        "vla_rl.cli",
-        "sweep",
-        config,
-        tmp_path / "sweep.yaml",
-        "--run-dir",
-        killed,
-        "--json",
-    ]
-    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, **quiet) as process:
-        second = killed / "trial_001" / "seed_0" / "metrics.jsonl"
-        while not second.exists() and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert not (killed / "trial_002").exists()
-    first = (killed / "trial_000" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
-    done = subprocess.run([*map(str, command), "--resume"], stdout=subprocess.PIPE, **quiet)
-    assert done.returncode == 0, done.stderr
-    resumed = json.loads(done.stdout)
-    assert (killed / "trial_000" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == first
-    expected = sweep(space, whole, resume=False, command="vla-rl sweep")
-    kept = ("trial", "state", "value", "settings", "curve", "runs")
-    assert [{key: row[key] for key in kept} for row in resumed["trials"]] == [
-        {key: row[key] for key in kept} for row in expected["trials"]
-    ]
-    assert [row["state"] for row in resumed["trials"]] == ["complete"] * 3
-    for row in expected["trials"]:
-        assert len(numbers(whole / row["runs"][0])) == 3
-        assert numbers(killed / row["runs"][0]) == numbers(whole / row["runs"][0])
-    assert json.loads((killed / "sweep.json").read_text()) == resumed
-    page = check(killed / "sweep.html")
-    for text in ("3 complete", "learning_rate", "Objective of each trial", "looks better than it is"):
-        assert text in page.text, text
-    finish_a_trial(space, whole / "trial_001" / "seed_0", expected)
-    changed = space_of(config, tmp_path, SWEEP.replace("[0.9, 0.95]", "[0.9, 1.0]"))
-    with pytest.raises(UserError, match=r"settings.algorithm.gae_lambda was"):
-        sweep(changed, whole, resume=True, command="")
-
-
-def finish_a_trial(space: Space, run_dir: Path, result: dict) -> None:
-    """It is an ordinary run, whose held-out starts have not been used."""
-    assert set(read_stages(run_dir)) == {"imitate", "reinforce"}
-    before = numbers(run_dir)
-    settings = next(row["settings"] for row in result["trials"] if row["trial"] == 1)
-    outcome = train(space.experiment(settings, 0), run_dir, resume=True, command="vla-rl train")
-    assert outcome["rl"]["episodes"] == 2
-    assert numbers(run_dir) == before
-    assert (run_dir / "report.html").exists()
 
 
 def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path: Path) -> None:
@@ -210,3 +154,51 @@ def test_the_budget_ends_a_sweep_between_trials(config: Path, tmp_path: Path) ->
 def test_the_packaged_sweep_loads() -> None:
     config = load_config(SweepConfig, Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")
     Space(file=Path(__file__).parents[2] / "configs" / "quickstart.yaml", overrides=(), config=config).check()
+
+
+def test_a_killed_sweep_goes_on_as_if_it_had_not_been(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = space_of(config, tmp_path, SWEEP)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    arguments = ["sweep", str(config), str(tmp_path / "sweep.yaml"), "--run-dir", str(killed), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-m", "vla_rl.cli", *arguments], env=environment) as process:
+        second = killed / "trial_001" / "seed_0" / "metrics.jsonl"
+        while not second.exists() and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert not (killed / "trial_002").exists()
+    first = (killed / "trial_000" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
+    main([*arguments, "--resume"])
+    resumed = json.loads(capsys.readouterr().out)
+    assert (killed / "trial_000" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == first
+    expected = sweep(space, whole, resume=False, command="vla-rl sweep")
+    kept = ("trial", "state", "value", "settings", "curve", "runs")
+    assert [{key: row[key] for key in kept} for row in resumed["trials"]] == [
+        {key: row[key] for key in kept} for row in expected["trials"]
+    ]
+    assert [row["state"] for row in resumed["trials"]] == ["complete"] * 3
+    for row in expected["trials"]:
+        assert len(numbers(whole / row["runs"][0])) == 3
+        assert numbers(killed / row["runs"][0]) == numbers(whole / row["runs"][0])
+    assert json.loads((killed / "sweep.json").read_text()) == resumed
+    page = check(killed / "sweep.html")
+    for text in ("3 complete", "learning_rate", "Objective of each trial", "looks better than it is"):
+        assert text in page.text, text
+    finish_a_trial(space, whole / "trial_001" / "seed_0", expected)
+    changed = space_of(config, tmp_path, SWEEP.replace("[0.9, 0.95]", "[0.9, 1.0]"))
+    with pytest.raises(UserError, match=r"settings.algorithm.gae_lambda was"):
+        sweep(changed, whole, resume=True, command="")
+
+
+def finish_a_trial(space: Space, run_dir: Path, result: dict) -> None:
+    """It is an ordinary run, whose held-out starts have not been used."""
+    assert set(read_stages(run_dir)) == {"imitate", "reinforce"}
+    before = numbers(run_dir)
+    settings = next(row["settings"] for row in result["trials"] if row["trial"] == 1)
+    outcome = train(space.experiment(settings, 0), run_dir, resume=True, command="vla-rl train")
+    assert outcome["rl"]["episodes"] == 2
+    assert numbers(run_dir) == before
+    assert (run_dir / "report.html").exists()
