@@ -100,7 +100,9 @@ def second_trainer(folder: Path, whole: Path) -> Iterator[Row]:
     with subprocess.Popen(train_command(run), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         while not (run / "config.yaml").exists():
             time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)  # it must not have ended when the second one begins
         second = subprocess.run(train_command(run, "--resume"), cwd=ROOT, capture_output=True, text=True, check=False)
+        first.send_signal(signal.SIGCONT)
         refused = second.returncode == 2 and "written by another process" in second.stderr
         same = first.wait() == 0 and weights(run / "bundle") == weights(whole / "bundle")
     yield row("second trainers that were let in", int(not refused), "trainers")

@@ -1,6 +1,7 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses two keys: ``deleted`` hides the episode, ``success`` replaces the recorded success.
+The store uses two keys: ``deleted`` hides the episode, ``success`` replaces the recorded success. A label of null takes
+the key away, so that what was recorded counts again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS = "deleted", "success"
@@ -18,28 +22,81 @@ LabelValue = bool | int | float | str
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
 
 
-def append_label(folder: Path, *, episode: str, key: str, value: LabelValue, author: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LabelChange:
+    """One line of the file. ``undoes``: number of the line that it takes back."""
+
+    episode: str
+    key: str
+    value: LabelValue | None
+    author: str
+    time_s: float
+    undoes: int | None = None
+
+
+def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
     """Append one label, synced to disk when it returns. Several processes may append at once."""
-    record = {"episode": episode, "key": key, "value": value, "author": author, "time_s": time.time()}
-    descriptor = os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    with os.fdopen(descriptor, "rb+") as file:
+    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        size = file.seek(0, os.SEEK_END)
-        incomplete = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # a writer was killed within a line
-        file.write((b"\n" if incomplete else b"") + json.dumps(record).encode() + b"\n")
-        file.flush()
-        os.fsync(descriptor)
+        _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=time.time()))
+
+
+def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None:
+    """Take back the last change of the episode's labels that still holds; returns that change, None if there is none.
+
+    Called again it takes back the one before. The lines stay, with who undid them.
+    """
+    if not (folder / LABELS_NAME).exists():
+        return None
+    with open(folder / LABELS_NAME, "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        changes = [(i, change) for i, change in _changes(folder) if change is not None and change.episode == episode]
+        undone = {change.undoes for _, change in changes}
+        holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
+        if not holding:
+            return None
+        number, last = holding.pop()
+        value = next((change.value for _, change in reversed(holding) if change.key == last.key), None)
+        now = time.time()
+        _append(file, LabelChange(episode=episode, key=last.key, value=value, author=author, time_s=now, undoes=number))
+    return last
 
 
 def read_labels(folder: Path) -> tuple[Labels, int]:
     """All labels, and the number of incomplete lines (their writer was killed), which are skipped."""
     labels: Labels = {}
     incomplete = 0
-    path = folder / LABELS_NAME
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-            labels.setdefault(record["episode"], {})[record["key"]] = record["value"]
-        except (ValueError, KeyError, TypeError):
-            incomplete += bool(line.strip())
+    for _, change in _changes(folder):
+        if change is None:
+            incomplete += 1
+        elif change.value is None:
+            labels.get(change.episode, {}).pop(change.key, None)
+        else:
+            labels.setdefault(change.episode, {})[change.key] = change.value
     return labels, incomplete
+
+
+def read_history(folder: Path, episode: str) -> list[LabelChange]:
+    """Every change of this episode's labels, oldest first."""
+    return [change for _, change in _changes(folder) if change is not None and change.episode == episode]
+
+
+def _append(file: BinaryIO, change: LabelChange) -> None:
+    size = file.seek(0, os.SEEK_END)
+    incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer was killed within a line
+    record = {name: value for name, value in asdict(change).items() if name != "undoes" or value is not None}
+    file.write((b"\n" if incomplete else b"") + json.dumps(record).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _changes(folder: Path) -> Iterator[tuple[int, LabelChange | None]]:
+    """(line number, change) of every line that is not empty; None for an incomplete one."""
+    path = folder / LABELS_NAME
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
+        if not line.strip():
+            continue
+        try:
+            yield number, LabelChange(**json.loads(line))
+        except (ValueError, TypeError):
+            yield number, None

@@ -1,7 +1,7 @@
 """An episode as the arrays and attributes of a zarr group, and back.
 
 observation_steps state action reward terminated truncated success actor    as in ``Episode``
-step_policy_version                                                         as in ``Episode``, where it is known
+step_policy_version shadow_action intervention input_time_s applied_time_s  as in ``Episode``, where they are known
 images/CAMERA        [L, height, width, 3] uint8       exact images, or instead of them
 jpeg/CAMERA/blob     [bytes] uint8                     all JPEG files, one after another
 jpeg/CAMERA/offsets  [L + 1] int64                     where each begins
@@ -18,11 +18,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, SCHEMA, Episode
+from episodes.schema import ARRAYS, OPTIONAL_ARRAYS, OPTIONAL_ATTRIBUTES, SCHEMA, Episode
 
 Arrays = dict[str, np.ndarray]
 
-ATTRIBUTES = tuple(f.name for f in dataclasses.fields(Episode) if f.name not in (*ARRAYS, *OPTIONAL_ARRAYS, "images"))
+ATTRIBUTES = tuple(
+    field.name
+    for field in dataclasses.fields(Episode)
+    if field.name not in (*ARRAYS, *OPTIONAL_ARRAYS, *OPTIONAL_ATTRIBUTES, "images")
+)
 
 
 def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[str, Any]]:
@@ -37,6 +41,7 @@ def pack(episode: Episode, *, jpeg_quality: int | None) -> tuple[Arrays, dict[st
             arrays[f"jpeg/{camera}/blob"], arrays[f"jpeg/{camera}/offsets"] = blob, offsets
             arrays[f"jpeg/{camera}/size"] = np.array(frames.shape[1:3], dtype=np.int32)
     attributes = {name: getattr(episode, name) for name in ATTRIBUTES}
+    attributes["operators"] = list(episode.operators)
     attributes |= {"schema": SCHEMA, "seed": int(episode.seed), "fingerprint": dict(episode.fingerprint)}
     return arrays, attributes
 
@@ -51,6 +56,7 @@ def unpack(arrays: Arrays, attributes: Mapping[str, Any]) -> Episode:
         for camera in frame_sizes(arrays)
     }
     fields: dict[str, Any] = {name: attributes[name] for name in ATTRIBUTES}
+    fields["operators"] = tuple(attributes.get("operators", ()))
     fields |= {name: arrays[name] for name in ARRAYS} | {name: arrays.get(name) for name in OPTIONAL_ARRAYS}
     return Episode(images=images, **fields)
 

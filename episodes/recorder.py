@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
+from episodes.schema import ACTORS, HUMAN, SOURCES, Episode, EpisodeError
 from episodes.store import EpisodeStore
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, decode_instructions
 
@@ -39,7 +39,7 @@ def keep_successes(episode: Episode) -> bool:
 class RecordedEnv:
     """A VectorEnv that commits every ended episode for which ``keep`` holds.
 
-    ``source``: the actor where ``Step.intervened`` is False, one of ``ACTORS`` (a person acts where it is True).
+    ``source``: the actor where ``Step.intervened`` is False, one of ``SOURCES`` (a person acts where it is True).
     ``policy_version`` may be set at any time; an episode carries the one that it began with.
     ``recorded`` counts the committed episodes and ``ended`` all that ended, kept or not.
     Raises EpisodeError for an unknown ``source``, and what ``EpisodeStore.add`` raises when an episode is committed.
@@ -58,8 +58,8 @@ class RecordedEnv:
         policy_version: str = "",
         keep: Callable[[Episode], bool] = keep_all,
     ):
-        if source not in ACTORS:
-            raise EpisodeError(f"source is {source!r}, allowed are {', '.join(ACTORS)}")
+        if source not in SOURCES:
+            raise EpisodeError(f"source is {source!r}, allowed are {', '.join(SOURCES)}")
         self.env, self.store, self.spec = env, store, env.spec
         self.source, self.split, self.policy_version, self.keep = source, split, policy_version, keep
         self.recorded = self.ended = 0

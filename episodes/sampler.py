@@ -25,7 +25,7 @@ from torch import Tensor
 
 from episodes.catalog import Entry
 from episodes.packing import Arrays, frame, frame_sizes
-from episodes.schema import ACTORS, EpisodeError
+from episodes.schema import ACTORS, SOURCES, EpisodeError
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
@@ -77,12 +77,12 @@ class WindowSampler:
         cameras: Sequence[str] | None = None,
         future_steps: Sequence[int] = (),
         where: Selection = EVERYTHING,
-        actors: Sequence[str] = ACTORS,
+        actors: Sequence[str] = SOURCES,
     ):
         if min(action_horizon, batch_size) < 1:
             raise EpisodeError(f"action_horizon {action_horizon} and batch_size {batch_size} must be at least 1")
-        if not set(actors) <= set(ACTORS):
-            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(ACTORS)}")
+        if not actors or not set(actors) <= set(SOURCES):
+            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(SOURCES)}")
         entries = store.select(where)
         if not entries:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")

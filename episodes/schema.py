@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int32, Int64, UInt8
 
 from sims.errors import DiskFull, UserError
 
@@ -31,8 +31,10 @@ READABLE_SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "vla-rl-episode/1": {"look_steps": "observation_steps"},
     SCHEMA: {},
 }
-ACTORS = ("expert", "policy", "human")
-EXPERT, POLICY, HUMAN = range(3)
+# "hold": nobody chose; the arm was stopped because a person was lost or let go of the controls.
+ACTORS = ("expert", "policy", "human", "hold")
+EXPERT, POLICY, HUMAN, HOLD = range(4)
+SOURCES = ACTORS[:3]  # those that act; an episode is recorded of one, and only their actions are cloned
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ulid_lock = threading.Lock()
@@ -72,9 +74,13 @@ class Episode:
 
     ``images``: camera name -> RGB frames, row 0 at the top. ``action`` is in [-1, 1].
     ``actor``: who chose each action, an index into ``ACTORS``. ``source``: the actor the episode was recorded for, one
-    of ``ACTORS``; a person may have intervened in some of its steps.
+    of ``SOURCES``; a person may have intervened in some of its steps.
     ``policy_version`` names the policy at the beginning, "" where none acted. ``step_policy_version``: number of the
     weights that chose each action, -1 where no policy did; None where it was not recorded.
+    Of episodes in which people may intervene (None elsewhere): ``shadow_action``, what the policy proposed for each
+    step, also while a person drove; ``intervention``, number of the intervention that the step belongs to, -1 in none;
+    ``operators``, who made each intervention; ``input_time_s`` and ``applied_time_s``, Unix times at which a person's
+    input arrived (0 where there was none) and the action was executed.
     ``fingerprint``: versions of what the environment depends on (``EnvSpec.fingerprint``).
     """
 
@@ -88,6 +94,10 @@ class Episode:
     success: Bool[np.ndarray, " T"]
     actor: UInt8[np.ndarray, " T"]
     step_policy_version: Int64[np.ndarray, " T"] | None = None
+    shadow_action: Float32[np.ndarray, "T action_dim"] | None = None
+    intervention: Int32[np.ndarray, " T"] | None = None
+    input_time_s: Float64[np.ndarray, " T"] | None = None
+    applied_time_s: Float64[np.ndarray, " T"] | None = None
     instruction: str
     task: str
     split: str
@@ -95,6 +105,7 @@ class Episode:
     source: str
     control_hz: float
     policy_version: str = ""
+    operators: tuple[str, ...] = ()
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     id: str = field(default_factory=new_ulid)
 
@@ -111,9 +122,11 @@ class Episode:
 _ARRAY_TYPES = {
     "observation_steps": (np.int32, 1), "state": (np.float32, 2), "action": (np.float32, 2), "reward": (np.float32, 1),
     "terminated": (np.bool_, 1), "truncated": (np.bool_, 1), "success": (np.bool_, 1), "actor": (np.uint8, 1),
-    "step_policy_version": (np.int64, 1),
+    "step_policy_version": (np.int64, 1), "shadow_action": (np.float32, 2), "intervention": (np.int32, 1),
+    "input_time_s": (np.float64, 1), "applied_time_s": (np.float64, 1),
 }  # fmt: skip
-OPTIONAL_ARRAYS = ("step_policy_version",)
+OPTIONAL_ARRAYS = ("step_policy_version", "shadow_action", "intervention", "input_time_s", "applied_time_s")
+OPTIONAL_ATTRIBUTES = ("operators",)
 ARRAYS = tuple(name for name in _ARRAY_TYPES if name not in OPTIONAL_ARRAYS)
 
 
@@ -125,16 +138,12 @@ def validate(episode: Episode) -> None:
             _check_array(episode, name, getattr(episode, name), dtype, ndim)
     _check_lengths(episode)
     _check_order(episode)
-    for name in ("state", "action", "reward"):
-        _check_finite(episode, name)
-    over = np.argwhere(np.abs(episode.action) > 1.0)
-    if len(over):
-        step, dim = over[0]
-        raise _refuse(
-            episode,
-            f"action[{step}, {dim}] (step {step}, dimension {dim}) is {episode.action[step, dim]:g}, "
-            "allowed is [-1, 1]; scale actions before recording",
-        )
+    for name in ("state", "action", "reward", *OPTIONAL_ARRAYS):
+        if getattr(episode, name) is not None:
+            _check_finite(episode, name)
+    for name in ("action", "shadow_action"):
+        _check_limits(episode, name)
+    _check_interventions(episode)
 
 
 def _refuse(episode: Episode, problem: str) -> InvalidEpisode:
@@ -144,8 +153,8 @@ def _refuse(episode: Episode, problem: str) -> InvalidEpisode:
 def _check_attributes(episode: Episode) -> None:
     if not re.fullmatch(f"[{_CROCKFORD}]{{26}}", episode.id):
         raise _refuse(episode, "id is not a ULID; leave it out to get a new one")
-    if episode.source not in ACTORS:
-        raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(ACTORS)}")
+    if episode.source not in SOURCES:
+        raise _refuse(episode, f"source is {episode.source!r}, allowed are {', '.join(SOURCES)}")
     if not -(2**63) <= episode.seed < 2**63:
         raise _refuse(episode, "seed does not fit 64 bits")
     for name in ("task", "split", "instruction"):
@@ -170,7 +179,7 @@ def _check_array(episode: Episode, name: str, array: object, dtype: type, ndim: 
 
 def _check_lengths(episode: Episode) -> None:
     steps, observations = episode.action.shape[0], episode.observation_steps.shape[0]
-    for name in ("reward", "terminated", "truncated", "success", "actor", "step_policy_version"):
+    for name in ("reward", "terminated", "truncated", "success", "actor", *OPTIONAL_ARRAYS):
         array = getattr(episode, name)
         if array is not None and len(array) != steps:
             raise _refuse(episode, f"{name} has {len(array)} steps, action has {steps}")
@@ -181,6 +190,29 @@ def _check_lengths(episode: Episode) -> None:
         if frames.shape[0] != observations or frames.shape[3] != 3:
             expected = f"[{observations}, h, w, 3]"
             raise _refuse(episode, f"images[{camera!r}] has shape {list(frames.shape)}, expected {expected}")
+
+
+def _check_limits(episode: Episode, name: str) -> None:
+    actions = getattr(episode, name)
+    if actions is not None and (over := np.argwhere(np.abs(actions) > 1.0)).size:
+        step, dim = over[0]
+        raise _refuse(
+            episode,
+            f"{name}[{step}, {dim}] (step {step}, dimension {dim}) is {actions[step, dim]:g}, "
+            "allowed is [-1, 1]; scale actions before recording",
+        )
+
+
+def _check_interventions(episode: Episode) -> None:
+    shadow, intervention = episode.shadow_action, episode.intervention
+    if shadow is not None and shadow.shape != episode.action.shape:
+        raise _refuse(episode, f"shadow_action is {list(shadow.shape)}, action is {list(episode.action.shape)}")
+    if intervention is not None and not -1 <= intervention.min() <= intervention.max() < len(episode.operators):
+        raise _refuse(
+            episode,
+            f"intervention goes from {intervention.min()} to {intervention.max()}, but operators names "
+            f"{len(episode.operators)} people; -1 is for steps without",
+        )
 
 
 def _check_order(episode: Episode) -> None:

@@ -24,7 +24,16 @@ from typing import Any
 
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
-from episodes.overlays import DELETED, SUCCESS, LabelValue, append_label, read_labels
+from episodes.overlays import (
+    DELETED,
+    SUCCESS,
+    LabelChange,
+    LabelValue,
+    append_label,
+    read_history,
+    read_labels,
+    undo_label,
+)
 from episodes.packing import Arrays, pack, unpack
 from episodes.schema import CorruptEpisode, Episode, EpisodeError, StoreFull, validate
 from sims.errors import is_disk_full
@@ -125,10 +134,19 @@ class EpisodeStore:
             "All episodes committed before are intact; free some space and continue"
         )
 
-    def label(self, id: str, key: str, value: LabelValue, *, author: str) -> None:
+    def label(self, id: str, key: str, value: LabelValue | None, *, author: str) -> None:
         """Append a label; the episode's file does not change. ``select`` uses ``success`` and ``deleted``."""
         self._entry(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
+
+    def undo(self, id: str, *, author: str) -> LabelChange | None:
+        """Take back the last label or deletion of the episode that still holds; None if there is none."""
+        self._entry(id)
+        return undo_label(self.path, episode=id, author=author)
+
+    def history(self, id: str) -> list[LabelChange]:
+        """Every change of the episode's labels, undone ones too, oldest first."""
+        return read_history(self.path, id)
 
     def delete(self, id: str, *, author: str) -> None:
         """Exclude the episode from ``select``; its file stays. ``label(id, "deleted", False)`` restores it."""

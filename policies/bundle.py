@@ -22,7 +22,7 @@ from torch import Tensor
 
 from policies.device import CPU, Device
 from policies.policy import Policy, RobotSpec
-from policies.registry import PolicyConfig, build_policy
+from policies.residual.registry import BundledConfig, build_bundled
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_tree, is_finite, named_tensors
@@ -52,7 +52,7 @@ class BundleInfo:
 
     format: int
     sha256: str
-    config: PolicyConfig
+    config: BundledConfig
     robot: RobotSpec
     provenance: Provenance
 
@@ -141,7 +141,7 @@ def load_bundle(
             f"sha256 {digest[:12]}, the manifest says {info.sha256[:12]}"
         )
     try:
-        policy = build_policy(info.config, info.robot)
+        policy = build_bundled(info.config, info.robot)
         policy.load_state_dict(load(data))
     except (SafetensorError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()

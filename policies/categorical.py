@@ -35,11 +35,6 @@ class CategoricalPolicyConfig:
     encoder: CompactEncoderConfig = field(default_factory=CompactEncoderConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("action_horizon", 1), ("bins", 2), ("depth", 1), ("heads", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"policy.{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ValueError(f"policy.temperature must be positive, got {self.temperature}")
         if self.encoder.width % self.heads:
             raise ValueError(f"encoder.width must be a multiple of heads {self.heads}, got {self.encoder.width}")
 

@@ -60,8 +60,6 @@ class CompactEncoderConfig:
                 "encoder.image_widths and encoder.image_depths need one entry per stage, "
                 f"got {self.image_widths} and {self.image_depths}"
             )
-        if min(self.forecast_steps, default=1) < 1:
-            raise ValueError(f"encoder.forecast_steps must be at least 1, got {self.forecast_steps}")
         if self.text_width % self.text_heads:
             raise ValueError(
                 f"encoder.text_width must be a multiple of text_heads {self.text_heads}, got {self.text_width}"

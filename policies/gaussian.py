@@ -29,12 +29,6 @@ class GaussianPolicyConfig:
     hidden: tuple[Width, ...] = (64, 64)
     initial_std: PositiveFloat = 0.5
 
-    def __post_init__(self) -> None:
-        if self.action_horizon < 1:
-            raise ValueError(f"policy.action_horizon must be at least 1, got {self.action_horizon}")
-        if not self.initial_std > 0:
-            raise ValueError(f"policy.initial_std must be positive, got {self.initial_std}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateContext(TensorDataclass):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -84,3 +84,10 @@ class Normalizer(nn.Module):
 
     def unnormalize_action(self, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
         return action * self.action_scale + self.action_center
+
+
+@runtime_checkable
+class HasNormalizer(Protocol):
+    """A policy whose scales others may take over."""
+
+    normalizer: Normalizer

@@ -46,7 +46,7 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
-from sims.numbers.ranges import Count, NonNegativeFloat, Width
+from sims.numbers.ranges import Count, NonNegativeFloat, Share, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -57,6 +57,8 @@ ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | D
 class DenoisingPolicyConfig:
     """``explore`` samples and is trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss.
 
+    ``act_noise``: scale of the noise that a deployed chunk is denoised from; 0: an observation always gives the same
+    chunk, near the mean of what was learned: demonstrators' errors are averaged out instead of repeated.
     ``anchor_weight``: of a plain regression beside the flow loss, whose gradient has no sampling noise; without it the
     encoder needs about twice the frames before it localizes a named object. ``forecast_weight``: of the auxiliary loss
     that predicts later states of the demonstration (docs/algorithms.md). ``max_prefix``: in bc_loss, up to this many
@@ -72,6 +74,7 @@ class DenoisingPolicyConfig:
     )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
+    act_noise: Share = 1.0
     loss_draws: Width = 4
     anchor_weight: NonNegativeFloat = 10.0
     forecast_weight: NonNegativeFloat = 5.0
@@ -167,7 +170,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         predict = self._predict(context)
         if committed is not None and known is not None:
             predict = _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
-        action = self._to_action(integrate(predict, self.act_kernel, noise))
+        action = self._deploy(predict, noise)
         return keep_committed(action, committed, known)
 
     @property
@@ -187,7 +190,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     ) -> Float[Tensor, "B H A"]:
         previous = self.normalizer.normalize_action(previous).unsqueeze(1)
         predict = guided(self._predict(context), previous=previous, weights=weights, jacobian=jacobian)
-        return self._to_action(integrate(predict, self.act_kernel, noise))
+        return self._deploy(predict, noise)
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
@@ -285,6 +288,9 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             return Prediction(target=target, noise=None if prediction.noise is None else prediction.noise.float())
 
         return predict
+
+    def _deploy(self, predict: Predict, noise: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        return self._to_action(integrate(predict, self.act_kernel, self.config.act_noise * noise))
 
     def _to_action(self, x_0: Tensor) -> Tensor:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)

@@ -17,7 +17,7 @@ import torch
 
 from policies.bundle import read_bundle_info
 from policies.policy import PolicySpec
-from policies.registry import build_policy
+from policies.residual.registry import build_bundled
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
 from real_robot.serving.commands import default_token_file
@@ -97,7 +97,7 @@ def policy_spec(bundle: Path) -> PolicySpec:
     """Of the bundle's policy, whose weights are neither read nor allocated. Raises BundleError."""
     info = read_bundle_info(bundle)
     with torch.device("meta"):
-        return build_policy(info.config, info.robot).spec
+        return build_bundled(info.config, info.robot).spec
 
 
 @contextlib.contextmanager

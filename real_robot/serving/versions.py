@@ -100,6 +100,19 @@ class Versions:
             self.rolled_back.add(self._versions.pop().fingerprint)
             return f"rolled back {fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
 
+    def summary(self) -> list[dict[str, str | float | int | None]]:
+        """The versions that are kept, oldest first, with the results of their last episodes."""
+        with self._lock:
+            return [
+                {
+                    "version": version.fingerprint[:12],
+                    "episodes": len(version.successes),
+                    "success": _rate(version.successes) if version.successes else None,
+                    "interventions": _rate(version.interventions) if version.interventions else None,
+                }
+                for version in self._versions
+            ]
+
     def _rollback_reason(self) -> str:
         if len(self._versions) < 2:
             return ""

@@ -19,7 +19,8 @@ Crossing = Literal[
     "actions",  # to such an environment
     "outcomes",  # rewards and flags of an action chunk; the flags that decide which environments are reset
     "starts",  # of episodes: environment indices, tasks, recorded observations
-    "batches",  # of recorded episodes
+    "batches",  # of recorded episodes, and of a replay
+    "replay",  # experience, to the replay in the host's memory
     "scales",  # of states and actions, measured once
     "noise",  # of imagined episodes, drawn on the host so that an episode does not depend on the device
     "checks",  # whether numbers are finite

@@ -27,6 +27,7 @@ from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig  # 
 from policies.device import CPU, Device, select_device  # noqa: E402
 from policies.policy import Policy, RobotSpec  # noqa: E402
 from policies.registry import build_policy  # noqa: E402
+from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on  # noqa: E402
 from real_robot.serving.protocol import ActRequest  # noqa: E402
 from real_robot.serving.registry import load_backend  # noqa: E402
 from sims.devices.crossing import CROSSINGS, crossing  # noqa: E402
@@ -39,11 +40,13 @@ from vla_rl.algorithms.algorithm import Algorithm  # noqa: E402
 from vla_rl.algorithms.bc import BC, BCConfig  # noqa: E402
 from vla_rl.algorithms.clipped_update import UpdateConfig  # noqa: E402
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, GRPOUpdateConfig  # noqa: E402
+from vla_rl.algorithms.off_policy import EntropyConfig, OffPolicy, OffPolicyConfig  # noqa: E402
 from vla_rl.algorithms.ppo import PPO, PPOConfig  # noqa: E402
 from vla_rl.bench.options import BenchOptions  # noqa: E402
 from vla_rl.bench.train import bench_train  # noqa: E402
 from vla_rl.bench.transfers import TransferCounter  # noqa: E402
 from vla_rl.config.imagination import WorldModelConfig  # noqa: E402
+from vla_rl.critics.ensemble import EnsembleConfig  # noqa: E402
 from vla_rl.runners.demonstrations import Attempts, run_expert  # noqa: E402
 from vla_rl.runners.evaluate import evaluate_policy  # noqa: E402
 from vla_rl.runners.world_model import (  # noqa: E402
@@ -90,6 +93,18 @@ ALGORITHMS: dict[str, Callable[[Policy, PointEnv], Algorithm]] = {
     "ppo": lambda policy, env: PPO(PPOConfig(chunks=2, critic_warmup=0, update=UPDATE), policy, env, seed=1),
     "dppo": lambda policy, env: PPO(PPOConfig(chunks=2, critic_warmup=0, update=STEPWISE), policy, env, seed=1),
     "grpo": lambda policy, env: GRPO(GROUPS, policy, env, seed=1),
+}
+CRITIC = EnsembleConfig(hidden=(16,), members=3)
+OFF_POLICY = OffPolicyConfig(
+    chunks=4, warmup=8, warmup_noise=0.1, critic_warmup=2, batch_size=16, demonstration_share=0.0, critic=CRITIC
+)
+TD3 = ResidualConfig(action_horizon=4, hidden=(16,))
+SAC = dataclasses.replace(TD3, noise=SquashedNoiseConfig(), encoder=ENCODER)
+ALGORITHMS |= {
+    "off_policy_td3": lambda policy, env: OffPolicy(OFF_POLICY, residual_on(policy, TD3), env, seed=1),
+    "off_policy_sac": lambda policy, env: OffPolicy(
+        dataclasses.replace(OFF_POLICY, entropy=EntropyConfig()), residual_on(policy, SAC), env, seed=1
+    ),
 }
 SIDES = {"environment on the host": torch.device("cpu"), "environment on the device": DEVICE}
 

@@ -15,10 +15,9 @@ def test_the_tables_of_a_page_are_up_to_date(page: Path) -> None:
 
 
 def test_a_table_by_hand() -> None:
-    runs = [
-        {"rl": {"success": 0.5, "interval": [0.4, 0.6], "per_task": {"pick": {"success": share, "episodes": 50}}}}
-        for share in (0.5, 0.7)
-    ]
-    assert tables.pooled(runs, "rl", ["pick"]) == "60.0 % (50 to 69)"
+    rows = [{"name": "rl success", "value": 0.6, "interval": [0.5, 0.69], "seeds": [0, 3], "episodes": 200}]
+    record = {"rows": rows, "command": "python -m x", "date": "2026-11-24"}
+    assert tables.share(tables.named(record, "rl success")) == "60.0 % (50 to 69)"
+    assert tables.over_seeds("x", record).startswith("Means over seeds 0 and 3, 100 held-out starts each; ")
     assert tables.share(None) == "-"
     assert tables.table(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from episodes.sampler import WindowSampler
-from episodes.schema import EXPERT, HUMAN, POLICY, CorruptEpisode, EpisodeError
+from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore, Selection
 from sims.vector_env import decode_instructions
 from tests.episodes.episode_examples import make_episode
@@ -177,3 +177,17 @@ def test_instructions_have_any_length(store):
     batch = every_window.windows(np.arange(len(every_window)))
     for instruction, (seed, _) in zip(decode_instructions(batch.obs.instruction), keys(batch), strict=True):
         assert instruction == (long if seed == 30 else f"do number {seed}")
+
+
+def test_steps_on_hold_are_never_learned_from(tmp_path):
+    actor = np.array([POLICY, POLICY, HUMAN, HOLD, HOLD, HUMAN], dtype=np.uint8)
+    with EpisodeStore(tmp_path / "held", create=True) as store:
+        store.add(make_episode(actor=actor))
+        assert sorted(step for _, step in keys(sampler(store, batch_size=4).next_batch())) == [0, 1, 2, 5]
+        human = sampler(store, batch_size=2, actors=("human",)).next_batch()
+        assert dict(zip([step for _, step in keys(human)], human.targets.mask.sum(1).tolist(), strict=True)) == {
+            2: 1,
+            5: 1,
+        }
+        with pytest.raises(EpisodeError, match="allowed are expert, policy, human"):
+            sampler(store, actors=("hold",))

@@ -392,3 +392,30 @@ def test_a_store_is_usable_on_both_sides_of_a_fork(tmp_path):
         child.join()
         assert child.exitcode == 0
         assert sorted(entry.seed for entry in store.select()) == [0, 1, 2]
+
+
+def test_labels_can_be_undone_one_after_the_other_and_nothing_is_erased(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode())
+        other = store.add(make_episode(seed=1))
+        store.label(other, "success", False, author="ben")
+        assert store.undo(id, author="anna") is None
+        store.label(id, "success", False, author="anna")
+        store.label(id, "note", "slow", author="anna")
+        store.label(id, "success", True, author="ben")
+        store.delete(id, author="ben")
+        assert [entry.id for entry in store.select()] == [other]
+        states = []
+        while (undone := store.undo(id, author="anna")) is not None:
+            states.append((undone.key, store.labels(id)))
+        assert states == [
+            ("deleted", {"success": True, "note": "slow"}),
+            ("success", {"success": False, "note": "slow"}),
+            ("note", {"success": False}),
+            ("success", {}),
+        ]
+        assert len(store.history(id)) == 8
+        assert store.labels(other) == {"success": False}
+        store.label(id, "success", False, author="anna")
+        assert store.undo(id, author="anna").time_s > 0
+        assert store.labels(id) == {}

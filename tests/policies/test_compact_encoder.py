@@ -57,8 +57,6 @@ def test_words_are_read_by_letters_and_order():
 def test_what_the_state_has_not_cannot_be_forecast():
     with pytest.raises(UserError, match=r"forecast_dims must be within 1..2, the state's dimensions, got 3"):
         Forecast(CompactEncoderConfig(forecast_dims=3), pooled_width=8, state_dim=2)
-    with pytest.raises(ValueError, match="forecast_steps must be at least 1"):
-        CompactEncoderConfig(forecast_steps=(0, 8))
 
 
 def test_longest_instruction_and_none_at_all():

@@ -127,6 +127,24 @@ def test_same_generator_same_actions():
     assert torch.equal(policy.act(context, generator(3)), policy.act(context, generator(3)))
 
 
+@pytest.mark.parametrize("name", ["flow_sde", "ddim"])
+def test_without_initial_noise_a_deployed_chunk_is_always_the_same(name):
+    policy = build(dataclasses.replace(EXPLORERS[name], act_noise=0.0))
+    context = encode(policy, observe(5))
+    chunk = policy.act(context, generator(1))
+    assert torch.equal(chunk, policy.act(context, generator(2)))
+    noise = torch.randn(5, *policy.spec.noise_shape)
+    assert torch.equal(chunk, policy.act_from_noise(context, noise)), "what a graph computes from any noise"
+    if policy.can_guide:
+        previous, weights = torch.zeros_like(chunk), torch.zeros(policy.spec.action_horizon)
+        guided = policy.act_guided(context, noise, previous=previous, weights=weights, jacobian="identity")
+        assert torch.allclose(chunk, guided, atol=1e-5)
+    drawn = build(EXPLORERS[name])
+    assert not torch.equal(drawn.act(context, generator(1)), drawn.act(context, generator(2)))
+    one, two = (made.sample(context, generator(3)).action for made in (policy, drawn))
+    assert torch.equal(one, two), "exploration keeps its noise"
+
+
 def test_one_random_step_is_drawn_per_sample_and_scored_alone():
     policy = build(EXPLORERS["one_step"])
     context = encode(policy, observe(64))

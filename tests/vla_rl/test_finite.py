@@ -30,7 +30,7 @@ from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.config.experiment import EvaluationConfig, Experiment
 from vla_rl.runners import reinforce as runner
-from vla_rl.runners.imitation import clone
+from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.replay import replay
 from vla_rl.runs.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint, load_tree, save_tree
 from vla_rl.runs.failures import FailureLog
@@ -225,6 +225,6 @@ def test_behavior_cloning_that_diverges_stops(tmp_path: Path) -> None:
     policy = DenoisingPolicy(SMALL, RobotSpec.of(PointEnv(num_envs=1).spec))
     config = BCConfig(steps=20, warmup=1, batch_size=8, learning_rate=float("inf"))
     with pytest.raises(RunFailure, match="step 0: bc_learning_rate is inf"):
-        clone(policy, [store.path], config, tmp_path / "run", seed=0, fit_normalizer=True)
+        clone(policy, [Cloned(store=store.path)], config, tmp_path / "run", seed=0, fit_normalizer=True)
     assert not (tmp_path / "run" / "bundle").exists()
     assert list((tmp_path / "run" / "quarantine").iterdir())

@@ -26,7 +26,7 @@ from vla_rl.algorithms.bc import BC, BCConfig, bc_loss, encoded_bc_loss
 from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.algorithms.shards import GradientShards
 from vla_rl.runners.demonstrations import Attempts, run_expert
-from vla_rl.runners.imitation import clone
+from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
 SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
@@ -81,7 +81,15 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
         )
         folder = tmp_path / "_".join(path.name for path in paths)
         config = BCConfig(steps=3, warmup=1, batch_size=9)
-        bundle = clone(policy, paths, config, folder, seed=0, fit_normalizer=True, parent="earlier")
+        bundle = clone(
+            policy,
+            [Cloned(store=path) for path in paths],
+            config,
+            folder,
+            seed=0,
+            fit_normalizer=True,
+            parent="earlier",
+        )
         return read_bundle_info(bundle)
 
     alone = cloned(stores["a"])

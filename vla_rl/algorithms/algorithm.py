@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 from policies.policy import Policy
@@ -17,8 +19,10 @@ class Algorithm(Protocol):
     """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
 
     policy: Policy
-    collector: Rollouts
     iteration: int
+
+    @property
+    def collector(self) -> Rollouts: ...
 
     def iterate(self) -> Metrics:
         """Collect, learn, count one iteration. The metrics have at least ``success`` and ``control_steps``."""
@@ -48,6 +52,10 @@ class AlgorithmConfig:
     failure_weight: PartialShare = 0.0
     rollout_shards: PositiveInt = 1
     staleness: Count = 0
+
+    def with_demonstrations(self, stores: Sequence[Path]) -> AlgorithmConfig:
+        """As this run uses it: ``stores`` are the episodes that it started from, if any."""
+        return self
 
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""

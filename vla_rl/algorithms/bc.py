@@ -46,8 +46,8 @@ class BCConfig:
     frozen: Names = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shards <= self.batch_size:
-            raise ValueError(f"bc.shards must be within 1..{self.batch_size}, the batch size, got {self.shards}")
+        if self.shards > self.batch_size:
+            raise ValueError(f"bc.shards must not be above the batch size, {self.batch_size}, got {self.shards}")
 
 
 def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator) -> Tensor:

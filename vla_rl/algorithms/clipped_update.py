@@ -88,8 +88,6 @@ class UpdateConfig:
     def __post_init__(self) -> None:
         if self.minibatch % self.micro_batch:
             raise ValueError(f"minibatch ({self.minibatch}) must be a multiple of micro_batch ({self.micro_batch})")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"dual_clip must be greater than 1, got {self.dual_clip}")
         if self.adaptive_rate and self.target_kl is None:
             raise ValueError("adaptive_rate follows target_kl: give target_kl, or set adaptive_rate: false")
         if self.weighs_steps and self.reduction.startswith("chunk"):

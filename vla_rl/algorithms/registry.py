@@ -14,12 +14,14 @@ from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.rollouts.sharded import MakeRollouts
 
 BUILT_IN: Mapping[type[Any], Callable[..., Algorithm]] = {
     PPOConfig: PPO,
     GRPOConfig: GRPO,
+    OffPolicyConfig: OffPolicy,
 }
 ALGORITHMS: Mapping[type[Any], Callable[..., Algorithm]] = with_plugins(BUILT_IN, "vla_rl.algorithms")
 

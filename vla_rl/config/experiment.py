@@ -10,6 +10,7 @@ from pydantic import Field
 
 from policies.device import Precision
 from policies.registry import DEFAULT_POLICY, PolicyConfig
+from policies.residual.policy import ResidualConfig
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Seed
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
@@ -30,7 +31,7 @@ class Imitation:
     episodes of each task; false: start states of all tasks in turn, whatever succeeds is kept. ``missing_tasks``: what
     to do where the expert has no success or almost never succeeds at a task. ``store``: recorded episodes to clone
     instead. ``backbone``: pretrained encoder to start from, a file or "tabletop", which ships with the package; null:
-    from random weights.
+    from random weights. ``residual``: added to the cloned policy, which then stays as it is; null: none.
     """
 
     name: Literal["imitation"] = "imitation"
@@ -43,14 +44,16 @@ class Imitation:
     backbone: Literal["tabletop"] | Path | None = None
     policy: PolicyConfig = field(default_factory=DEFAULT_POLICY)
     bc: BCConfig = field(default_factory=BCConfig)
+    residual: ResidualConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromBundle:
-    """Start from an existing bundle."""
+    """Start from an existing bundle. ``residual``: added to its policy, which then stays as it is; null: none."""
 
     name: Literal["bundle"] = "bundle"
     path: Path
+    residual: ResidualConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

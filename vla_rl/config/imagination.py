@@ -72,10 +72,3 @@ class ImaginationConfig:
     stores: Annotated[tuple[Path, ...], Distinct()] = ()
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     thresholds: EvaluationThresholds = field(default_factory=EvaluationThresholds)
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "real_episodes", "observe_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"imagination.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.perturbed_chunks <= 1:
-            raise ValueError(f"imagination.perturbed_chunks must be within [0, 1], got {self.perturbed_chunks}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.config.allowed import allowed
+from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.schema import default, hints, variants
 
@@ -100,7 +101,8 @@ def write_page() -> None:
 
 def reference() -> str:
     """Every section: its variants, their settings with type, range, default and meaning."""
-    return "\n\n".join([MARK, *_sections(Experiment, "", None, {})]) + "\n"
+    parts = {"The run as a whole": Experiment, "Corrections: a file of `configs/corrections`": CorrectionsConfig}
+    return "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}))]) + "\n"
 
 
 def meaning(cls: type, name: str) -> str:
@@ -112,7 +114,10 @@ def meaning(cls: type, name: str) -> str:
 
 
 def _sections(cls: type, path: str, name: str | None, known: dict[type, str]) -> Iterator[str]:
-    """The table of ``cls``, then those of the sections inside it; ``known``: where a class has its table already."""
+    """The table of ``cls``, then those of the sections inside it; ``known``: where a class has its table already.
+
+    ``name``: of the variant, or, where there is no path, of the whole.
+    """
     if cls in known:
         if known[cls] != path:
             yield f"## `{path.removesuffix('.')}`"
@@ -128,12 +133,13 @@ def _sections(cls: type, path: str, name: str | None, known: dict[type, str]) ->
         elif field.name != "name":
             cells = (f"`{field.name}`", allowed(annotation), _default(field), meaning(cls, field.name))
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    title = "The run as a whole" if not path else f"`{path.removesuffix('.')}`" + (f", name: {name}" if name else "")
+    kind = f", name: {name}" if name else ""
+    title = f"`{path.removesuffix('.')}`{kind}" if path else str(name)
     if rows:
         yield f"## {title}"
         yield "\n".join(["| Setting | Allowed | Default | Meaning |", "|---|---|---|---|", *rows])
-    for member, own, kind in inside:
-        yield from _sections(member, f"{own}.", kind, known)
+    for member, own, chosen in inside:
+        yield from _sections(member, f"{own}.", chosen, known)
 
 
 def _described(cls: type, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -38,6 +38,19 @@ class Decision(TensorDataclass):
     inputs: TensorDataclass
     sample: ActionSample
     value: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActedChunk:
+    """One chunk of every environment. ``action``: as it was executed.
+
+    ``timed_out``: where the time limit ended the episode, and ``final`` what the policy stored of its true successor.
+    """
+
+    experience: Experience
+    action: Float[Tensor, "N H A"]
+    timed_out: list[int]
+    final: TensorDataclass | None
 
 
 class Collector:
@@ -127,7 +140,7 @@ class Collector:
     def collect(self, num_chunks: int) -> Experience:
         """``num_chunks`` chunks of every environment [T, N]; where an episode ends the next one begins."""
         self.policy.plan_storage(num_chunks * self.env.spec.num_envs)
-        self._take_weights()
+        self.take_weights()
         chunks, final_values = [], []
         for _ in range(num_chunks):
             decision = self._decide(self._all_ids)
@@ -148,6 +161,30 @@ class Collector:
         self.starts.learn(rollout)
         return rollout
 
+    # -- chunk by chunk (off-policy) --------------------------------------------------------------------------------
+
+    def act(self, change: Callable[[Tensor], Tensor] = lambda action: action) -> ActedChunk:
+        """One chunk in every environment, ``change``d before it is executed; where an episode ends the next begins."""
+        decision = self._decide(self._all_ids)
+        action = change(decision.sample.action)
+        chunk = self._execute(action)
+        experience = self._experience(decision, chunk)
+        done, timed_out = _on_host(chunk.done, chunk.truncated & ~chunk.terminated & chunk.valid)
+        final_ids = _indices(timed_out)
+        final = self._stored_of(final_ids) if final_ids else None
+        if ended := _indices(done):
+            self._reset(ended, self.starts.take(len(ended)))
+        check_finite("reward", torch.where(chunk.valid, chunk.reward, 0.0), ("environment",))
+        return ActedChunk(
+            experience=_clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final
+        )
+
+    @torch.no_grad()
+    def _stored_of(self, env_ids: Sequence[int]) -> TensorDataclass:
+        obs = self._observe(env_ids)
+        with self.timer.section("infer"):
+            return self.policy.store(self.policy.encode(obs, self._state[self._index(env_ids)])[0])
+
     # -- whole episodes (GRPO) ------------------------------------------------------------------------------------
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
@@ -155,7 +192,7 @@ class Collector:
         spec = self.env.spec
         chunks_of_longest = -(-spec.max_steps // self.policy.spec.action_horizon)
         self.policy.plan_storage(chunks_of_longest * spec.num_envs)
-        self._take_weights()
+        self.take_weights()
         num_envs = self.env.spec.num_envs
         self._reset(self._all_ids, starts)
         alive = torch.ones(num_envs, dtype=torch.bool)  # on the host, as the other flags here
@@ -196,7 +233,8 @@ class Collector:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def _take_weights(self) -> None:
+    def take_weights(self) -> None:
+        """Act with the newest weights from now on."""
         newer = self.weights.newest(after=self.policy_version)
         if newer is None:
             return

@@ -18,6 +18,7 @@ from policies.backbone import load_backbone
 from policies.bundle import load_bundle
 from policies.policy import Policy, RobotSpec, set_frozen
 from policies.registry import build_policy
+from policies.residual.policy import residual_on
 from sims.errors import UserError
 from sims.registry import evaluation_starts
 from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
@@ -48,6 +49,9 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         policy = (
             _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
         )
+        if start is None and (residual := experiment.start.residual) is not None:
+            with naming("start.residual"):
+                policy = residual_on(policy, residual)
         with naming("algorithm"):
             placed = Collector if experiment.cluster is not None or experiment.algorithm.rollout_shards > 1 else None
             build_algorithm(

@@ -32,7 +32,7 @@ from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
-from vla_rl.runners.imitation import clone
+from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
@@ -128,7 +128,7 @@ class _Rounds:
         with self.run.stage(f"clone_{number}") as stage:
             if stage.pending:
                 policy, parent = load_bundle(best, device=self.run.device), read_bundle_info(best).sha256
-                stores = [*self.given, *self.demonstrations, *self.episodes]
+                stores = [Cloned(store=store) for store in (*self.given, *self.demonstrations, *self.episodes)]
                 bundle = clone(policy, stores, config, folder, seed=self.seed, fit_normalizer=False, parent=parent)
                 stage.result = {"bundle": self.run.inside(bundle)}
         self.best = self.best.or_better(self.validate(f"validate_clone_{number}", folder / self.run.bundle.name))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from episodes.sampler import WindowSampler
+from episodes.schema import SOURCES
 from episodes.store import EpisodeStore, Selection
 from policies.backbone import load_backbone
 from policies.bundle import Provenance, save_bundle
@@ -34,7 +36,7 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     if not isinstance(start, Imitation) or (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
-    return clone(policy, [store], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+    return clone(policy, [Cloned(store=store)], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
 
 
 def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:
@@ -64,9 +66,21 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None) -> Robot
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cloned:
+    """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
+
+    ``share``: of every batch, relative to the other stores'.
+    """
+
+    store: Path
+    actors: tuple[str, ...] = SOURCES
+    share: float = 1.0
+
+
 def clone(
     policy: Policy,
-    stores: Sequence[Path],
+    sources: Sequence[Cloned],
     config: BCConfig,
     folder: Path,
     *,
@@ -74,25 +88,26 @@ def clone(
     fit_normalizer: bool,
     parent: str | None = None,
 ) -> Path:
-    """Clone the successful episodes of ``stores``, equal shares of every batch; leaves ``bundle`` in ``folder``.
+    """Clone the successful episodes of ``sources``; leaves ``bundle`` in ``folder``.
 
     Stores without a success are passed over; EpisodeError if none has any. Checkpoints make it resumable.
     ``fit_normalizer``: for a new policy. ``parent``: hash of the weights that ``policy`` starts from.
     """
-    opened = [EpisodeStore(store) for store in stores]
-    opened = [store for store in opened if store.select(SUCCESSES)] or opened[:1]
-    spec, count = policy.spec, len(opened)
+    opened = [(source, EpisodeStore(source.store)) for source in sources]
+    opened = [(source, store) for source, store in opened if store.select(SUCCESSES)] or opened[:1]
+    spec, sizes = policy.spec, divide(config.batch_size, [source.share for source, _ in opened])
     samplers = [
         WindowSampler(
             store,
             action_horizon=spec.cloned_horizon,
-            batch_size=config.batch_size // count + (i < config.batch_size % count),
+            batch_size=size,
             seed=seed,
             where=SUCCESSES,
             cameras=spec.robot.cameras,
             future_steps=spec.future_steps,
+            actors=source.actors,
         )
-        for i, store in enumerate(opened)
+        for (source, store), size in zip(opened, sizes, strict=True)
     ]
     if fit_normalizer:
         policy.fit_normalizer(*samplers[0].statistics())
@@ -100,3 +115,13 @@ def clone(
         run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500)
     save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
     return folder / "bundle"
+
+
+def divide(total: int, shares: Sequence[float]) -> list[int]:
+    """``total`` in whole parts that are as near to ``shares`` as can be, the first ones the larger."""
+    exact = [total * share / sum(shares) for share in shares]
+    parts = [int(part) for part in exact]
+    largest = sorted(range(len(shares)), key=lambda i: parts[i] - exact[i])  # sorted() keeps the order of equals
+    for i in largest[: total - sum(parts)]:
+        parts[i] += 1
+    return parts

@@ -115,11 +115,11 @@ class Iterations:
         """The rollouts or the environment may have stopped halfway: their state is not asked for."""
         rollouts = self.algorithm.collector
         if self._before is not None:
-            self.algorithm.collector = _Saved(self._before)  # type: ignore[assignment]
+            self.algorithm.collector = _Saved(self._before)  # type: ignore[misc, assignment]
         try:
             state = self.algorithm.state_dict()
         finally:
-            self.algorithm.collector = rollouts
+            self.algorithm.collector = rollouts  # type: ignore[misc]
         if self._unrecorded is not None:
             state |= {"unrecorded": self._unrecorded}
         save_checkpoint(self.checkpoints, self.algorithm.iteration, state)

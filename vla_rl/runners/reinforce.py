@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.clipped_update import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
@@ -41,7 +42,7 @@ def reinforce(
     Into ``folder``; in the run's own folder validation is part of the curve, an imagined environment cannot validate.
     After SIGTERM a resumable state of that moment is saved. ``recorded``: called after each iteration.
     """
-    experiment, in_simulator = run.experiment, folder == run.dir
+    experiment, in_simulator = with_demonstrations(run), folder == run.dir
     make_rollouts = place_rollouts(run, start) if in_simulator else None
     algorithm = load_algorithm(experiment, env, start, run.device, make_rollouts)
     rollouts = algorithm.collector
@@ -63,6 +64,13 @@ def reinforce(
     provenance = Provenance(git_revision=git_revision(), parent=read_bundle_info(start).sha256)
     save_bundle(algorithm.deployed(), folder / run.bundle.name, provenance=provenance)
     return {"iterations": algorithm.iteration}
+
+
+def with_demonstrations(run: Run) -> Experiment:
+    """The run's experiment, whose algorithm knows the episodes that the run started from."""
+    experiment, start = run.experiment, run.experiment.start
+    stores = [start.store or run.demonstrations] if isinstance(start, Imitation) else []
+    return replace(experiment, algorithm=experiment.algorithm.with_demonstrations(stores))
 
 
 def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:

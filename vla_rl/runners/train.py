@@ -8,8 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import load_bundle, read_bundle_info, save_bundle
+import torch
+
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualConfig, residual_on
+from sims.numbers.seeding import spawn_seed
 from sims.registry import evaluation_starts, split_of, splits, with_split
 from sims.vector_env import VectorEnv
 from vla_rl.config.controls import CONTROLS
@@ -20,7 +24,7 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import clone, new_policy
+from vla_rl.runners.imitation import Cloned, clone, new_policy
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
@@ -90,9 +94,12 @@ def logged_failures(run: Run, env: VectorEnv) -> Iterator[FailureLog]:
 
 
 def starting_bundle(run: Run, env: VectorEnv, failures: FailureLog) -> Path:
+    start = run.experiment.start
     with run.stage("imitate") as stage:
         if stage.pending:
-            stage.result = STARTS[type(run.experiment.start)](run, env, run.experiment.start)
+            stage.result = STARTS[type(start)](run, env, start)
+            if start.residual is not None:
+                stage.result |= {"bundle": add_residual(run, stage.result["bundle"], start.residual)}
     failures.write("imitation")
     return run.dir / stage.result["bundle"]
 
@@ -123,7 +130,9 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
                 stage.result = record_demonstrations(run.experiment, env, store)
             seconds = stage.result.get("wall_s", 0.0)
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
-    bundle = clone(policy, [store], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True)
+    bundle = clone(
+        policy, [Cloned(store=store)], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True
+    )
     return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
 
 
@@ -132,6 +141,15 @@ def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
     policy, given = load_bundle(start.path, robot=RobotSpec.of(env.spec)), read_bundle_info(start.path)
     save_bundle(policy, run.imitation / "bundle", provenance=given.provenance)
     return {"bundle": run.inside(run.imitation / "bundle")}
+
+
+def add_residual(run: Run, start: str, config: ResidualConfig) -> str:
+    """A residual that starts at zero on the policy of bundle ``start``: the bundle that is improved."""
+    bundle = run.dir / start
+    torch.manual_seed(spawn_seed(run.experiment.seed, "residual"))
+    policy = residual_on(load_bundle(bundle), config)
+    save_bundle(policy, run.dir / "residual", provenance=Provenance(parent=read_bundle_info(bundle).sha256))
+    return run.inside(run.dir / "residual")
 
 
 STARTS: Mapping[type[Any], Callable[[Run, VectorEnv, Any], dict[str, Any]]] = {

@@ -52,8 +52,6 @@ class OpenVLAConfig:
                 "policy.decoding autoregressive predicts one action in tokens: action_horizon 1 and head tokens, "
                 f"got {self.action_horizon} and {self.head}"
             )
-        if not self.temperature > 0:
-            raise ValueError(f"policy.temperature must be positive, got {self.temperature}")
         if not BINS <= self.action_vocabulary <= self.vocabulary:
             raise ValueError(
                 f"policy.action_vocabulary must be within {BINS}..{self.vocabulary}, got {self.action_vocabulary}"

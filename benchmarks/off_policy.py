@@ -1,0 +1,146 @@
+"""Residual off-policy learning from a cloned policy: success against control steps and CPU time, with its ablations.
+
+    python -m benchmarks.off_policy resfit --seeds 0 1 2 --steps 20000
+    python -m benchmarks.off_policy resfit --seeds 0 --arms full ppo --sim.tasks "[push]"
+
+For each seed: demonstrations with human errors and a cloned policy as configs/off_policy/NAME.yaml says, once for all
+arms (--section.key VALUE overrides any setting). Every arm then learns for --steps control steps, the warm-up included,
+and is evaluated on the same held-out starts every --every steps. CPU seconds are of this process, learning and acting,
+without evaluation. Writes benchmarks/results/off_policy_NAME_TASK.json: success at the end, mean over seeds with an
+interval over seeds and episodes; the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from policies.bundle import load_bundle
+from policies.policy import Policy
+from policies.residual.policy import residual_on
+from sims.starts import StartSequence
+from sims.vector_env import VectorEnv
+from vla_rl.algorithms.algorithm import Algorithm
+from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.bench.record import Row, row, write_record
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.intervals import seeds_interval
+from vla_rl.runners.demonstrations import collect
+from vla_rl.runners.evaluate import evaluate_policy
+from vla_rl.runners.imitation import imitate
+
+ROOT = Path(__file__).parents[1]
+ARMS: Mapping[str, list[str]] = {
+    "full": [],
+    "no layer norm": ["--algorithm.critic.layer_norm", "false"],
+    "no demonstrations": ["--algorithm.demonstration_share", "0"],
+    "no residual": ["--start.residual.around", "middle", "--start.residual.scale", "1"],
+    "ppo": ["--sim.num_envs", "64"],  # of the cloned policy itself, as quickstart.yaml says
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="a configuration in configs/off_policy/, without .yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["full"])
+    parser.add_argument("--steps", type=int, default=20_000, help="control steps of each arm")
+    parser.add_argument("--every", type=int, default=2_500, help="control steps between evaluations")
+    parser.add_argument("--episodes", type=int, default=100, help="of each evaluation")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "off_policy")
+    arguments, settings = parser.parse_known_args()
+    torch.set_num_threads(1)
+    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arguments.arms}
+    command = "python -m benchmarks.off_policy " + " ".join(sys.argv[1:])
+    for seed in arguments.seeds:
+        for arm in arguments.arms:
+            experiment = experiment_of(arguments.name, arm, [*settings, "--seed", str(seed)])
+            tasks = "_".join(experiment.sim.tasks)
+            bundle, store = start_of(experiment, arguments.runs / f"{arguments.name}-{tasks}-{seed}")
+            curve = learn(experiment, bundle, store, arguments, title=f"seed {seed}, {arm}")
+            found[arm].append({"seed": seed, "curve": curve})
+            write_record(
+                f"off_policy_{arguments.name}_{tasks}",
+                rows_of(found, arguments.episodes),
+                command=command,
+                curves=found,
+            )
+
+
+def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
+    if arm != "ppo":
+        return load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", [*settings, *ARMS[arm]])
+    own = load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", settings)
+    tasks = ["--sim.tasks", f"[{', '.join(own.sim.tasks)}]", "--seed", str(own.seed)]
+    more = ["--start.episodes", str(own.start.episodes), "--start.noise", str(own.start.noise)]
+    return load_config(Experiment, ROOT / "configs" / "quickstart.yaml", [*tasks, *more, *ARMS[arm]])
+
+
+def start_of(experiment: Experiment, folder: Path) -> tuple[Path, Path]:
+    """The cloned policy's bundle and the demonstrations, made where they are missing."""
+    store, bundle = folder / "demonstrations", folder / "imitation" / "bundle"
+    if not bundle.exists():
+        collect(experiment, episodes=experiment.start.episodes, out=store)
+        imitate(experiment, folder / "imitation", store=store)
+    return bundle, store
+
+
+def learn(
+    experiment: Experiment, bundle: Path, store: Path, arguments: argparse.Namespace, *, title: str
+) -> list[dict[str, float]]:
+    """The curve: control steps, CPU seconds, success on held-out starts and of the episodes acted since."""
+    env, policy = make_env(experiment.sim), load_bundle(bundle)
+    torch.manual_seed(experiment.seed)
+    if experiment.start.residual is not None:
+        policy = residual_on(policy, experiment.start.residual)
+    algorithm = build_algorithm(experiment.algorithm.with_demonstrations([store]), policy, env, seed=experiment.seed)
+    curve = [{"control_steps": 0.0, "cpu_s": 0.0, "success": evaluate(algorithm, experiment, arguments.episodes)}]
+    print(f"{title}: success {curve[0]['success']:.3f} before", file=sys.stderr, flush=True)
+    steps = cpu = 0.0
+    while steps < arguments.steps:
+        began = time.process_time()
+        metrics = algorithm.iterate()
+        cpu, steps = cpu + time.process_time() - began, steps + metrics["control_steps"]
+        if steps >= min(curve[-1]["control_steps"] + arguments.every, arguments.steps):
+            success = evaluate(algorithm, experiment, arguments.episodes)
+            curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
+            shown = {name: round(metrics[name], 4) for name in ("success", "q", "q_loss", "kl") if name in metrics}
+            done = f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}"
+            print(done, shown, file=sys.stderr, flush=True)
+    env.close()
+    return curve
+
+
+def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> float:
+    """Of the deployed policy, always on the same held-out starts, in an environment of its own."""
+    env: VectorEnv = make_env(experiment.sim)
+    starts = StartSequence("evaluation", seed=experiment.seed, num_tasks=len(env.spec.tasks)).take(episodes)
+    policy: Policy = algorithm.deployed()
+    success = evaluate_policy(policy, env, starts, seed=experiment.seed, stochastic=False)["success"]
+    env.close()
+    return float(success)
+
+
+def rows_of(found: Mapping[str, Sequence[Mapping[str, Any]]], episodes: int) -> list[Row]:
+    """Success of each arm before and after, means over seeds with an interval over seeds and episodes."""
+    rows = []
+    for arm, runs in found.items():
+        for when, index in (("before", 0), ("after", -1)) if runs else ():
+            values, seeds = [run["curve"][index]["success"] for run in runs], [run["seed"] for run in runs]
+            interval = list(seeds_interval([round(value * episodes) for value in values], [episodes] * len(values)))
+            name = f"{arm}, success {when}"
+            rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, values=values))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

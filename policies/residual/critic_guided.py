@@ -1,0 +1,39 @@
+"""What off-policy learning asks of a policy besides ``Policy``."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from policies.normalizer import Normalizer
+
+
+@runtime_checkable
+class CriticGuided(Protocol):
+    """A policy whose actions can follow the gradient of a Q function (off-policy learning).
+
+    Its parameter group "residual" follows the critic's gradient; the group "encoder", if any, is trained by the critic.
+    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need.
+    """
+
+    squashed: bool
+    normalizer: Normalizer
+
+    def fit_features(self, record: Any) -> None:
+        """Measure the scale of what ``store`` kept of some observations, once, before the first update."""
+        ...
+
+    def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...
+
+    def rsample(
+        self, context: Any, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
+        """An exploring action and the log density of its draw per element, both differentiable."""
+        ...
+
+    def critic_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
+        """As ``value_features``, with the gradient of what the critic trains."""
+        ...

@@ -1,0 +1,332 @@
+"""A residual on a frozen policy: a small network corrects, at every observation, what the base would do next.
+
+    a = clip(b + scale * w * tanh(f(features, b)), -1, 1)      (Ankile et al. 2025, ResFiT; Johannink et al. 2019)
+
+where w is, for each dimension, half of the range that the demonstrations' actions span: what is a small correction of
+one dimension is a large one of another that hardly moves.
+
+The base plans a chunk of H actions; the residual observes and acts every h control steps, where h divides H. What is
+left of the base's chunk is the policy's memory:
+
+    step          0   1   2   3   4   5   6   7   8           H = 4, h = 2
+    base plans    b0  b1  b2  b3 | b0' b1' b2' b3' | ...       at steps 0, 4, 8
+    residual      f(b0 b1)  f(b2 b3)  f(b0' b1') ...           observes at steps 0, 2, 4, 6, 8
+
+The base acts from noise zero, so its chunk is a function of what it observed, and it is never trained. The residual
+starts at zero: the new policy is the base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional
+
+from episodes.sampler import Targets
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
+from policies.device import Precision
+from policies.normalizer import HasNormalizer, Normalizer
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.registry import PolicyConfig, build_policy
+from policies.residual.network import TRUNK_WIDTH, mlp, trunk
+from sims.errors import UserError
+from sims.numbers.ranges import Interval, PositiveFloat, Width
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+LOG_STD = (-5.0, 2.0)  # limits of a squashed actor's log standard deviation
+LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
+R = TypeVar("R", bound=TensorDataclass)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedNoiseConfig:
+    """Exploration adds a Gaussian of constant ``std`` to the action, as DDPG and TD3 do; 1 is half of the range that
+    demonstrations span."""
+
+    name: Literal["fixed"] = "fixed"
+    std: PositiveFloat = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquashedNoiseConfig:
+    """The network also gives the standard deviation of a Gaussian inside the tanh (Haarnoja et al. 2018, SAC).
+
+    ``std``: before training.
+    """
+
+    name: Literal["squashed"] = "squashed"
+    std: PositiveFloat = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig:
+    """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
+
+    ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
+    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network.
+    ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
+    features, which are then all that a replay keeps of an observation.
+    """
+
+    scale: Annotated[float, Interval(gt=0, le=1)] = 0.2
+    around: Literal["base", "middle"] = "base"
+    action_horizon: Width = 1
+    hidden: tuple[Width, ...] = (256, 256)
+    noise: Annotated[FixedNoiseConfig | SquashedNoiseConfig, Field(discriminator="name")] = field(
+        default_factory=FixedNoiseConfig
+    )
+    encoder: CompactEncoderConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualPolicyConfig:
+    """What a bundle says of a residual policy: its base and the residual."""
+
+    name: Literal["residual"] = "residual"
+    base: PolicyConfig
+    residual: ResidualConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasePlan(TensorDataclass):
+    """Memory: the base's own memory, the chunk that it planned last, how much of it was used (H: all of it)."""
+
+    memory: TensorDataclass
+    chunk: Float[Tensor, "*B chunk A"]
+    used: Int[Tensor, "*B"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualContext(TensorDataclass):
+    """``center``: the actions that are corrected. ``obs``: kept where the residual's own encoder reads it."""
+
+    features: Float[Tensor, "*B F"] | None
+    center: Float[Tensor, "*B H A"]
+    obs: Observation | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(TensorDataclass):
+    """The draw that is scored: the action before clipping (fixed noise), or before the tanh (squashed)."""
+
+    x: Float[Tensor, "*B H A"]
+
+
+class ResidualPolicy(Policy[ResidualContext, Drawn]):
+    """Any policy of the registry as its base. ValueError where ``action_horizon`` does not divide the base's chunk."""
+
+    config: ResidualPolicyConfig
+    can_be_traced = False
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(self, config: ResidualPolicyConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.config, self.residual_config = config, config.residual
+        residual = config.residual
+        self.base = build_policy(config.base, robot).requires_grad_(False).eval()
+        chunk, horizon = self.base.spec.action_horizon, residual.action_horizon
+        if residual.around == "base" and chunk % horizon:
+            raise ValueError(f"residual.action_horizon ({horizon}) must divide the chunk of the base, {chunk} actions")
+        self.encoder: CompactEncoder | None = None
+        feature_dim = self.base.spec.value_dim
+        if residual.encoder is not None:
+            self.encoder = CompactEncoder(residual.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+            feature_dim = self.encoder.pooled_width
+        actions = horizon * robot.action_dim
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        self.register_buffer("feature_mean", torch.zeros(feature_dim))
+        self.register_buffer("feature_std", torch.ones(feature_dim))
+        self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
+        self.trunk = trunk(feature_dim, layer_norm=True)
+        self.head = mlp(TRUNK_WIDTH + actions, residual.hidden, actions * (2 if self.squashed else 1))
+        self.spec = PolicySpec(robot=robot, action_horizon=horizon, value_dim=feature_dim + actions)
+
+    @property
+    def precision(self) -> Precision:
+        """Of the base; the residual computes in single precision."""
+        return self.base.precision
+
+    @precision.setter
+    def precision(self, precision: Precision) -> None:
+        self.base.precision = precision
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Without the base's, which are never trained."""
+        groups = {"residual": [*self.trunk.parameters(), *self.head.parameters()]}
+        return groups if self.encoder is None else groups | {"encoder": list(self.encoder.parameters())}
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
+        self.normalizer.fit(state, action)
+
+    @torch.no_grad()
+    def fit_features(self, record: ResidualContext) -> None:
+        """Measure mean and spread of stored features; those of an encoder that is being trained keep their scale."""
+        if record.features is not None:
+            self.feature_mean.copy_(record.features.mean(0))
+            self.feature_std.copy_(record.features.var(0).add(LEAST_SPREAD**2).sqrt())
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> BasePlan:
+        spec, device = self.base.spec, self.device
+        return BasePlan(
+            memory=self.base.initial_state(num_envs),
+            chunk=torch.zeros(num_envs, spec.action_horizon, spec.robot.action_dim, device=device),
+            used=torch.full((num_envs,), spec.action_horizon, device=device),
+        )
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[ResidualContext, BasePlan]:
+        """Where its chunk is used up, the base observes and plans; only then its own memory moves on."""
+        assert isinstance(state, BasePlan)
+        with torch.no_grad():
+            context, memory = self.base.encode(obs, state.memory)
+            features = self.base.value_features(context).float()
+            center, plan = self._plan(context, memory, state)
+        if self.encoder is None:
+            return ResidualContext(features=features, center=center, obs=None), plan
+        return ResidualContext(features=self._features(obs), center=center, obs=obs), plan
+
+    def _plan(
+        self, context: TensorDataclass, memory: TensorDataclass, state: BasePlan
+    ) -> tuple[Float[Tensor, "B H A"], BasePlan]:
+        """The next ``action_horizon`` actions to correct, and the plan after them."""
+        spec, horizon = self.base.spec, self.spec.action_horizon
+        if self.residual_config.around == "middle":
+            return self.normalizer.action_center.expand(len(state), horizon, -1), state
+        noise = state.chunk.new_zeros(len(state), *spec.noise_shape)
+        fresh = BasePlan(
+            memory=memory, chunk=self.base.act_from_noise(context, noise).float(), used=torch.zeros_like(state.used)
+        )
+        plan = fresh.where(state.used >= spec.action_horizon, state)
+        index = plan.used[:, None] + torch.arange(horizon, device=plan.used.device)
+        center = plan.chunk.gather(1, index[..., None].expand(-1, -1, spec.robot.action_dim))
+        return center, replace(plan, used=plan.used + horizon)
+
+    @torch.no_grad()
+    def sample(self, context: ResidualContext, generator: torch.Generator) -> ActionSample:
+        distribution = self._distribution(context)
+        noise = torch.randn(distribution.mean.shape, generator=generator, device=self.device)
+        trace = Drawn(x=distribution.mean + distribution.stddev * noise)
+        action = self._to_action(context, trace.x)
+        return ActionSample(action=action, trace=trace, log_prob=self.log_prob(context, trace))
+
+    def act_from_noise(
+        self,
+        context: ResidualContext,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(context, self._distribution(context).mean)
+        return keep_committed(action, committed, known)
+
+    # -- learning by likelihood ---------------------------------------------------------------------------------------
+
+    def store(self, context: ResidualContext) -> ResidualContext:
+        """Features, or the observation where the residual's own encoder is trained."""
+        if self.encoder is not None and any(parameter.requires_grad for parameter in self.encoder.parameters()):
+            return replace(context, features=None)
+        return replace(context, features=_given(context.features).detach(), obs=None)
+
+    def restore(self, record: TensorDataclass) -> ResidualContext:
+        assert isinstance(record, ResidualContext)
+        return record if record.obs is None else replace(record, features=self._features(record.obs))
+
+    def log_prob(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
+        log_prob = self._distribution(context).log_prob(trace.x)
+        return (log_prob - _log_slope(trace.x) if self.squashed else log_prob).unsqueeze(1)
+
+    def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
+        """Of a squashed actor: estimated at ``trace``."""
+        if self.squashed:
+            return -self.log_prob(context, trace)
+        return self._distribution(context).entropy().unsqueeze(1)
+
+    def value_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
+        return self.critic_features(context).detach()
+
+    # -- learning by the gradient of a critic -------------------------------------------------------------------------
+
+    def rsample(
+        self, context: ResidualContext, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
+        """An exploring action and the log density of its draw, both differentiable (SAC, Haarnoja et al. 2018)."""
+        distribution = self._distribution(context)
+        noise = torch.randn(distribution.mean.shape, generator=generator, device=self.device)
+        drawn = Drawn(x=distribution.mean + distribution.stddev * noise)
+        return self._to_action(context, drawn.x), self.log_prob(context, drawn).squeeze(1)
+
+    def critic_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
+        """Features and the base's next actions: with what is left of its chunk the state is Markov."""
+        center = self.normalizer.normalize_action(context.center)
+        return torch.cat([self._standardized(context), center.flatten(1)], dim=-1)
+
+    # -- learning from demonstrations ---------------------------------------------------------------------------------
+
+    def bc_loss(self, context: ResidualContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Mean squared error of the corrected action over valid actions."""
+        error = self._to_action(context, self._distribution(context).mean) - targets.action
+        return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
+
+    # -- the network --------------------------------------------------------------------------------------------------
+
+    def _features(self, obs: Observation) -> Float[Tensor, "B F"]:
+        assert self.encoder is not None
+        return self.encoder(obs, self.normalizer.normalize_state(obs.state)).pooled.float()
+
+    def _standardized(self, context: ResidualContext) -> Float[Tensor, "B F"]:
+        return (_given(context.features) - self.feature_mean) / self.feature_std
+
+    def _distribution(self, context: ResidualContext) -> Normal:
+        """Of ``Drawn.x``. The actor's gradient does not reach the encoder (Yarats et al. 2021, DrQ)."""
+        center, config = context.center, self.residual_config
+        seen = self.trunk(self._standardized(context).detach())
+        planned = self.normalizer.normalize_action(center).flatten(1)
+        out = self.head(torch.cat([seen, planned], dim=-1)).view(len(center), -1, center.shape[-1])
+        if not self.squashed:
+            mean = center + config.scale * self.normalizer.action_scale * out.tanh()
+            return Normal(mean, (config.noise.std * self.normalizer.action_scale).expand_as(mean), validate_args=False)
+        mean, log_std = out.chunk(2, dim=1)
+        log_std = (log_std + math.log(config.noise.std)).clamp(*LOG_STD)
+        return Normal(mean, log_std.exp(), validate_args=False)
+
+    def _to_action(self, context: ResidualContext, x: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        if self.squashed:
+            x = context.center + self.residual_config.scale * self.normalizer.action_scale * x.tanh()
+        return x.clamp(-1, 1)
+
+
+def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:
+    """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state.
+
+    UserError where ``base`` has a residual already.
+    """
+    if isinstance(base, ResidualPolicy):
+        raise UserError("the policy has a residual already, which goes on learning: leave start.residual out")
+    policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
+    policy.base.load_state_dict(base.state_dict())
+    policy.precision = base.precision
+    if isinstance(base, HasNormalizer):
+        policy.normalizer.load_state_dict(base.normalizer.state_dict())
+    return policy.eval()
+
+
+def _given(features: Tensor | None) -> Tensor:
+    assert features is not None, "the context was not restored"
+    return features
+
+
+def _log_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), without cancellation."""
+    return 2 * (math.log(2) - x - functional.softplus(-2 * x))

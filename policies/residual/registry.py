@@ -1,0 +1,27 @@
+"""What a bundle may hold: a policy of the registry, or a residual on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field
+
+from policies.policy import Policy, RobotSpec
+from policies.registry import POLICIES
+from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig
+
+BUNDLED: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
+    **POLICIES,
+    ResidualPolicyConfig: ResidualPolicy,
+}
+
+if TYPE_CHECKING:
+    BundledConfig = Any
+else:
+    BundledConfig = Annotated[Union[tuple(BUNDLED)], Field(discriminator="name")]  # noqa: UP007
+
+
+def build_bundled(config: BundledConfig, robot: RobotSpec) -> Policy[Any, Any]:
+    """As ``build_policy``, of everything that a bundle may hold."""
+    return BUNDLED[type(config)](config, robot)

@@ -1,0 +1,188 @@
+"""The web server's routes: who may ask for what. Everything else is in the modules that the routes call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from real_robot.corrections.access import COOKIE, SESSION_LIFE_S, Access, Origins, Person, Role
+from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
+from real_robot.corrections.connections import serve_control, serve_pictures
+from real_robot.corrections.robot_thread import RobotThread
+
+STATIC = Path(__file__).parent / "static"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class OnlyFromHere:
+    """Refuses requests by ``Origins`` before anything reads them, and adds ``HEADERS`` to every answer."""
+
+    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")
+        refusal = self._origins.refusal(headers, changes=changes)
+        if refusal is None:
+            return await self._app(scope, receive, _with_headers(send))
+        if scope["type"] == "websocket":
+            await receive()
+            return await send({"type": "websocket.close", "code": 1008, "reason": refusal})  # before accept: 403
+        return await PlainTextResponse(refusal, status_code=403)(scope, receive, send)
+
+
+def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
+    async def with_headers(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await send(message)
+
+    return with_headers
+
+
+def make_app(robot: RobotThread, browser: EpisodeBrowser, access: Access, origins: Origins, audit: AuditLog) -> FastAPI:
+    """The page for ``robot`` and the episodes that ``browser`` shows."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(OnlyFromHere, origins=origins)
+    _add_page(app, access, audit)
+    _add_episodes(app, access, browser, audit)
+    _add_policy(app, access, robot, origins, audit)
+
+    @app.websocket("/ws/control")
+    async def control(socket: WebSocket) -> None:
+        await serve_control(socket, access.person(socket.cookies.get(COOKIE)), robot, audit)
+
+    @app.websocket("/ws/pictures")
+    async def pictures(socket: WebSocket) -> None:
+        await serve_pictures(socket, access.person(socket.cookies.get(COOKIE)), robot)
+
+    return app
+
+
+def _required(access: Access, role: Role) -> Any:
+    """A dependency: the person of the request, who has this role at least."""
+
+    def person(request: Request) -> Person:
+        found = access.person(request.cookies.get(COOKIE))
+        if found is None:
+            raise HTTPException(401, "no session: open the address that the server printed")
+        if not found.may(role):
+            raise HTTPException(403, f"a {found.role} may not do this")
+        return found
+
+    return Depends(person)
+
+
+def _add_page(app: FastAPI, access: Access, audit: AuditLog) -> None:
+    app.mount("/assets", StaticFiles(directory=STATIC / "assets", check_dir=False))
+
+    @app.get("/")
+    def page(request: Request, token: str | None = None) -> Response:
+        if token is not None:
+            return _redeem(token, request)
+        if access.person(request.cookies.get(COOKIE)) is None:
+            return PlainTextResponse("no session: open the address that the server printed\n", status_code=401)
+        return FileResponse(STATIC / "index.html")
+
+    def _redeem(token: str, request: Request) -> Response:
+        cookie = access.redeem(token)
+        if cookie is None:
+            audit.write("token refused", person="unknown")
+            return PlainTextResponse("this token is unknown, used or too old\n", status_code=401)
+        person = access.person(cookie)
+        assert person is not None
+        audit.write("session begins", person=person.name, role=person.role)
+        answer = RedirectResponse("/", status_code=303)
+        secure = request.url.scheme == "https"
+        life_s = int(SESSION_LIFE_S)
+        answer.set_cookie(COOKIE, cookie, max_age=life_s, httponly=True, samesite="strict", secure=secure)
+        return answer
+
+    @app.get("/api/me")
+    def me(person: Person = _required(access, "viewer")) -> dict[str, str]:  # noqa: B008
+        return {"name": person.name, "role": person.role}
+
+
+def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
+    viewer, labeller = _required(access, "viewer"), _required(access, "labeller")
+
+    @app.exception_handler(NotFound)
+    async def not_found(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=404)
+
+    @app.get("/api/episodes", dependencies=[viewer])
+    def episodes(
+        task: str = "", outcome: str = "any", who: str = "any", deleted: bool = False, first: int = 0
+    ) -> dict[str, Any]:
+        if outcome not in ("any", "success", "failure") or who not in ("any", "corrected", "alone"):
+            raise HTTPException(422, "outcome is any, success or failure; who is any, corrected or alone")
+        wanted = Filter(task=task, outcome=outcome, who=who, deleted=deleted)  # type: ignore[arg-type]
+        return browser.list(wanted, first=first)
+
+    @app.get("/api/episodes/{id}", dependencies=[viewer])
+    def episode(id: str) -> dict[str, Any]:
+        return browser.read(id)
+
+    @app.get("/api/episodes/{id}/frames/{camera}/{index}", dependencies=[viewer])
+    def frame(id: str, camera: str, index: int) -> Response:
+        return Response(browser.frame(id, camera, index), media_type="image/jpeg")
+
+    @app.post("/api/episodes/{id}/label/{outcome}")
+    def label(id: str, outcome: str, person: Person = labeller) -> dict[str, Any]:
+        if outcome not in ("success", "failure", "abort"):
+            raise HTTPException(422, "a label is success, failure or abort")
+        browser.label(id, outcome, person=person.name)  # type: ignore[arg-type]
+        audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
+        return browser.read(id)
+
+    @app.post("/api/episodes/{id}/delete")
+    def delete(id: str, person: Person = labeller) -> dict[str, Any]:
+        browser.delete(id, person=person.name)
+        audit.write("deleted", person=person.name, episode=id)
+        return browser.read(id)
+
+    @app.post("/api/episodes/{id}/undo")
+    def undo(id: str, person: Person = labeller) -> dict[str, Any]:
+        audit.write("undone", person=person.name, episode=id, label=browser.undo(id, person=person.name))
+        return browser.read(id)
+
+
+def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:
+    operator = _required(access, "operator")
+
+    @app.post("/api/rollback")
+    def roll_back(person: Person = operator) -> dict[str, Any]:
+        """The version before the newest serves from the next episode on."""
+        versions = robot.session.versions
+        newest = versions.current.hello.fingerprint
+        done = versions.report_fault(newest, f"by {person.name}")
+        if not done:
+            raise HTTPException(409, "there is no earlier version to go back to")
+        audit.write("rolled back", person=person.name, detail=done)
+        robot.command(lambda: None)  # the new list of versions is shown
+        return {"done": done, "versions": versions.summary()}
+
+    @app.post("/api/invite/{role}")
+    def invite(role: str, person: Person = operator) -> dict[str, str]:
+        """The address for one more browser, which works once."""
+        if role not in ("viewer", "labeller", "operator"):
+            raise HTTPException(422, "a role is viewer, labeller or operator")
+        token = access.invite(f"{role} invited by {person.name}", role)  # type: ignore[arg-type]
+        audit.write("invited", person=person.name, role=role)
+        return {"address": f"{origins.origins[0]}/?token={token}"}

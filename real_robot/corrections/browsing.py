@@ -1,0 +1,146 @@
+"""The episodes of a store as the page shows them: a filtered list, one episode's curves, its frames and its labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from episodes.catalog import Entry
+from episodes.overlays import DELETED, SUCCESS, read_labels
+from episodes.packing import frame, frame_sizes
+from episodes.schema import ACTORS, HUMAN
+from episodes.store import EpisodeStore
+from real_robot.corrections.attempt import actor_letters
+from real_robot.corrections.pictures import encode_jpeg
+
+PAGE = 50  # episodes
+Outcome = Literal["success", "failure", "abort"]
+
+
+class NotFound(ValueError):
+    """There is no such episode, camera or frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """``task`` ""; any. ``who`` "corrected": a person drove in some steps. ``deleted``: only the deleted ones."""
+
+    task: str = ""
+    outcome: Literal["any", "success", "failure"] = "any"
+    who: Literal["any", "corrected", "alone"] = "any"
+    deleted: bool = False
+
+
+class EpisodeBrowser:
+    """Opens the store for each answer, so that episodes of other processes appear. Thread-safe."""
+
+    def __init__(self, path: Path, *, jpeg_quality: int) -> None:
+        self._path, self._quality = path, jpeg_quality
+        self._persons: dict[str, tuple[float, int]] = {}  # of each episode; an episode never changes
+
+    def list(self, wanted: Filter, *, first: int = 0) -> dict[str, Any]:
+        """{total, tasks, episodes: [...]}, newest first, ``PAGE`` at most."""
+        with EpisodeStore(self._path) as store:
+            labels, _ = read_labels(self._path)
+            rows = [self._row(store, entry, labels.get(entry.id, {})) for entry in reversed(store.entries())]
+        chosen = [row for row in rows if _matches(row, wanted)]
+        tasks = sorted({row["task"] for row in rows})
+        return {"total": len(chosen), "tasks": tasks, "episodes": chosen[max(0, first) :][:PAGE]}
+
+    def read(self, id: str) -> dict[str, Any]:
+        """One episode: its row, every step's actor, action and proposal, its labels and their history."""
+        with EpisodeStore(self._path) as store:
+            entry = self._entry(store, id)
+            arrays = store.map(entry)
+            action, shadow = arrays["action"], arrays.get("shadow_action")
+            return {
+                **self._row(store, entry, store.labels(id)),
+                "control_hz": store.read(id).control_hz,
+                "actors": actor_letters(arrays["actor"].tolist()),
+                "actor_names": list(ACTORS),
+                "observation_steps": arrays["observation_steps"].tolist(),
+                "action": np.round(action, 3).tolist(),
+                "disagreement": [] if shadow is None else np.round(np.abs(action - shadow).max(1), 2).tolist(),
+                "intervention": arrays["intervention"].tolist() if "intervention" in arrays else [],
+                "operators": list(store.read(id).operators),
+                "cameras": list(frame_sizes(arrays)),
+                "history": [vars(change) for change in store.history(id)],
+            }
+
+    def frame(self, id: str, camera: str, index: int) -> bytes:
+        """JPEG of what ``camera`` saw at observation ``index``."""
+        with EpisodeStore(self._path) as store:
+            entry = self._entry(store, id)
+            arrays = store.map(entry)
+            if camera not in frame_sizes(arrays) or not 0 <= index < entry.observations:
+                raise NotFound("no such frame")
+            return encode_jpeg(frame(arrays, camera, index), self._quality)
+
+    def label(self, id: str, outcome: Outcome, *, person: str) -> None:
+        """Relabel: an overlay, the episode itself never changes."""
+
+        def write(store: EpisodeStore) -> None:
+            if outcome == "abort":
+                store.label(id, "outcome", outcome, author=person)
+            else:
+                store.label(id, SUCCESS, outcome == "success", author=person)
+
+        self._change(id, write)
+
+    def delete(self, id: str, *, person: str) -> None:
+        self._change(id, lambda store: store.delete(id, author=person))
+
+    def undo(self, id: str, *, person: str) -> str | None:
+        """The key of the label that was taken back."""
+        change = self._change(id, lambda store: store.undo(id, author=person))
+        return None if change is None else change.key
+
+    def _change(self, id: str, do: Callable[[EpisodeStore], Any]) -> Any:
+        with EpisodeStore(self._path) as store:
+            self._entry(store, id)
+            return do(store)
+
+    def _entry(self, store: EpisodeStore, id: str) -> Entry:
+        entries = {entry.id: entry for entry in store.entries()} if re.fullmatch("[0-9A-Z]{26}", id) else {}
+        if id not in entries:
+            raise NotFound("no such episode")
+        return entries[id]
+
+    def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:
+        human, interventions = self._person_share(store, entry)
+        return {
+            "id": entry.id,
+            "task": entry.task,
+            "instruction": entry.instruction,
+            "steps": entry.steps,
+            "success": bool(labels.get(SUCCESS, entry.success)),
+            "recorded_success": entry.success,
+            "deleted": bool(labels.get(DELETED, False)),
+            "labels": labels,
+            "source": entry.source,
+            "policy": entry.policy_version[:12],
+            "human_share": human,
+            "interventions": interventions,
+        }
+
+    def _person_share(self, store: EpisodeStore, entry: Entry) -> tuple[float, int]:
+        """Share of a person's steps, and the number of interventions."""
+        if entry.id not in self._persons:
+            arrays = store.map(entry)
+            interventions = int(arrays["intervention"].max()) + 1 if "intervention" in arrays else 0
+            self._persons[entry.id] = round(float((arrays["actor"] == HUMAN).mean()), 3), interventions
+        return self._persons[entry.id]
+
+
+def _matches(row: dict[str, Any], wanted: Filter) -> bool:
+    return (
+        (not wanted.task or row["task"] == wanted.task)
+        and (wanted.outcome == "any" or row["success"] == (wanted.outcome == "success"))
+        and (wanted.who == "any" or (row["human_share"] > 0) == (wanted.who == "corrected"))
+        and row["deleted"] == wanted.deleted
+    )

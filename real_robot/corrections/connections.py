@@ -1,0 +1,181 @@
+"""A browser's two connections: pictures and state go out, always the newest; inputs and commands come in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import WebSocket, WebSocketDisconnect
+
+from real_robot.corrections.access import Person
+from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.messages import (
+    MAX_MESSAGES_PER_S,
+    Acquire,
+    Do,
+    Input,
+    Message,
+    Release,
+    WrongMessage,
+    read_message,
+)
+from real_robot.corrections.robot_thread import Published, RobotThread
+from real_robot.corrections.session import Refused
+
+NO_SESSION, TOO_MUCH = 4401, 1008  # WebSocket close codes
+NOT_YOURS = "another browser controls the robot, or your control has ended"
+
+
+class Newest:
+    """A mailbox of one: what is not taken in time is replaced."""
+
+    def __init__(self, robot: RobotThread) -> None:
+        loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+        self._published: Published = robot.published
+        self._loop = loop
+        self.stop = robot.listen(self._put)
+
+    def _put(self, published: Published) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server ends
+            self._loop.call_soon_threadsafe(self._set, published)
+
+    def _set(self, published: Published) -> None:
+        self._published = published
+        self._event.set()
+
+    async def get(self) -> Published:
+        await self._event.wait()
+        self._event.clear()
+        return self._published
+
+
+async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotThread) -> None:
+    """The newest pictures, one binary message per camera, as fast as the browser takes them."""
+    await socket.accept()
+    if person is None:
+        await socket.close(NO_SESSION, "no session")
+        return
+    newest = Newest(robot)
+
+    async def send() -> None:
+        shown: list[bytes] = []
+        while True:
+            pictures = (await newest.get()).pictures
+            if pictures is not shown:
+                for picture in pictures:
+                    await socket.send_bytes(picture)
+            shown = pictures
+
+    await _both(send, lambda: _drain(socket), newest)
+
+
+async def serve_control(socket: WebSocket, person: Person | None, robot: RobotThread, audit: AuditLog) -> None:
+    """State out; inputs and commands in. When the connection ends, however it ends, its person lets go."""
+    await socket.accept()
+    if person is None:
+        await socket.close(NO_SESSION, "no session")
+        return
+    client = Client(socket, person, robot, audit)
+    newest = Newest(robot)
+
+    async def send() -> None:
+        while True:
+            state = (await newest.get()).state
+            await socket.send_text(json.dumps(state | {"you_hold": state.get("holder_client") == client.id}))
+
+    try:
+        await _both(send, client.receive, newest)
+    finally:
+        robot.release(client.id, "the connection ended")
+
+
+async def _both(send: Callable[[], Any], receive: Callable[[], Any], newest: Newest) -> None:
+    """Until either ends."""
+    tasks = [asyncio.create_task(send()), asyncio.create_task(receive())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        newest.stop()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception) and not isinstance(result, (WebSocketDisconnect, RuntimeError)):
+                raise result
+
+
+async def _drain(socket: WebSocket) -> None:
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        await socket.close(TOO_MUCH, "this connection only sends pictures")
+
+
+class Client:
+    """One control connection."""
+
+    def __init__(self, socket: WebSocket, person: Person, robot: RobotThread, audit: AuditLog) -> None:
+        self.id = secrets.token_hex(6)
+        self._socket, self._person, self._robot, self._audit = socket, person, robot, audit
+        self._arrivals: deque[float] = deque(maxlen=MAX_MESSAGES_PER_S)
+
+    async def receive(self) -> None:
+        while True:
+            text = await self._socket.receive_text()
+            now = time.monotonic()
+            if len(self._arrivals) == MAX_MESSAGES_PER_S and now - self._arrivals[0] < 1.0:
+                return await self._socket.close(TOO_MUCH, f"more than {MAX_MESSAGES_PER_S} messages per second")
+            self._arrivals.append(now)
+            try:
+                await self._handle(read_message(text))
+            except (WrongMessage, Refused) as error:
+                await self._socket.send_text(json.dumps({"type": "refused", "reason": str(error)}))
+
+    async def _handle(self, message: Message) -> None:
+        if not self._person.may("operator"):
+            raise Refused(f"a {self._person.role} may not move the robot")
+        if isinstance(message, Acquire):
+            await self._acquire()
+        elif isinstance(message, Release):
+            await asyncio.to_thread(self._robot.release, self.id, message.reason)
+        elif isinstance(message, Input):
+            if not self._robot.receive(self.id, message.token, message.raw()):
+                raise Refused(NOT_YOURS)
+        else:
+            await self._do(message)
+
+    async def _acquire(self) -> None:
+        holder = self._robot.lease.acquire(self.id, self._person.name)
+        if holder is None:
+            raise Refused("another browser controls the robot")
+        self._audit.write("controls the robot", person=self._person.name, token=holder.token)
+        await self._run(lambda: None)
+        await self._socket.send_text(json.dumps({"type": "lease", "token": holder.token}))
+
+    async def _do(self, message: Do) -> None:
+        session, name = self._robot.session, self._person.name
+        actions: dict[str, Callable[[], object]] = {
+            "take_over": lambda: session.take_over(person=name),
+            "hand_back": lambda: session.hand_back(person=name),
+            "pause": lambda: session.hold("paused", person=name),
+            "success": lambda: session.end("success", person=name),
+            "failure": lambda: session.end("failure", person=name),
+            "abort": lambda: session.end("abort", person=name),
+            "next": lambda: session.next_episode(person=name, drive=True),
+            "rewind": lambda: session.rewind(message.step, person=name),
+            "instruct": lambda: session.instruct(message.text, person=name),
+        }
+
+        def do() -> None:
+            """In the robot's thread, so that the lease cannot end between the check and what it allows."""
+            if not self._robot.lease.renew(self.id, message.token):
+                raise Refused(NOT_YOURS)
+            actions[message.what]()
+
+        await self._run(do)
+
+    async def _run(self, do: Callable[[], object]) -> None:
+        await asyncio.wrap_future(self._robot.command(do))

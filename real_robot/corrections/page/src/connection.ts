@@ -1,0 +1,74 @@
+// The control connection: state comes in; the lease, inputs and commands go out. It reconnects by itself.
+
+import type { Command, Devices, State } from "./protocol";
+
+const NO_SESSION = 4401;
+const RECONNECT_MS = 1000;
+
+export interface Listener {
+  state(state: State): void;
+  problem(text: string): void;
+}
+
+export class Connection {
+  private socket: WebSocket | null = null;
+  private token: number | null = null;
+  private waiting: (() => void)[] = []; // commands for when the lease is granted
+
+  constructor(private readonly listener: Listener) {
+    this.open();
+  }
+
+  get holds(): boolean {
+    return this.token !== null;
+  }
+
+  /** Ask for the lease if it is not held, then send the command. */
+  command(what: Command, more: { step?: number; text?: string } = {}): void {
+    const send = () => this.send({ type: "do", token: this.token, what, ...more });
+    if (this.holds) return send();
+    this.waiting.push(send);
+    this.send({ type: "acquire" });
+  }
+
+  input(devices: Devices): void {
+    if (this.holds) this.send({ type: "input", token: this.token, ...devices });
+  }
+
+  release(reason: string): void {
+    if (!this.holds) return;
+    this.token = null;
+    this.send({ type: "release", reason });
+  }
+
+  private send(message: object): void {
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+  }
+
+  private open(): void {
+    const socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/control`);
+    this.socket = socket;
+    socket.onmessage = (event) => this.receive(JSON.parse(event.data as string));
+    socket.onopen = () => this.listener.problem("");
+    socket.onclose = (event) => {
+      this.token = null;
+      if (event.code === NO_SESSION) return this.listener.problem("The session has ended. Open a new address.");
+      this.listener.problem("The connection to the robot is lost. Connecting again.");
+      setTimeout(() => this.open(), RECONNECT_MS);
+    };
+  }
+
+  private receive(message: State | { type: "lease"; token: number } | { type: "refused"; reason: string }): void {
+    if (message.type === "state") {
+      if (this.holds && !message.you_hold && message.holder !== null) this.token = null;
+      this.listener.state(message);
+    } else if (message.type === "lease") {
+      this.token = message.token;
+      this.waiting.splice(0).forEach((send) => send());
+    } else {
+      this.waiting = [];
+      if (message.reason.includes("control")) this.token = null;
+      this.listener.problem(message.reason);
+    }
+  }
+}

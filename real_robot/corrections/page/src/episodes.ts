@@ -1,0 +1,177 @@
+// The page of the episodes: a filtered list; one episode's pictures, curves and labels.
+
+import { drawCurves, drawStrip } from "./charts";
+import { element, onClick, showProblem } from "./dom";
+import { ask, type Episode, type Row } from "./protocol";
+
+interface List {
+  total: number;
+  tasks: string[];
+  episodes: Row[];
+}
+
+let rows: Row[] = [];
+let chosen: Episode | null = null;
+let playing: ReturnType<typeof setInterval> | null = null;
+let asked = 0; // pictures, so that a late answer is not shown
+
+export function startEpisodes(): void {
+  for (const id of ["f-task", "f-outcome", "f-who", "f-deleted"]) element(id).addEventListener("change", () => void load());
+  element("filters").addEventListener("submit", (event) => event.preventDefault());
+  onClick("more", () => void load(rows.length));
+  onClick("d-play", play);
+  element("d-step").addEventListener("input", () => showAt());
+  element("d-camera").addEventListener("change", () => showAt());
+  for (const what of ["label/success", "label/failure", "delete", "undo"]) {
+    onClick(`d-${what.split("/").pop()}`, () => void change(what));
+  }
+  addEventListener("resize", () => showAt());
+}
+
+export async function load(first = 0): Promise<void> {
+  const query = new URLSearchParams({
+    task: select("f-task").value,
+    outcome: select("f-outcome").value,
+    who: select("f-who").value,
+    deleted: String(element<HTMLInputElement>("f-deleted").checked),
+    first: String(first),
+  });
+  await attempt(async () => {
+    const list = await ask<List>(`/api/episodes?${query}`);
+    rows = first === 0 ? list.episodes : [...rows, ...list.episodes];
+    const known = new Set([...select("f-task").options].map((option) => option.value));
+    for (const task of list.tasks) if (!known.has(task)) select("f-task").add(new Option(task, task));
+    element("count").textContent = `${list.total} episodes`;
+    element("empty").hidden = rows.length > 0;
+    element("more").hidden = rows.length >= list.total;
+    showList();
+  });
+}
+
+function showList(): void {
+  const body = rows.map((row) => {
+    const line = document.createElement("tr");
+    line.classList.toggle("chosen", row.id === chosen?.id);
+    const open = document.createElement("button");
+    open.type = "button";
+    open.textContent = recorded(row.id);
+    open.addEventListener("click", () => void choose(row.id));
+    const first = document.createElement("td");
+    first.append(open);
+    line.append(first, cell(row.task), result(row), cell(String(row.steps)), cell(`${Math.round(100 * row.human_share)} %`));
+    return line;
+  });
+  element("list").querySelector("tbody")?.replaceChildren(...body);
+}
+
+async function choose(id: string): Promise<void> {
+  await attempt(async () => {
+    showEpisode(await ask<Episode>(`/api/episodes/${id}`));
+    element<HTMLInputElement>("d-step").value = "0";
+    showAt();
+    element("d-title").focus();
+  });
+}
+
+async function change(what: string): Promise<void> {
+  if (chosen === null) return;
+  const id = chosen.id;
+  await attempt(async () => showEpisode(await ask<Episode>(`/api/episodes/${id}/${what}`, "POST")));
+  await load();
+}
+
+function showEpisode(episode: Episode): void {
+  chosen = episode;
+  element("detail").hidden = false;
+  element("d-title").textContent = `${episode.task}: ${episode.instruction}`;
+  element<HTMLInputElement>("d-step").max = String(episode.observation_steps.length - 1);
+  const cameras = select("d-camera");
+  if ([...cameras.options].map((option) => option.value).join() !== episode.cameras.join()) {
+    cameras.replaceChildren(...episode.cameras.map((name) => new Option(name, name)));
+  }
+  const changed = episode.success === episode.recorded_success ? "" : ", relabelled";
+  element("d-facts").textContent =
+    `${episode.success ? "Success" : "Failure"}${changed}${episode.deleted ? ", deleted" : ""}; ` +
+    `${episode.steps} steps, ${Math.round(100 * episode.human_share)} % by a person, interventions: ${episode.interventions}` +
+    `${episode.operators.length ? ` (${[...new Set(episode.operators)].join(", ")})` : ""}; policy ${episode.policy.slice(0, 8)}.`;
+  const lines = episode.history.map((one) => {
+    const when = new Date(1000 * one.time_s).toLocaleString();
+    const what = one.undoes === null ? `${one.key}: ${String(one.value)}` : `undone: ${one.key}`;
+    return Object.assign(document.createElement("li"), { textContent: `${what} (${one.author}, ${when})` });
+  });
+  element("d-history").replaceChildren(...lines);
+  showList();
+  showAt();
+}
+
+function showAt(): void {
+  if (chosen === null || element("episodes").hidden) return;
+  const index = Number(element<HTMLInputElement>("d-step").value);
+  const step = chosen.observation_steps[index] ?? 0;
+  element("d-at").textContent = `step ${step}`;
+  drawStrip("d-strip", chosen.actors, chosen.disagreement, chosen.steps, step);
+  drawCurves("d-curves", chosen.action);
+  if (chosen.cameras.length > 0) void showFrame(chosen.id, select("d-camera").value || chosen.cameras[0], index);
+}
+
+async function showFrame(id: string, camera: string, index: number): Promise<void> {
+  const number = ++asked;
+  const answer = await fetch(`/api/episodes/${id}/frames/${camera}/${index}`);
+  if (!answer.ok) return;
+  const image = await createImageBitmap(await answer.blob());
+  if (number !== asked) return;
+  const canvas = element<HTMLCanvasElement>("d-frame");
+  [canvas.width, canvas.height] = [image.width, image.height];
+  canvas.getContext("2d")?.drawImage(image, 0, 0);
+}
+
+function play(): void {
+  const slider = element<HTMLInputElement>("d-step");
+  if (playing !== null || chosen === null) return stop();
+  if (Number(slider.value) >= Number(slider.max)) slider.value = "0";
+  const start = performance.now() / 1000 - (chosen.observation_steps[Number(slider.value)] ?? 0) / chosen.control_hz;
+  element("d-play").textContent = "Stop";
+  playing = setInterval(() => {
+    if (chosen === null) return stop();
+    const step = (performance.now() / 1000 - start) * chosen.control_hz;
+    const index = chosen.observation_steps.findLastIndex((at) => at <= step);
+    slider.value = String(Math.max(0, index));
+    showAt();
+    if (index >= Number(slider.max)) stop();
+  }, 50);
+}
+
+function stop(): void {
+  if (playing !== null) clearInterval(playing);
+  playing = null;
+  element("d-play").textContent = "Play";
+}
+
+async function attempt(work: () => Promise<void>): Promise<void> {
+  try {
+    await work();
+    showProblem("");
+  } catch (error) {
+    showProblem(error instanceof Error ? error.message : String(error));
+  }
+}
+
+function cell(text: string): HTMLTableCellElement {
+  return Object.assign(document.createElement("td"), { textContent: text });
+}
+
+function result(row: Row): HTMLTableCellElement {
+  const text = row.success ? "success" : "failure";
+  const td = cell(row.success === row.recorded_success ? text : `${text} (relabelled)`);
+  td.className = text;
+  return td;
+}
+
+/** When an episode was stored: its id, a ULID, begins with the time in milliseconds. */
+function recorded(id: string): string {
+  const digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+  const ms = [...id.slice(0, 10)].reduce((sum, digit) => 32 * sum + digits.indexOf(digit), 0);
+  return new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+}
+
+const select = (id: string) => element<HTMLSelectElement>(id);

@@ -1,0 +1,54 @@
+// Pictures of the robot's cameras: one binary message each, decoded and drawn; only the newest counts.
+
+import { element } from "./dom";
+
+const HEADER_BYTES = 16; // capture time (float64), number (uint32), camera (uint8), padding; little-endian
+const RECONNECT_MS = 1000;
+const KEPT_LATENCIES = 3000;
+
+/** Milliseconds from capture to drawing of the last pictures; read by benchmarks. */
+export const latencies: number[] = [];
+
+export function showCameras(names: string[]): void {
+  const box = element("cameras");
+  if (box.childElementCount === names.length) return;
+  box.replaceChildren(
+    ...names.map((name, index) => {
+      const figure = document.createElement("figure");
+      const canvas = document.createElement("canvas");
+      canvas.id = `camera-${index}`;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `Camera ${name}`);
+      const caption = document.createElement("figcaption");
+      caption.textContent = name;
+      figure.append(canvas, caption);
+      return figure;
+    }),
+  );
+}
+
+export function receivePictures(): void {
+  const socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws/pictures`);
+  socket.binaryType = "arraybuffer";
+  const newest = new Map<number, number>();
+  socket.onmessage = async (event) => {
+    const data = event.data as ArrayBuffer;
+    const view = new DataView(data);
+    const [takenMs, number, camera] = [1000 * view.getFloat64(0, true), view.getUint32(8, true), view.getUint8(12)];
+    newest.set(camera, number);
+    const image = await createImageBitmap(new Blob([data.slice(HEADER_BYTES)], { type: "image/jpeg" }));
+    if (newest.get(camera) === number) draw(camera, image, takenMs);
+    image.close();
+  };
+  socket.onclose = () => setTimeout(receivePictures, RECONNECT_MS);
+}
+
+function draw(camera: number, image: ImageBitmap, takenMs: number): void {
+  const canvas = document.getElementById(`camera-${camera}`) as HTMLCanvasElement | null;
+  if (canvas === null) return;
+  if (canvas.width !== image.width) canvas.width = image.width;
+  if (canvas.height !== image.height) canvas.height = image.height;
+  canvas.getContext("2d")?.drawImage(image, 0, 0);
+  latencies.push(performance.timeOrigin + performance.now() - takenMs);
+  if (latencies.length > KEPT_LATENCIES) latencies.shift();
+}

@@ -1,0 +1,84 @@
+// What the server sends and what may be sent to it (real_robot/corrections/messages.py, robot_thread.py).
+
+export type Mode = "policy" | "human" | "hold" | "ended";
+
+export interface Version {
+  version: string;
+  episodes: number;
+  success: number | null;
+  interventions: number | null;
+}
+
+export interface State {
+  type: "state";
+  mode: Mode;
+  reason: string;
+  outcome: string;
+  episode: number;
+  stored_as: string | null;
+  task: string;
+  instruction: string;
+  step: number;
+  max_steps: number;
+  control_hz: number;
+  can_rewind: boolean;
+  holder: string | null;
+  you_hold: boolean;
+  policy: string;
+  actors: string;
+  disagreement: number[];
+  input_age_ms: number | null;
+  executed: number[];
+  planned: number[][];
+  versions: Version[];
+  cameras: string[];
+}
+
+export interface Devices {
+  deadman: boolean;
+  keys: string[];
+  pad: number[];
+  sticks: number[];
+}
+
+export type Command =
+  | "take_over" | "hand_back" | "pause" | "success" | "failure" | "abort" | "next" | "rewind" | "instruct";
+
+export interface Row {
+  id: string;
+  task: string;
+  instruction: string;
+  steps: number;
+  success: boolean;
+  recorded_success: boolean;
+  deleted: boolean;
+  policy: string;
+  human_share: number;
+  interventions: number;
+}
+
+export interface Episode extends Row {
+  control_hz: number;
+  actors: string;
+  observation_steps: number[];
+  action: number[][];
+  disagreement: number[];
+  operators: string[];
+  cameras: string[];
+  history: { key: string; value: unknown; author: string; time_s: number; undoes: number | null }[];
+}
+
+export async function ask<T>(path: string, method: "GET" | "POST" = "GET"): Promise<T> {
+  const answer = await fetch(path, { method });
+  if (!answer.ok) throw new Error(await reason(answer));
+  return (await answer.json()) as T;
+}
+
+async function reason(answer: Response): Promise<string> {
+  const text = await answer.text();
+  try {
+    return (JSON.parse(text) as { detail: string }).detail;
+  } catch {
+    return text || answer.statusText;
+  }
+}

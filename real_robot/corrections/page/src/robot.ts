@@ -1,0 +1,119 @@
+// The page of the robot: what it sees and does, and the person's controls.
+
+import { drawPlan, drawStrip } from "./charts";
+import { Connection } from "./connection";
+import { isTyping, readDevices, watchDevices } from "./devices";
+import { element, onClick, showProblem } from "./dom";
+import { receivePictures, showCameras } from "./pictures";
+import { ask, type Command, type State, type Version } from "./protocol";
+
+const HEARTBEAT_MS = 33;
+const MODES = { policy: "The policy drives", human: "You drive", hold: "The arm holds", ended: "The episode has ended" };
+const COMMANDS: Command[] = ["take_over", "hand_back", "pause", "success", "failure", "abort", "next"];
+const HOTKEYS: Record<string, string> = {
+  KeyT: "take_over", KeyB: "hand_back", KeyP: "pause", Escape: "let_go",
+  Digit1: "success", Digit2: "failure", Digit3: "abort", KeyN: "next",
+};
+
+let state: State | null = null;
+let shownVersions = "";
+
+export function startRobot(): void {
+  const connection = new Connection({ state: show, problem: showProblem });
+  receivePictures();
+  for (const command of COMMANDS) onClick(command, () => connection.command(command));
+  onClick("let_go", () => connection.release("let go"));
+  onClick("rewind", () => connection.command("rewind", { step: Number(rewindStep().value) }));
+  onClick("rollback", () => void ask("/api/rollback", "POST").then(() => showProblem(""), report));
+  onClick("invite", () => void invite());
+  rewindStep().addEventListener("input", showRewind);
+  element("instruct").addEventListener("submit", (event) => {
+    event.preventDefault();
+    connection.command("instruct", { text: instruction().value });
+    instruction().blur();
+  });
+  addEventListener("keydown", (event) => {
+    const id = HOTKEYS[event.code];
+    if (id === undefined || isTyping(event) || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!element<HTMLButtonElement>(id).disabled && !element("robot").hidden) element(id).click();
+  });
+  watchDevices(
+    () => connection.input(readDevices()),
+    (reason) => {
+      if (state?.mode === "human" || document.hidden) connection.release(reason);
+    },
+  );
+  setInterval(() => connection.input(readDevices()), HEARTBEAT_MS);
+  addEventListener("resize", redraw);
+}
+
+function show(next: State): void {
+  const before = state;
+  state = next;
+  showCameras(next.cameras);
+  const mode = element("mode");
+  mode.dataset.mode = next.mode;
+  const who = next.mode === "human" && !next.you_hold ? `${next.holder ?? "A person"} drives` : MODES[next.mode];
+  setText(mode, next.reason ? `${who}: ${next.reason}` : who);
+  const seconds = (next.step / next.control_hz).toFixed(1);
+  setText(element("clock"), `Episode ${next.episode}, ${next.task}: step ${next.step} of at most ${next.max_steps}, ${seconds} s`);
+  const holder = next.you_hold ? "You control the robot" : next.holder ? `${next.holder} controls the robot` : "Nobody controls the robot";
+  setText(element("holder"), holder);
+  if (document.activeElement !== instruction() || before === null) instruction().value = next.instruction;
+  const slider = rewindStep();
+  slider.max = String(next.step);
+  if (before === null || before.step !== next.step) slider.value = document.activeElement === slider ? slider.value : String(next.step);
+  slider.disabled = !next.can_rewind;
+  showVersions(next.versions);
+  redraw();
+}
+
+function redraw(): void {
+  if (state === null || element("robot").hidden) return;
+  showRewind();
+  drawPlan(state.planned, state.executed);
+}
+
+function showRewind(): void {
+  const at = Number(rewindStep().value);
+  setText(element("rewind-value"), String(at));
+  if (state !== null) {
+    drawStrip("strip", state.actors, state.disagreement, state.max_steps, at < state.step ? at : null);
+  }
+}
+
+function showVersions(versions: Version[]): void {
+  const text = JSON.stringify(versions);
+  if (text === shownVersions) return;
+  shownVersions = text;
+  const percent = (share: number | null) => (share === null ? "" : `${Math.round(100 * share)} %`);
+  const rows = versions.toReversed().map((one) => {
+    const row = document.createElement("tr");
+    const cells = [one.version.slice(0, 8), String(one.episodes), percent(one.success), percent(one.interventions)];
+    row.append(...cells.map((cell) => Object.assign(document.createElement("td"), { textContent: cell })));
+    return row;
+  });
+  element("versions").querySelector("tbody")?.replaceChildren(...rows);
+  const operator = !element<HTMLButtonElement>("take_over").disabled;
+  element<HTMLButtonElement>("rollback").disabled = !operator || versions.length < 2;
+}
+
+async function invite(): Promise<void> {
+  try {
+    const { address } = await ask<{ address: string }>("/api/invite/viewer", "POST");
+    setText(element("invitation"), `For one browser, within 10 minutes: ${address}`);
+  } catch (error) {
+    report(error);
+  }
+}
+
+function report(error: unknown): void {
+  showProblem(error instanceof Error ? error.message : String(error));
+}
+
+function setText(target: HTMLElement, text: string): void {
+  if (target.textContent !== text) target.textContent = text; // unchanged text is not read aloud again
+}
+
+const rewindStep = () => element<HTMLInputElement>("rewind-step");
+const instruction = () => element<HTMLInputElement>("instruction");

@@ -1,0 +1,12 @@
+import { defineConfig } from "vite";
+
+// The build is committed and shipped in the wheel: names without hashes keep its history readable.
+export default defineConfig({
+  build: {
+    outDir: "../static",
+    emptyOutDir: true,
+    modulePreload: false,
+    assetsInlineLimit: 0,
+    rollupOptions: { output: { entryFileNames: "assets/page.js", assetFileNames: "assets/[name][extname]" } },
+  },
+});

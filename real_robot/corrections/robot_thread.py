@@ -1,0 +1,231 @@
+"""The thread that steps the robot, and the mailbox between it and the browsers' connections.
+
+The thread alone touches the session. Connections put inputs and commands into the mailbox and get, after every step,
+the newest state and pictures; they never wait for one another.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from real_robot.corrections.attempt import actor_letters
+from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.human_input import RELEASED, RawInput
+from real_robot.corrections.lease import Lease
+from real_robot.corrections.pictures import Pictures
+from real_robot.corrections.session import CorrectionSession
+
+T = TypeVar("T")
+SHOWN_STEPS = 4000  # of the strip below the picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What every connection is shown. ``state`` is plain JSON."""
+
+    number: int
+    state: dict[str, Any]
+    pictures: list[bytes]
+
+
+class RobotThread:
+    """Steps ``session`` at the rate of its robot until ``close``. Thread-safe."""
+
+    def __init__(self, session: CorrectionSession, pictures: Pictures, audit: AuditLog) -> None:
+        self.session, self._pictures, self._audit = session, pictures, audit
+        self.lease = Lease(timeout_s=session.settings.lost_person_s)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # guards what follows
+        self._input, self._input_s, self._input_token = RELEASED, 0.0, -1
+        self._arrived: list[RawInput] = []
+        self._listeners: set[Callable[[Published], None]] = set()
+        self.published = Published(number=0, state={}, pictures=[])
+        self.failure: BaseException | None = None
+        self._closing = False
+        self._publish()
+        self._thread = threading.Thread(target=self._run, name="correction session", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- for connections --------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[Published], None]) -> Callable[[], None]:
+        """Call ``listener`` in the robot's thread with everything published; returns how to stop it."""
+        with self._changed:
+            self._listeners.add(listener)
+            listener(self.published)
+
+        def stop() -> None:
+            with self._changed:
+                self._listeners.discard(listener)
+
+        return stop
+
+    def receive(self, client: str, token: int, raw: RawInput) -> bool:
+        """The input of a client, which is also its sign of life; False if it does not hold the lease."""
+        if not self.lease.renew(client, token):
+            return False
+        with self._changed:
+            self._input, self._input_s = replace(raw, arrived_s=time.time()), time.monotonic()
+            self._input_token = token
+            self._arrived.append(raw)
+            self._changed.notify_all()
+        return True
+
+    def command(self, do: Callable[[], T]) -> Future[T]:
+        """Run ``do`` between two steps."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(do())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._commands.put(run)
+        with self._changed:
+            self._changed.notify_all()
+        return done
+
+    def release(self, client: str, reason: str) -> None:
+        """The client lets go, or is gone: if its person drove, the arm holds."""
+        holder = self.lease.release(client)
+        if holder is not None:
+            self._let_go(holder.name, reason)
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        settings = self.session.settings
+        period_s = 1.0 / (self.session.spec.control_hz * settings.pace)
+        next_s = time.monotonic()
+        try:
+            while not self._closing:
+                changed = self._run_commands()
+                if (lost := self.lease.expire()) is not None:
+                    self._let_go(lost.name, "lost contact with the person who drove")
+                    changed |= self._run_commands()
+                moved = self.session.tick(self._newest_input())
+                if moved or changed:
+                    self._publish()
+                next_s = max(next_s + period_s, time.monotonic() - period_s)
+                self._wait(next_s, moved)
+        except BaseException as error:
+            traceback.print_exc()
+            self.failure = error
+            self.session.mode, self.session.reason = "hold", f"the server failed: {type(error).__name__}: {error}"
+            self._publish(pictures=False)
+
+    def _run_commands(self) -> bool:
+        ran = False
+        while not self._commands.empty():
+            self._commands.get()()
+            ran = True
+        return ran
+
+    def _let_go(self, name: str, reason: str) -> None:
+        with self._changed:
+            self._input, self._input_s = RELEASED, 0.0
+
+        def hold() -> None:
+            if self.session.mode == "human":
+                self.session.hold(reason, person=name)
+
+        self._audit.write("releases the robot", person=name, reason=reason)
+        self.command(hold)
+
+    def _newest_input(self) -> RawInput | None:
+        """The input of the person who holds the lease now, None once it is too old."""
+        settings, at = self.session.settings, self.session.attempt.length
+        in_step = settings.wait_for_input and self.session.mode == "human"
+        with self._changed:
+            if in_step:
+                self._changed.wait_for(lambda: self._input.step >= at or self._stop_waiting(), settings.lost_person_s)
+            fresh = self._input.step >= at if in_step else time.monotonic() - self._input_s <= settings.stale_input_s
+            newest, token, arrived, self._arrived = self._input, self._input_token, self._arrived, []
+        holder = self.lease.holder
+        if holder is None or holder.token != token:
+            return None
+        for raw in arrived:
+            self.session.human.receive(raw)
+        return newest if fresh else None
+
+    def _stop_waiting(self) -> bool:
+        return self._closing or not self._commands.empty() or self.lease.holder is None
+
+    def _wait(self, until_s: float, moved: bool) -> None:
+        """Until the next control step; a command ends a wait in which nothing moves."""
+        if self.session.settings.wait_for_input and moved:
+            return
+        with self._changed:
+            if moved:
+                while not self._closing and (left := until_s - time.monotonic()) > 0:
+                    self._changed.wait(left)
+            else:
+                self._changed.wait_for(self._stop_idling, max(0.0, until_s - time.monotonic()))
+
+    def _stop_idling(self) -> bool:
+        return self._closing or not self._commands.empty()
+
+    def _publish(self, *, pictures: bool = True) -> None:
+        taken = self._pictures.take() if pictures else self.published.pictures
+        published = Published(number=self.published.number + 1, state=self._state(), pictures=taken)
+        with self._changed:
+            self.published = published
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener(published)
+
+    def _state(self) -> dict[str, Any]:
+        session, attempt = self.session, self.session.attempt
+        steps, holder = attempt.steps[-SHOWN_STEPS:], self.lease.holder
+        return {
+            "type": "state",
+            "mode": session.mode,
+            "reason": session.reason,
+            "outcome": session.outcome,
+            "episode": session.number,
+            "stored_as": session.last_episode if session.mode == "ended" else None,
+            "task": session.spec.tasks[attempt.start.task],
+            "instruction": attempt.instruction,
+            "step": attempt.length,
+            "max_steps": session.spec.max_steps,
+            "control_hz": session.spec.control_hz,
+            "can_rewind": session.spec.can_capture,
+            "holder": holder.name if holder is not None else None,
+            "holder_client": holder.client if holder is not None else None,
+            "policy": session.version,
+            "actors": actor_letters(step.actor for step in steps),
+            "disagreement": [round(step.disagreement, 2) for step in steps],
+            "input_age_ms": _input_age_ms(steps[-1].input_time_s, steps[-1].applied_time_s) if steps else None,
+            "executed": _rounded(session.handover.last),
+            "planned": [_rounded(action) for action in session.planned],
+            "versions": session.versions.summary(),
+            "expert": session.expert_action(),
+            "cameras": list(self._pictures.cameras),
+        }
+
+
+def _rounded(action: np.ndarray) -> list[float]:
+    return [round(float(x), 3) for x in action]
+
+
+def _input_age_ms(input_s: float, applied_s: float) -> float | None:
+    return round(1000 * (applied_s - input_s), 1) if input_s else None

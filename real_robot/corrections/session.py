@@ -1,0 +1,302 @@
+"""A robot that a policy drives and a person may take over, one control step at a time; knows no network and no clock.
+
+    mode     who acts                        leaves it
+    policy   the policy's chunks             take_over -> human, hold, end of the episode -> ended
+    human    a person, while the deadman     hand_back -> policy, hold (also when the person is lost), end -> ended
+             is held; else the arm holds
+    hold     nobody                          take_over -> human, hand_back -> policy
+    ended    nobody                          next_episode -> policy or hold
+
+In a simulation time stands still while the arm is at rest and nobody moves it, so that no idle steps are recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import numpy as np
+import torch
+
+from episodes.schema import HOLD, HUMAN, POLICY
+from episodes.store import EpisodeStore
+from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
+from real_robot.corrections.audit import AuditLog
+from real_robot.corrections.handover import Handover
+from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
+from real_robot.corrections.settings import ControlSettings
+from real_robot.serving.backends import UnusableActions
+from real_robot.serving.protocol import ActRequest, EpisodeEnd
+from real_robot.serving.versions import Versions
+from sims.devices.env_on_device import on_device
+from sims.errors import UserError
+from sims.starts import StartSequence
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import DemonstratedEnv, VectorEnv, decode_instructions
+
+Mode = Literal["policy", "human", "hold", "ended"]
+Outcome = Literal["success", "failure", "abort"]
+MAX_INSTRUCTION = 200  # characters
+
+
+class Refused(ValueError):
+    """What was asked cannot be done now; the message says why."""
+
+
+class CorrectionSession:
+    """``versions``: of the policy; the newest acts from the next episode on. Episodes go into ``store``.
+
+    ``env`` has one environment. Not thread-safe: one thread makes the steps and everything between them.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        versions: Versions,
+        store: EpisodeStore,
+        settings: ControlSettings,
+        *,
+        starts: StartSequence,
+        split: str,
+        audit: AuditLog,
+    ) -> None:
+        if env.spec.num_envs != 1:
+            raise UserError(f"a person corrects one robot at a time: set sim.num_envs to 1, got {env.spec.num_envs}")
+        self.spec, self.versions, self.store, self.settings = env.spec, versions, store, settings
+        self.env = on_device(env, torch.device("cpu"))
+        self._expert = (
+            env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
+        )
+        self._starts, self._split, self._audit = starts, split, audit
+        self.human = HumanInput(settings, env.spec.action_dim)
+        self.handover = Handover(
+            self.human.moving, control_hz=env.spec.control_hz, blend_s=settings.blend_s, ramp_s=settings.ramp_s
+        )
+        self.mode: Mode = "ended"
+        self.reason, self.outcome = "", ""
+        self.number = 0  # of the episode since the start
+        self.last_episode: str | None = None  # id in the store
+        self.next_episode(person="the server", drive=True)
+
+    # -- episodes ---------------------------------------------------------------------------------------------------
+
+    def next_episode(self, *, person: str, drive: bool) -> None:
+        """Start at the next start state with the newest policy; ``drive``: it acts at once, else the arm holds."""
+        if self.mode != "ended":
+            self._commit(label=None)
+        (start,) = self._starts.take(1)
+        self.env.reset(start=[start])
+        self.backend = self.versions.current
+        self.number += 1
+        instruction = decode_instructions(self.env.observe().instruction)[0]
+        self.attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
+        self._continue(self.backend.initial_state())
+        self.mode, self.reason, self.outcome = ("policy", "", "") if drive else ("hold", "a new episode", "")
+        self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
+
+    def rewind(self, step: int, *, person: str) -> None:
+        """Back to before ``step`` of this attempt; what followed it is stored as an episode of its own."""
+        if not self.spec.can_capture:
+            raise Refused(f"{self.spec.name} cannot go back: it has no snapshots")
+        if not 0 <= step < len(self.attempt.snapshots):
+            raise Refused(f"step {step} is not in 0..{len(self.attempt.snapshots) - 1}")
+        if self.attempt.ended and step == self.attempt.length:
+            raise Refused("the episode has ended there; go back to an earlier step")
+        if step < self.attempt.length and self.mode != "ended":
+            self._commit(label=None)
+        if step < self.attempt.length and self.last_episode is not None:
+            self.store.label(self.last_episode, "rewound_at", step, author=person)
+        snapshot = self.attempt.snapshots[step]
+        self.attempt = self.attempt.until(step)
+        self.env.reset(start=[snapshot.start])
+        self._continue(snapshot.memory)
+        self.mode, self.reason, self.outcome = "hold", f"rewound to step {step}", ""
+        self._audit.write("rewound", person=person, step=step)
+
+    def end(self, outcome: Outcome, *, person: str) -> None:
+        """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
+        if self.mode != "ended":
+            self._commit(label=outcome)
+        if self.last_episode is not None:
+            self.store.label(self.last_episode, "outcome", outcome, author=person)
+            if outcome != "abort":
+                self.store.label(self.last_episode, "success", outcome == "success", author=person)
+        self.mode, self.outcome = "ended", outcome
+        self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
+
+    def close(self) -> None:
+        """Store the attempt that is under way; nobody's verdict ends it."""
+        if self.mode != "ended" and self.attempt.length:
+            self.end("abort", person="the server")
+
+    def _continue(self, memory: TensorDataclass) -> None:
+        """The environment stands before step ``attempt.length``, at rest."""
+        attempt = self.attempt
+        rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self._open_hand())
+        self.handover.begin(rest)
+        self._memory = memory
+        self._chunk, self._chunk_at = np.zeros((0, self.spec.action_dim), dtype=np.float32), attempt.length
+        if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
+            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
+
+    def _open_hand(self) -> Action:
+        action = np.zeros(self.spec.action_dim, dtype=np.float32)
+        action[[dim for dim in self.settings.held if dim < len(action)]] = -1.0
+        return action
+
+    def _commit(self, *, label: Outcome | None) -> None:
+        """Store the attempt, if it has steps, and count it for its policy version."""
+        attempt = self.attempt
+        self.last_episode = None
+        if not attempt.length:
+            return
+        if attempt.length not in attempt.observations:
+            self._observe()
+        episode = attempt.episode(
+            task=self.spec.tasks[attempt.start.task],
+            split=self._split,
+            control_hz=self.spec.control_hz,
+            weights=int(attempt.policy_version[:12] or "0", 16),
+            fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
+        )
+        self.last_episode = self.store.add(episode)
+        alone = (label == "success" or attempt.succeeded) and not attempt.intervened
+        known = attempt.ended or label in ("success", "failure")
+        outcome = ("success" if alone else "failure") if known else "unknown"
+        if rolled_back := self.versions.report(
+            attempt.policy_version, EpisodeEnd(outcome=outcome, intervened=int(attempt.intervened))
+        ):
+            self._audit.write("rolled back", person="the rule", detail=rolled_back)
+
+    # -- who acts ---------------------------------------------------------------------------------------------------
+
+    def take_over(self, *, person: str) -> None:
+        if self.mode == "ended":
+            raise Refused("the episode has ended; start the next one")
+        if self.mode != "human":
+            self.human.begin(self.handover.last)
+            self.attempt.operators.append(person)
+            self._audit.write("takes over", person=person, step=self.attempt.length)
+        self.mode, self.reason = "human", ""
+
+    def hand_back(self, *, person: str) -> None:
+        """To the policy, which plans anew from what it sees now."""
+        if self.mode == "ended":
+            raise Refused("the episode has ended; start the next one")
+        if self.mode != "policy":
+            self._chunk_at = self.attempt.length - len(self._chunk)
+            self._audit.write("policy drives", person=person, step=self.attempt.length)
+        self.mode, self.reason = "policy", ""
+
+    def hold(self, reason: str, *, person: str) -> None:
+        """Nobody acts until somebody takes over or hands back."""
+        if self.mode in ("policy", "human"):
+            self._audit.write("hold", person=person, step=self.attempt.length, reason=reason)
+            self.mode, self.reason = "hold", reason
+
+    def instruct(self, text: str, *, person: str) -> None:
+        """Another instruction for the policy, from its next chunk on; the episode is recorded with the last one."""
+        if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
+            raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
+        self.attempt.instruction = text.strip()
+        self._chunk_at = self.attempt.length - len(self._chunk)
+        self._audit.write("instruction", person=person, text=text.strip())
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def tick(self, raw: RawInput | None) -> bool:
+        """One control step with the person's newest input, None if there is none; whether anything moved.
+
+        While the arm is at rest and nobody moves it, there is no step.
+        """
+        if self.mode == "ended":
+            return False
+        driven = self.mode == "human" and raw is not None and raw.deadman
+        actor = POLICY if self.mode == "policy" else HUMAN if driven else HOLD
+        if actor == HOLD and self.handover.at_rest:
+            return False
+        try:
+            shadow = self._proposal(observe=actor != POLICY)
+        except UnusableActions as error:
+            self.versions.report_fault(self.attempt.policy_version, str(error))
+            self.hold(str(error), person="the server")
+            return False
+        if actor == POLICY:
+            wanted = shadow
+        elif actor == HUMAN:
+            wanted = self.human.action(raw or RELEASED)
+        else:
+            wanted = self.human.hold(self.handover.last)
+        action = self.handover.apply(wanted, actor)
+        self._step(action, shadow, actor, raw)
+        return True
+
+    def _proposal(self, *, observe: bool) -> Action:
+        """What the policy would do in this step; a new chunk where the last one is used up."""
+        at, chunk = self.attempt.length, self._chunk
+        used_up = at - self._chunk_at >= (self.settings.execute_steps or len(chunk) or 1)
+        used_up |= at - self._chunk_at >= len(chunk)
+        if (observe or used_up) and at not in self.attempt.observations:
+            self._observe()
+        if used_up:
+            images, state = self.attempt.observations[at]
+            request = ActRequest(
+                id=at,
+                images=dict(images),
+                state=state,
+                instruction=self.attempt.instruction,
+                method="replace",
+                leftover=np.zeros((0, self.spec.action_dim), dtype=np.float32),
+                delay=0,
+                execute_steps=self.settings.execute_steps or self.backend.hello.action_horizon,
+            )
+            self._chunk, self._memory = self.backend.act(request, self._memory)
+            self._chunk_at = at
+        return np.clip(self._chunk[at - self._chunk_at], -1.0, 1.0)
+
+    def _observe(self) -> None:
+        obs = self.env.observe()
+        images = obs.images[0].numpy().copy()
+        self.attempt.observations[self.attempt.length] = (
+            {camera: images[i] for i, camera in enumerate(self.spec.cameras)},
+            obs.state[0].numpy().astype(np.float32),
+        )
+
+    def _step(self, action: Action, shadow: Action, actor: int, raw: RawInput | None) -> None:
+        attempt, applied = self.attempt, time.time()
+        result = self.env.step(torch.from_numpy(action)[None])
+        attempt.steps.append(
+            ExecutedStep(
+                action=action.astype(np.float32),
+                shadow=shadow.astype(np.float32),
+                actor=actor,
+                intervention=len(attempt.operators) - 1 if self.mode == "human" else -1,
+                input_time_s=raw.arrived_s if raw is not None and actor == HUMAN else 0.0,
+                applied_time_s=applied,
+                reward=float(result.reward[0]),
+                terminated=bool(result.terminated[0]),
+                truncated=bool(result.truncated[0] or not result.valid[0]),
+                success=bool(result.success[0]),
+            )
+        )
+        if self.spec.can_capture:
+            attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
+        if attempt.ended:
+            self._commit(label=None)
+            self.mode, self.outcome = "ended", "success" if attempt.succeeded else "failure"
+            self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"
+
+    # -- what is shown ----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> str:
+        return self.attempt.policy_version[:12]
+
+    @property
+    def planned(self) -> np.ndarray:
+        """The rest of the policy's chunk, [n, A]."""
+        return self._chunk[max(0, self.attempt.length - self._chunk_at) :]
+
+    def expert_action(self) -> list[float] | None:
+        """What the simulator's expert would do now, where it is shown."""
+        return None if self._expert is None else [round(float(x), 5) for x in self._expert.act()[0].cpu()]

@@ -1,0 +1,265 @@
+"""A real Chromium: taking over by keyboard, labels, episodes, hidden tabs, two browsers, a phone, accessibility."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from episodes.schema import HOLD, HUMAN, POLICY
+from episodes.store import EpisodeStore
+from real_robot.corrections.server import CorrectionServer
+from tests.corrections.small_server import server
+
+pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+TIMEOUT_MS = 30_000
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    options = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CorrectionServer]:
+    with server(tmp_path_factory.mktemp("browser"), show_expert=True, pace=0.4) as one:
+        yield one
+
+
+@pytest.fixture
+def open_page(chromium: Browser, running: CorrectionServer) -> Iterator[Callable[..., Page]]:
+    """A browser window of its own for each person; all are closed after the test."""
+    contexts, errors = [], []
+
+    def open_one(name: str, **options: object) -> Page:
+        contexts.append(chromium.new_context(**options))  # type: ignore[arg-type]
+        page = contexts[-1].new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(running.invite(name))
+        page.wait_for_selector("#camera-0")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def wait_until(page: Page, expression: str) -> None:
+    """Polls from here: the page's own policy forbids the evaluation of text inside it."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(30)
+
+
+def wait_for_mode(page: Page, mode: str) -> str:
+    page.wait_for_selector(f"#mode[data-mode={mode}]")
+    return page.text_content("#mode") or ""
+
+
+def next_episode(page: Page) -> None:
+    """Whatever the tests before left."""
+    number = (page.text_content("#clock") or "").split(",")[0]
+    page.keyboard.press("n")
+    wait_until(page, f"!document.getElementById('clock').textContent.startsWith('{number},')")
+    wait_for_mode(page, "policy")
+
+
+def drive_by_keyboard(page: Page, running: CorrectionServer) -> None:
+    """Press the keys that go where the expert would go, until the episode ends."""
+    pressed: set[str] = set()
+    page.keyboard.down("Shift")
+    while running.robot.published.state["mode"] == "human":
+        x, y, z = running.robot.published.state["expert"][:3]
+        wanted = {key for key, push in (("s", x), ("w", -x), ("d", y), ("a", -y), ("r", z), ("f", -z)) if push > 0.04}
+        for key in pressed - wanted:
+            page.keyboard.up(key)
+        for key in wanted - pressed:
+            page.keyboard.down(key)
+        pressed = wanted
+        page.wait_for_timeout(20)
+    for key in (*pressed, "Shift"):
+        page.keyboard.up(key)
+
+
+def test_a_person_takes_over_finishes_labels_and_finds_the_episode(
+    open_page: Callable[..., Page], running: CorrectionServer
+):
+    page = open_page("Anna")
+    wait_for_mode(page, "policy")
+    wait_until(page, "Number(document.getElementById('rewind-step').max) >= 6")
+    page.keyboard.press("t")
+    assert wait_for_mode(page, "human") == "You drive"
+    drive_by_keyboard(page, running)
+    assert wait_for_mode(page, "ended") == "The episode has ended: success"
+    page.keyboard.press("1")
+    page.click("#link-episodes")
+    page.select_option("#f-who", "corrected")
+    page.click("#list tbody tr:first-child button")
+    page.wait_for_selector("#detail:not([hidden])")
+    assert "(Anna)" in (page.text_content("#d-facts") or "")
+    wait_until(page, "document.getElementById('d-frame').width === 32")
+
+    with EpisodeStore(running.folder / "episodes") as store:
+        (entry,) = [entry for entry in store.select() if (store.read(entry.id).actor == HUMAN).any()]
+        episode = store.read(entry.id)
+        assert entry.success
+        assert store.labels(entry.id)["outcome"] == "success"
+        assert set(episode.actor[:6]) == {POLICY}
+        after = episode.actor[episode.actor.tolist().index(HUMAN) :]
+        assert set(after) <= {HUMAN, HOLD}
+        assert episode.operators == ("Anna",)
+        # what the page says of each step is what is stored
+        said = page.get_attribute("#d-strip", "aria-label") or ""
+        human = int((episode.actor == HUMAN).sum())
+        assert said == f"{episode.num_steps} steps, {human} of them driven by a person"
+
+        page.click("#d-failure")
+        wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Failure, relabelled')")
+        assert store.labels(entry.id)["success"] is False
+        page.click("#d-delete")
+        page.wait_for_selector("#empty:not([hidden])")
+        page.click("#d-undo")
+        page.click("#d-undo")
+        wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Success;')")
+        assert store.labels(entry.id) == {"outcome": "success", "success": True}
+        assert len(store.history(entry.id)) == 6
+
+
+def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[..., Page], running: CorrectionServer):
+    page = open_page("Rita")
+    next_episode(page)
+    page.keyboard.press("t")
+    wait_for_mode(page, "human")
+    page.reload()
+    page.wait_for_selector("#camera-0")
+    assert page.text_content("#me") == "Rita (operator)"
+    assert "The arm holds" in wait_for_mode(page, "hold")
+    page.keyboard.press("b")
+    wait_for_mode(page, "policy")
+
+
+def test_a_hidden_tab_holds_the_arm_at_once(open_page: Callable[..., Page], running: CorrectionServer):
+    page = open_page("Hana")
+    next_episode(page)
+    page.keyboard.press("t")
+    wait_for_mode(page, "human")
+    page.keyboard.down("Shift")
+    page.keyboard.down("r")
+    robot = running.robot
+    wait_until(page, "document.getElementById('strip').getAttribute('aria-label').match(/, [3-9] of/)")
+    hidden_at = page.evaluate(
+        """() => {
+            Object.defineProperty(document, 'hidden', {value: true});
+            const at = Number(document.getElementById('rewind-step').max);
+            document.dispatchEvent(new Event('visibilitychange'));
+            return at;
+        }"""
+    )
+    assert wait_for_mode(page, "hold") == "The arm holds: the tab is hidden"
+    page.wait_for_timeout(500)
+    steps = robot.session.attempt.steps
+    moving = [step.actor for step in steps[hidden_at:] if abs(step.action[:6]).max() > 0]
+    # 200 ms of simulated time are 4 steps: those under way, and the ramp to rest
+    assert len(moving) <= 4
+    assert not steps[-1].action[:6].any()
+    assert POLICY not in [step.actor for step in steps[hidden_at:]]
+
+
+def test_of_two_browsers_one_moves_the_robot(open_page: Callable[..., Page], running: CorrectionServer):
+    first, second = (open_page(name) for name in ("Uma", "Vito"))
+    next_episode(first)
+    first.keyboard.press("t")
+    wait_for_mode(first, "human")
+    assert wait_for_mode(second, "human") == "Uma drives"
+    second.keyboard.press("t")
+    wait_until(second, "document.getElementById('problem').textContent.includes('another browser')")
+    before = running.robot.session.attempt.length
+    second.keyboard.down("Shift")
+    second.keyboard.down("r")
+    second.wait_for_timeout(500)
+    assert running.robot.session.attempt.length - before <= 2  # at most the way to rest
+    assert HUMAN not in [step.actor for step in running.robot.session.attempt.steps]
+    first.keyboard.press("Escape")
+    assert "let go" in wait_for_mode(second, "hold")
+    second.keyboard.press("t")
+    assert wait_for_mode(second, "human") == "You drive"
+
+
+def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Page], running: CorrectionServer):
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "color_scheme": "dark"}
+    page = open_page("Piet", **phone)
+    next_episode(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.tap("#take_over")
+    wait_for_mode(page, "human")
+    before = running.robot.session.env.observe().state[0, :3].clone()
+    pad = page.locator("#pad")
+    pad.scroll_into_view_if_needed()
+    box = pad.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2, steps=4)
+    wait_until(page, "document.getElementById('strip').getAttribute('aria-label').match(/, [3-9] of/)")
+    page.mouse.up()
+    page.keyboard.press("p")
+    wait_for_mode(page, "hold")
+    moved = running.robot.session.env.observe().state[0, :3] - before
+    assert moved[1] > 0.005  # to the right in the picture is +y
+    page.goto(page.url.split("#")[0] + "#episodes")
+    page.wait_for_selector("#episodes:not([hidden])")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(open_page: Callable[..., Page], running: CorrectionServer, scheme: str):
+    page = open_page("Axel", color_scheme=scheme)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for name in ("robot", "episodes"):
+        page.click(f"#link-{name}")
+        page.wait_for_selector(f"#{name}:not([hidden])")
+        if name == "episodes":
+            page.click("#list tbody tr:first-child button")
+            page.wait_for_selector("#detail:not([hidden])")
+        found = Axe().run(page).response["violations"]
+        serious = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        assert serious == []
+    assert all(url.startswith((running.origins.origins[0], "data:", "blob:")) for url in requests)
+
+
+def test_everything_can_be_reached_and_done_by_keyboard(open_page: Callable[..., Page], running: CorrectionServer):
+    page = open_page("Kira")
+    next_episode(page)
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id"))
+    for id in ("rewind-step", "rewind", "take_over", "success", "instruction", "pad", "gripper"):
+        assert id in reached
+    page.focus("#instruction")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("reach it by 1 or 2 trials")  # keys that are commands elsewhere
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    assert running.robot.session.attempt.instruction == "reach it by 1 or 2 trials"
+    assert running.robot.session.mode == "policy"
+    page.keyboard.press("p")
+    wait_for_mode(page, "hold")
+    page.focus("#rewind-step")
+    page.keyboard.press("Home")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    wait_until(page, "document.getElementById('mode').textContent.includes('rewound to step 0')")
+    assert running.robot.session.attempt.length == 0

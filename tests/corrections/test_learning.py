@@ -1,0 +1,112 @@
+"""A policy learns from corrections: only a person's steps are cloned, the server takes the policy up and rolls back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
+from episodes.store import EpisodeStore
+from policies.bundle import read_bundle_info
+from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
+from sims.errors import UserError
+from tests.corrections.small_server import PATIENT, server, write_bundle
+from tests.episodes.episode_examples import make_episode
+from vla_rl.algorithms.bc import BCConfig
+from vla_rl.cli import main as cli
+from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
+from vla_rl.runners.corrections import EPISODES, corrected_episodes, learn
+from vla_rl.runners.imitation import divide
+
+FAST = LearningConfig(bc=BCConfig(steps=3, batch_size=8, warmup=1))
+CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
+
+
+def test_shares_of_a_batch_by_hand():
+    assert divide(9, [1, 1]) == [5, 4]
+    assert divide(64, [0.5, 0.25, 0.25]) == [32, 16, 16]
+    assert divide(10, [1, 1, 1]) == [4, 3, 3]
+    assert divide(7, [2.0]) == [7]
+
+
+def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
+    by = {name: [code] * 6 for name, code in (("expert", EXPERT), ("policy", POLICY), ("hold", HOLD))}
+    by["person"] = [POLICY, POLICY, HUMAN, HUMAN, HUMAN, POLICY]
+    with EpisodeStore(tmp_path, create=True) as store:
+        ids = {name: store.add(make_episode(actor=np.array(codes, dtype=np.uint8))) for name, codes in by.items()}
+    assert corrected_episodes(tmp_path) == [ids["person"]]
+    with EpisodeStore(tmp_path) as store:
+        store.label(ids["person"], "success", False, author="anna")
+    assert corrected_episodes(tmp_path) == []
+
+
+def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
+    with pytest.raises(UserError, match="make corrections with: vla-rl correct"):
+        next(learn(tmp_path, CONFIG, watch=False))
+    write_bundle(tmp_path / "bundle")
+    with pytest.raises(UserError, match="no successful episode that a person corrected"):
+        next(learn(tmp_path, CONFIG, watch=False))
+
+
+def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_path: Path):
+    with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
+        robot, folder = one.robot, one.folder
+        with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
+            (first,) = operator.correct(1)
+        before = robot.session.versions.current.hello.fingerprint
+        (result,) = learn(folder, CONFIG, watch=False)
+        assert (result["round"], result["corrected_episodes"]) == (1, 1)
+        published = read_bundle_info(folder / "bundle")
+        assert published.provenance.parent == before
+        assert published.sha256 != before
+        deadline = time.monotonic() + 60
+        while robot.session.versions.current.hello.fingerprint == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert robot.session.attempt.policy_version == before  # the episode that is under way keeps its policy
+        with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
+            operator.correct(2)
+        versions = robot.session.versions
+        assert versions.report_fault(published.sha256, "by anna")
+        assert versions.current.hello.fingerprint == before
+        assert versions.knows(published.sha256)  # not taken up again
+    with EpisodeStore(folder / EPISODES) as store:
+        episodes = [store.read(entry.id) for entry in store.select()]
+    assert episodes[0].id == first["episode"]
+    # the second began before the new policy was there
+    assert [episode.policy_version for episode in episodes[:3]] == [before, before, published.sha256]
+
+
+def test_the_packaged_configuration_and_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = load_config(CorrectionsConfig, find_config(Path("hg_dagger"), "corrections"))
+    assert config.learning.human_share == 0.5
+    assert config == replace(config, control=replace(config.control, view="facing"))
+    for flag, value in (("--control.speed", "0"), ("--control.lost_person_s", "0.01"), ("--learning.human_share", "1")):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["learn", str(tmp_path), flag, value])
+        said = capsys.readouterr().err
+        assert (end.value.code, said.count("\n")) == (2, 1)
+        assert flag.rpartition(".")[2] in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--host", "0.0.0.0"], "refusing to listen on 0.0.0.0 without TLS"),
+        (["--robot", "fake_arm"], "correct --robot does not exist yet"),
+        (["--certificate", "c.pem"], "TLS needs both a certificate and its key"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["correct", str(tmp_path), "--sim", "quickstart", *arguments])
+    said = capsys.readouterr().err
+    assert (end.value.code, says in said, said.count("\n")) == (2, True, 1), said

@@ -1,0 +1,213 @@
+"""A real server and real connections: who is let in and may do what, two clients, damaged frames, a correction."""
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from episodes.schema import HUMAN, POLICY
+from episodes.store import EpisodeStore
+from real_robot.corrections.access import COOKIE
+from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
+from real_robot.corrections.server import CorrectionServer
+from tests.corrections.small_server import server
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CorrectionServer]:
+    with server(tmp_path_factory.mktemp("server"), pace=0.5) as one:
+        yield one
+
+
+def ask(
+    running: CorrectionServer, path: str, *, method: str = "GET", cookie: str | None = None, **headers: str
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(f"127.0.0.1:{running.origins.port}", timeout=60)
+    if cookie is not None:
+        headers["Cookie"] = f"{COOKIE}={cookie}"
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def wait_for(socket: ClientConnection, wanted: str) -> dict:
+    """The next message of this type."""
+    while True:
+        message = json.loads(socket.recv(timeout=60))
+        if message["type"] == wanted:
+            return message
+
+
+def closing(socket: ClientConnection) -> tuple[int, str]:
+    """Code and reason with which the server closes the connection."""
+    with pytest.raises(ConnectionClosed) as closed:
+        list(socket)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_cannot_read(running: CorrectionServer):
+    address = urlsplit(running.invite("Anna"))
+    assert ask(running, "/")[0] == 401
+    assert ask(running, "/?token=wrong")[0] == 401
+    connection = http.client.HTTPConnection(address.netloc, timeout=60)
+    connection.request("GET", f"/?{address.query}")
+    answer = connection.getresponse()
+    assert (answer.status, answer.getheader("Location")) == (303, "/")
+    cookie = answer.getheader("Set-Cookie") or ""
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    connection.close()
+    assert ask(running, f"/?{address.query}")[0] == 401  # replayed
+    value = cookie.partition(";")[0].partition("=")[2]
+    status, page = ask(running, "/", cookie=value)
+    assert (status, b"<title>Corrections</title>" in page) == (200, True)
+    assert json.loads(ask(running, "/api/me", cookie=value)[1]) == {"name": "Anna", "role": "operator"}
+    assert ask(running, "/api/me", cookie="made up")[0] == 401
+    events = [json.loads(line) for line in (running.folder / "audit.jsonl").read_text().splitlines()]
+    assert {"token refused", "session begins"} <= {event["event"] for event in events}
+
+
+def test_other_origins_and_hosts_are_refused(running: CorrectionServer):
+    origin, cookie = open_session(running.invite())
+    url = origin.replace("http", "ws") + "/ws/control"
+    headers = {"Cookie": f"{COOKIE}={cookie}"}
+    for wrong in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {}):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, additional_headers=headers | wrong)
+        assert refused.value.response.status_code == 403
+    assert ask(running, "/", cookie=cookie, Host="evil.example")[0] == 403
+    assert ask(running, "/api/rollback", method="POST", cookie=cookie)[0] == 403
+    assert ask(running, "/api/rollback", method="POST", cookie=cookie, Origin="http://evil.example")[0] == 403
+    assert ask(running, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 409  # one version only
+
+
+def test_without_a_session_a_connection_shows_nothing(running: CorrectionServer):
+    origin = running.origins.origins[0]
+    for path in ("/ws/control", "/ws/pictures"):
+        with connect(origin.replace("http", "ws") + path, additional_headers={"Origin": origin}) as socket:
+            assert closing(socket)[0] == 4401
+
+
+@pytest.mark.parametrize("role", ["viewer", "labeller"])
+def test_who_only_watches_cannot_move_or_roll_back(running: CorrectionServer, role):
+    origin, cookie = open_session(running.invite("Vera", role))
+    with open_control(origin, cookie) as socket:
+        wait_for(socket, "state")
+        for message in (
+            {"type": "acquire"},
+            {"type": "do", "token": 1, "what": "take_over"},
+            {"type": "input", "token": 1, "deadman": True, "keys": ["KeyW"]},
+        ):
+            socket.send(json.dumps(message))
+            assert wait_for(socket, "refused")["reason"] == f"a {role} may not move the robot"
+    assert ask(running, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 403
+    assert ask(running, "/api/invite/operator", method="POST", cookie=cookie, Origin=origin)[0] == 403
+    id = "0" * 26
+    expected = {"viewer": 403, "labeller": 404}[role]
+    assert ask(running, f"/api/episodes/{id}/label/success", method="POST", cookie=cookie, Origin=origin)[0] == expected
+
+
+def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(running: CorrectionServer):
+    first, second = (open_control(*open_session(running.invite(name))) for name in ("Anna", "Ben"))
+    robot = running.robot
+    with second:
+        with first:
+            first.send('{"type": "acquire"}')
+            token = wait_for(first, "lease")["token"]
+            second.send('{"type": "acquire"}')
+            assert wait_for(second, "refused")["reason"] == "another browser controls the robot"
+            first.send(json.dumps({"type": "do", "token": token, "what": "take_over"}))
+            drive = {"type": "input", "token": token, "deadman": True, "keys": ["KeyR"]}
+            for stolen in (token, token + 1):
+                second.send(json.dumps(drive | {"token": stolen}))
+                assert "another browser" in wait_for(second, "refused")["reason"]
+            first.send(json.dumps(drive))
+            while "h" not in wait_for(first, "state")["actors"]:
+                pass
+        # its connection is closed while it drives
+        state = wait_for(second, "state")
+        while state["mode"] != "hold":  # the older states first
+            state = wait_for(second, "state")
+        assert (state["mode"], state["reason"], state["holder"]) == ("hold", "the connection ended", None)
+        length = state["step"]
+        time.sleep(0.5)
+        assert robot.session.mode == "hold"
+        assert robot.session.attempt.length <= length + 2
+        second.send('{"type": "acquire"}')
+        later = wait_for(second, "lease")["token"]
+        assert later > token
+        second.send(json.dumps({"type": "do", "token": later, "what": "abort"}))
+        second.send(json.dumps({"type": "do", "token": later, "what": "next"}))
+        number = state["episode"]
+        while state["episode"] == number:
+            state = wait_for(second, "state")
+    events = [json.loads(line) for line in (running.folder / "audit.jsonl").read_text().splitlines()]
+    moved = [(event["event"], event["person"]) for event in events if event["person"] in ("Anna", "Ben")]
+    assert ("takes over", "Anna") in moved
+    assert ("takes over", "Ben") not in moved
+    assert ("hold", "Anna") in moved
+
+
+def test_damaged_and_oversize_frames_do_not_disturb_the_others(running: CorrectionServer):
+    origin, cookie = open_session(running.invite("Mallory"))
+    rng = random.Random(1)
+    for _ in range(20):
+        with open_control(origin, cookie) as socket:
+            for _ in range(50):
+                damaged = rng.randbytes(rng.randint(0, 300))
+                socket.send(damaged if rng.random() < 0.1 else damaged.decode("latin-1"))
+                if rng.random() < 0.1:
+                    break
+    with open_control(origin, cookie) as socket:
+        socket.send("x" * 100_000)
+        assert closing(socket)[0] == 1009
+    with open_control(origin, cookie) as socket:
+        for _ in range(400):
+            socket.send('{"type": "release"}')
+        assert closing(socket)[1] == "more than 200 messages per second"
+    assert running.robot.failure is None
+    assert ask(running, "/api/me", cookie=cookie)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../access.py",
+        "/assets/%2e%2e/access.py",
+        "/assets/..%2f..%2faccess.py",
+        "/api/episodes/..%2f..%2faudit",
+        "/api/episodes/ep-x/frames/..%2fwrist/0",
+        "/api/episodes/00000000000000000000000000/frames/agent/0",
+    ],
+)
+def test_names_do_not_lead_out_of_the_folder(running: CorrectionServer, path):
+    _, cookie = open_session(running.invite())
+    status, body = ask(running, path, cookie=cookie)
+    assert status == 404
+    assert b"import" not in body
+
+
+def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
+    with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
+        with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
+            done = operator.correct(2)
+        assert [(episode["corrected"], episode["success"]) for episode in done] == [(True, True)] * 2
+        assert one.robot.failure is None
+    with EpisodeStore(tmp_path / "out" / "episodes") as store:
+        episodes = [store.read(entry.id) for entry in store.select()]
+        assert [episode.id for episode in episodes][:2] == [episode["episode"] for episode in done]
+    for episode in episodes[:2]:
+        assert set(episode.actor[:6]) == {POLICY}
+        assert episode.actor[-1] == HUMAN
+        assert episode.operators == ("script",)
+        assert episode.succeeded

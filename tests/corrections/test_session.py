@@ -1,0 +1,164 @@
+"""A policy, a person and a simulated robot, step by step, without a network: who acts, what is recorded, going back."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from episodes.schema import HOLD, HUMAN, POLICY
+from real_robot.corrections.human_input import RawInput
+from real_robot.corrections.session import CorrectionSession, Refused
+from tests.corrections.small_server import SIM, session
+
+AWAY = RawInput(deadman=True, keys=frozenset({"KeyW"}), arrived_s=5.0)
+
+
+def ticks(session: CorrectionSession, count: int, raw: RawInput | None = None) -> int:
+    """How many of them moved."""
+    return sum(session.tick(raw) for _ in range(count))
+
+
+def actors(session: CorrectionSession) -> list[int]:
+    return [step.actor for step in session.attempt.steps]
+
+
+def test_an_episode_with_a_correction_is_recorded_whole(tmp_path):
+    with session(tmp_path) as robot:
+        assert ticks(robot, 6) == 6
+        robot.take_over(person="anna")
+        assert ticks(robot, 7, AWAY) == 7
+        robot.hand_back(person="anna")
+        assert ticks(robot, 6) == 6
+        robot.end("success", person="anna")
+        id = robot.last_episode
+        assert id is not None
+        episode = robot.store.read(id)
+        assert episode.actor.tolist() == [POLICY] * 6 + [HUMAN] * 7 + [POLICY] * 6
+        assert episode.intervention.tolist() == [-1] * 6 + [0] * 7 + [-1] * 6
+        assert episode.operators == ("anna",)
+        assert (episode.input_time_s > 0).tolist() == (episode.actor == HUMAN).tolist()
+        assert (np.diff(episode.applied_time_s) >= 0).all()
+        assert (episode.step_policy_version == -1).tolist() == (episode.actor == HUMAN).tolist()
+        # the policy proposes in every step; what it proposes is executed where it drives and nothing is blended
+        np.testing.assert_array_equal(episode.shadow_action[:6], episode.action[:6])
+        assert np.abs(episode.shadow_action[6:13] - episode.action[6:13]).max(axis=1).min() > 0.01
+        np.testing.assert_allclose(episode.action[12, :3], [-robot.settings.speed, 0, 0], atol=1e-6)
+        # chunks are observed at their beginning, a person's steps one by one, and the end
+        assert episode.observation_steps.tolist() == [0, 4, *range(6, 14), 17, 19]
+        assert robot.store.labels(id) == {"outcome": "success", "success": True}
+        assert [entry.success for entry in robot.store.select()] == [True]
+        assert not episode.succeeded
+
+
+def test_the_hand_over_is_blended_both_ways(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 5)
+        robot.take_over(person="anna")
+        ticks(robot, 8, AWAY)
+        robot.hand_back(person="anna")
+        ticks(robot, 8)
+        steps = robot.attempt.steps
+        distance = max(np.abs(steps[i].action - steps[i].shadow)[:6].max() for i in range(5, 13))
+        changes = [np.abs(steps[i].action - steps[i - 1].action)[:6].max() for i in (5, 6, 13, 14)]
+        assert max(changes) < 0.35 * (distance + 0.3)  # the policy's own actions change meanwhile
+        np.testing.assert_array_equal(steps[18].action, steps[18].shadow)
+
+
+def test_without_the_deadman_the_arm_stops_and_time_stands_still(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 3)
+        robot.take_over(person="anna")
+        ticks(robot, 6, AWAY)
+        keys_alone = RawInput(keys=AWAY.keys)
+        assert ticks(robot, 20, keys_alone) == 1  # 0.3 of the largest action: one step of 50 ms to stand still
+        assert actors(robot)[-1] == HOLD
+        assert not robot.attempt.steps[-1].action[:6].any()
+        assert ticks(robot, 20, None) == 0
+        assert ticks(robot, 3, AWAY) == 3
+
+
+def test_after_a_person_is_lost_the_policy_never_resumes_by_itself(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 3)
+        robot.take_over(person="anna")
+        ticks(robot, 3, AWAY)
+        robot.hold("lost contact", person="anna")
+        ticks(robot, 200)
+        assert robot.mode == "hold"
+        assert POLICY not in actors(robot)[3:]
+        at = robot.attempt.length
+        robot.hand_back(person="ben")
+        ticks(robot, 2)
+        assert actors(robot)[at:] == [POLICY, POLICY]
+
+
+def test_rewind_restores_the_robot_exactly_and_keeps_what_was_abandoned(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 10)
+        state = robot.env.observe().state.clone()
+        ticks(robot, 8)
+        robot.rewind(10, person="anna")
+        assert robot.mode == "hold"
+        assert (robot.env.observe().state == state).all()
+        assert robot.attempt.length == 10
+        abandoned = robot.last_episode
+        assert abandoned is not None
+        assert robot.store.labels(abandoned) == {"rewound_at": 10}
+        assert robot.store.read(abandoned).num_steps == 18
+        robot.take_over(person="anna")
+        ticks(robot, 5, AWAY)
+        robot.end("failure", person="anna")
+        assert robot.last_episode != abandoned
+        again = robot.store.read(robot.last_episode or "")
+        assert again.actor.tolist() == [POLICY] * 10 + [HUMAN] * 5
+        np.testing.assert_array_equal(again.action[:10], robot.store.read(abandoned).action[:10])
+        with pytest.raises(Refused, match=r"step 99 is not in 0..15"):
+            robot.rewind(99, person="anna")
+
+
+def test_an_episode_that_ended_can_be_rewound_and_the_next_one_starts_elsewhere(tmp_path):
+    with session(tmp_path, sim=replace(SIM, max_steps=30)) as robot:
+        seed = robot.attempt.start.seed
+        ticks(robot, 40)
+        assert (robot.mode, robot.outcome, robot.attempt.length) == ("ended", "failure", 30)
+        with pytest.raises(Refused, match="start the next one"):
+            robot.take_over(person="anna")
+        with pytest.raises(Refused, match="go back to an earlier step"):
+            robot.rewind(30, person="anna")
+        robot.rewind(20, person="anna")
+        robot.hand_back(person="anna")
+        ticks(robot, 40)
+        assert len(robot.store.entries()) == 2
+        robot.next_episode(person="anna", drive=True)
+        assert robot.mode == "policy"
+        assert robot.attempt.start.seed != seed
+        events = [json.loads(line)["event"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+        assert events == ["episode begins", "rewound", "policy drives", "episode begins"]
+
+
+def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 3)
+        robot.take_over(person="anna")
+        ticks(robot, 4, AWAY)
+        robot.close()
+        (entry,) = robot.store.entries()
+        assert robot.store.read(entry.id).actor.tolist() == [POLICY] * 3 + [HUMAN] * 4
+        assert robot.store.labels(entry.id) == {"outcome": "abort"}
+        robot.close()
+        assert len(robot.store.entries()) == 1
+
+
+def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 2)
+        for wrong in ("", " ", "two\nlines", "x" * 201):
+            with pytest.raises(Refused, match="one line"):
+                robot.instruct(wrong, person="anna")
+        robot.instruct("reach the blue block", person="anna")
+        ticks(robot, 2)
+        robot.end("abort", person="anna")
+        assert robot.last_episode is not None
+        assert robot.store.read(robot.last_episode).instruction == "reach the blue block"
+        assert robot.store.labels(robot.last_episode) == {"outcome": "abort"}

@@ -1,0 +1,158 @@
+"""A residual on any base: what is executed, the base's queue, and the contract of policies.policy.Policy."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+from policies.audit import audit_log_prob
+from policies.bundle import load_bundle, save_bundle
+from policies.policy import Policy, copy_trained, set_frozen, trained_parameters
+from policies.registry import build_policy
+from policies.residual.critic_guided import CriticGuided
+from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
+from sims.errors import UserError
+from tests.policies.small_configs import CONFIGS, ENCODER
+from tests.policies.test_every_policy import ROBOT, generator, observe
+
+SQUASHED = ResidualConfig(action_horizon=2, hidden=(32,), noise=SquashedNoiseConfig(std=0.4))
+RESIDUALS = {
+    "fixed": ResidualConfig(action_horizon=2, hidden=(32,)),
+    "squashed": SQUASHED,
+    "own encoder": dataclasses.replace(SQUASHED, encoder=ENCODER),
+}
+BASES = ("denoising", "categorical", "gaussian", "diffusion_policy", "openvla")
+
+
+def base_of(name: str) -> Policy[Any, Any]:
+    torch.manual_seed(0)
+    return build_policy(CONFIGS[name], ROBOT)
+
+
+def trained(config: ResidualConfig, base: str = "gaussian") -> ResidualPolicy:
+    """With weights that are not zero."""
+    policy = residual_on(base_of(base), config)
+    with torch.no_grad():
+        for parameter in trained_parameters(policy):
+            parameter += 0.1 * torch.randn_like(parameter)
+    return policy
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_untrained_it_executes_the_base_chunk_by_chunk(name: str) -> None:
+    """Two of eight actions at a time; the base sees only the observations at which it plans."""
+    base = base_of(name)
+    policy = residual_on(base, RESIDUALS["fixed"])
+    memory, state = base.initial_state(3), policy.initial_state(3)
+    for round_ in range(2):
+        context, memory = base.encode(observe(3, 4 * round_), memory)
+        chunk = base.act_from_noise(context, torch.zeros(3, *base.spec.noise_shape))
+        for part in range(4):
+            own, state = policy.encode(observe(3, 4 * round_ + part), state)
+            action = policy.act(own, generator())
+            torch.testing.assert_close(action, chunk[:, 2 * part : 2 * part + 2].clamp(-1, 1), atol=1e-5, rtol=0)
+
+
+def test_a_reset_environment_gets_a_new_chunk_and_the_others_go_on() -> None:
+    policy = residual_on(base_of("denoising"), RESIDUALS["fixed"])
+    initial = policy.initial_state(3)
+    _, state = policy.encode(observe(3, 0), initial)
+    state = initial.where(torch.tensor([False, True, False]), state)
+    context, after = policy.encode(observe(3, 1), state)
+    fresh, _ = policy.encode(observe(3, 1), initial)
+    assert torch.equal(context.center[1], fresh.center[1])
+    assert torch.equal(context.center[0], state.chunk[0, 2:4])
+    assert after.used.tolist() == [4, 2, 4]
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_the_sum_is_clipped(name: str) -> None:
+    policy = trained(dataclasses.replace(RESIDUALS[name], scale=0.3))
+    with torch.no_grad():
+        policy.head[-1].bias += 20.0
+    context, _ = policy.encode(observe(4), policy.initial_state(4))
+    action = policy.act(context, generator())
+    torch.testing.assert_close(action, (context.center + 0.3).clamp(max=1.0))
+    assert policy.sample(context, generator()).action.abs().max() <= 1
+
+
+def test_around_the_middle_leaves_the_base_out() -> None:
+    policy = residual_on(base_of("gaussian"), ResidualConfig(around="middle", scale=1.0, action_horizon=3))
+    policy.fit_normalizer(torch.randn(9, 5), torch.tensor([[0.1, -0.4, 0.0], [0.3, 0.4, 0.0]]))
+    context, _ = policy.encode(observe(4), policy.initial_state(4))
+    torch.testing.assert_close(policy.act(context, generator()), torch.tensor([0.2, 0.0, 0.0]).expand(4, 3, 3))
+
+
+def test_corrections_are_measured_by_the_range_of_the_demonstrations() -> None:
+    """The base's scales are taken over; a dimension that hardly moves is hardly corrected."""
+    base = base_of("gaussian")
+    base.fit_normalizer(torch.randn(9, 5), torch.tensor([[-0.5, -0.01, 0.0], [0.5, 0.01, 0.2]]))
+    policy = residual_on(base, dataclasses.replace(RESIDUALS["fixed"], scale=0.3))
+    with torch.no_grad():
+        policy.head[-1].bias += 20.0
+    context, _ = policy.encode(observe(4), policy.initial_state(4))
+    moved = policy.act(context, generator()) - context.center
+    torch.testing.assert_close(moved[:, 0], torch.tensor([0.15, 0.003, 0.03]).expand(4, 3))
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_a_sample_scores_as_it_was_drawn_also_from_a_stored_record(name: str) -> None:
+    policy = trained(RESIDUALS[name])
+    _, state = policy.encode(observe(6, 1), policy.initial_state(6))
+    context, _ = policy.encode(observe(6), state)
+    sample = policy.sample(context, generator())
+    audit_log_prob(policy, context, sample, tolerance=1e-4)
+    order = torch.tensor([4, 1, 5])
+    restored = policy.restore(policy.store(context)[order])
+    torch.testing.assert_close(policy.log_prob(restored, sample.trace[order]), sample.log_prob[order])
+    assert policy.value_features(restored).shape == (3, policy.spec.value_dim)
+    assert policy.entropy(context, sample.trace).shape == sample.log_prob.shape
+
+
+def test_log_probs_are_those_of_a_squashed_gaussian() -> None:
+    policy = trained(SQUASHED)
+    context, _ = policy.encode(observe(5), policy.initial_state(5))
+    action, log_prob = policy.rsample(context, generator())
+    inside = policy._distribution(context)
+    exact = TransformedDistribution(Normal(inside.mean, inside.stddev), [TanhTransform()])
+    drawn = policy.sample(context, generator()).trace.x
+    torch.testing.assert_close(log_prob, exact.log_prob(drawn.tanh()), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(action, (context.center + 0.2 * drawn.tanh()).clamp(-1, 1))
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_the_actor_s_gradient_reaches_the_residual_alone_and_the_critic_s_the_encoder(name: str) -> None:
+    policy = trained(RESIDUALS[name])
+    assert isinstance(policy, CriticGuided)
+    set_frozen(policy, ())
+    context = policy.restore(policy.store(policy.encode(observe(4), policy.initial_state(4))[0]))
+    policy.rsample(context, generator())[0].sum().backward()
+    groups = policy.parameter_groups()
+    assert all(parameter.grad is not None for parameter in groups["residual"])
+    assert all(parameter.grad is None for parameter in [*policy.base.parameters(), *groups.get("encoder", ())])
+    if "encoder" in groups:
+        policy.critic_features(context).sum().backward()
+        assert any(parameter.grad is not None for parameter in groups["encoder"])
+    assert all(parameter.grad is None for parameter in policy.base.parameters())
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_bundle_brings_it_back(base: str, tmp_path: Path) -> None:
+    policy = trained(RESIDUALS["squashed"], base)
+    save_bundle(policy, tmp_path)
+    loaded = load_bundle(tmp_path, robot=ROBOT)
+    assert loaded.config == policy.config and loaded.spec == policy.spec
+    contexts = [one.encode(observe(3), one.initial_state(3))[0] for one in (loaded, policy)]
+    assert torch.equal(*[one.act(c, generator()) for one, c in zip((loaded, policy), contexts, strict=True)])
+    copied = copy_trained(policy)
+    assert all(a is b for a, b in zip(policy.base.parameters(), copied.base.parameters(), strict=True))
+
+
+def test_what_cannot_be_corrected_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"residual.action_horizon \(3\) must divide the chunk of the base, 8"):
+        residual_on(base_of("gaussian"), ResidualConfig(action_horizon=3))
+    with pytest.raises(UserError, match=r"has a residual already.*leave start\.residual out"):
+        residual_on(trained(SQUASHED), SQUASHED)

@@ -1,0 +1,329 @@
+"""The off-policy learner: targets, exact resume, numbers that are not finite, learning, every configuration of it."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from episodes.recorder import RecordedEnv
+from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
+from sims.errors import UserError
+from sims.numbers.finite import NotFinite
+from sims.vector_env import StartState
+from tests.family_learning import clone, success
+from tests.policies.small_configs import CONFIGS, ENCODER
+from tests.reach_env import ReachEnv
+from tests.worlds import PointEnv
+from vla_rl.algorithms.off_policy import EntropyConfig, OffPolicy, OffPolicyConfig
+from vla_rl.algorithms.td_target import td_target, temperature_loss
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble, follow
+from vla_rl.runners.train import train
+from vla_rl.runs.checkpoint import load_tree, save_tree
+
+NAN = float("nan")
+CONFIGURATIONS = Path(__file__).parents[2] / "configs" / "off_policy"
+TD3 = ResidualConfig(action_horizon=2, hidden=(16,))
+SAC = ResidualConfig(action_horizon=2, hidden=(16,), noise=SquashedNoiseConfig())
+SMALL = OffPolicyConfig(
+    chunks=4, warmup=8, critic_warmup=2, batch_size=16, n_step=2, critic=EnsembleConfig(hidden=(16,), members=3)
+)
+
+
+def learner(
+    env: PointEnv, residual: ResidualConfig, *, base: str = "gaussian", store: Path | None = None, **settings: Any
+) -> OffPolicy:
+    torch.manual_seed(0)
+    policy = residual_on(build_policy(CONFIGS[base], RobotSpec.of(env.spec)), residual)
+    entropy = EntropyConfig() if policy.squashed else None
+    share = 0.0 if store is None else 0.5
+    config = dataclasses.replace(SMALL, entropy=entropy, demonstration_share=share, **settings)
+    return OffPolicy(config.with_demonstrations([] if store is None else [store]), policy, env, seed=0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three episodes of the expert, observed at every second step."""
+    path = tmp_path_factory.mktemp("store")
+    env = PointEnv(num_envs=3)
+    recorder = RecordedEnv(env, EpisodeStore(path, create=True), source="expert", split="train")
+    expert = env.expert(noise=0.3, seed=0)
+    recorder.reset(start=[StartState(task=task, seed=task) for task in range(3)])
+    for step in range(40):
+        if step % 2 == 0:
+            recorder.observe()
+        recorder.step(expert.act())
+    recorder.commit()
+    return path
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_by_hand() -> None:
+    """Two steps of reward 1 and .5 at gamma .9, then min(2, 1); at a task's end nothing follows."""
+    y = td_target(torch.tensor([1.45, 1.45]), torch.tensor([0.81, 0.0]), torch.tensor([[2.0, 9.0], [1.0, 9.0]]))
+    torch.testing.assert_close(y, torch.tensor([1.45 + 0.81, 1.45]))
+
+
+def test_soft_values_of_a_two_state_chain() -> None:
+    """Iterating SAC's target gives the closed form to 1e-6.
+
+    State 0: action 0 stays and gives 0, action 1 goes to state 1 and gives 1; state 1 returns to 0 whatever is done and
+    gives 2. The policy takes action 1 with probability p. With u = gamma T H and H = -sum p log p, the soft values
+    V0 = p Q(0, 1) + (1 - p) Q(0, 0) + T H and V1 = Q1 + T H solve a linear system.
+    """
+    gamma, temperature, p = 0.9, 0.2, 0.3
+    probability = torch.tensor([[1 - p, p], [1 - p, p]], dtype=torch.float64)
+    reward = torch.tensor([[0.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    following = torch.tensor([[0, 1], [0, 0]])
+    q = torch.zeros(2, 2, dtype=torch.float64)
+    for _ in range(300):
+        target = torch.zeros_like(q)
+        for action in (0, 1):  # what follows s, a is sampled from the policy: the mean over its actions
+            next_q = q[following, action] - temperature * probability[following, action].log()
+            y = td_target(reward.flatten(), torch.full((4,), gamma, dtype=torch.float64), next_q.flatten()[None])
+            target += probability[following, action] * y.view(2, 2)
+        q = target
+    entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
+    matrix = np.array([[1 - (1 - p) * gamma, -p * gamma], [-gamma, 1.0]])
+    soft = np.linalg.solve(matrix, np.array([p * 1 + temperature * entropy, 2 + temperature * entropy]))
+    exact = reward.numpy() + gamma * soft[following.numpy()]
+    np.testing.assert_allclose(q.numpy(), exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_the_learner_s_target_is_that_target(backup: bool) -> None:
+    made = learner(PointEnv(num_envs=4), SAC, chunks=6)
+    made.iterate()
+    made.config = dataclasses.replace(made.config, entropy=EntropyConfig(backup=backup))
+    with torch.no_grad():
+        made.log_temperature.fill_(math.log(0.3))
+        for parameter in made.target.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+        made.guided.normalizer.action_scale.fill_(0.5)  # the critic reads actions in this unit
+        batch, state = made._draw(16), made.generator.get_state()
+        y = made._target(batch)
+        again = torch.Generator().set_state(state)
+        following = made.policy.restore(batch.next_inputs)
+        action, log_prob = made.guided.rsample(following, again)
+        q = made.target(made.guided.critic_features(following), action / 0.5)
+        least = q[torch.randperm(3, generator=again)[:2]].amin(0)
+        expected = batch.reward + batch.discount * (least - backup * 0.3 * log_prob.sum((1, 2)))
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_temperature_rises_while_the_entropy_is_below_its_target() -> None:
+    for log_prob, sign in ((3.0, -1), (-3.0, 1)):
+        log_temperature = torch.zeros((), requires_grad=True)
+        temperature_loss(log_temperature, torch.tensor([log_prob]), -1.0).backward()
+        assert log_temperature.grad is not None and sign * log_temperature.grad > 0
+
+
+def test_members_are_independent_and_the_target_follows() -> None:
+    torch.manual_seed(0)
+    config = EnsembleConfig(hidden=(8, 8), members=4)
+    critic, target = (QEnsemble(config, feature_dim=3, action_numbers=2) for _ in range(2))
+    assert critic(torch.randn(5, 3), torch.randn(5, 1, 2)).abs().max() == 0
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    features, action = torch.randn(5, 3), torch.randn(5, 1, 2)
+    together = critic(features, action)
+    x = torch.cat([critic.trunk(features), action.flatten(1)], dim=-1)
+    for member in range(4):
+        own = x
+        for layer in critic.members:
+            if hasattr(layer, "weight"):
+                own = own @ layer.weight[member] + layer.bias[member]
+            elif hasattr(layer, "gain"):
+                own = torch.nn.functional.layer_norm(own, own.shape[-1:]) * layer.gain[member] + layer.bias[member]
+            else:
+                own = layer(own)
+        torch.testing.assert_close(own.squeeze(-1), together[member], atol=1e-6, rtol=1e-5)
+    before = [parameter.clone() for parameter in target.parameters()]
+    follow(target, critic, 0.25)
+    for old, new, source in zip(before, target.parameters(), critic.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), 0.75 * old.detach() + 0.25 * source.detach())
+
+
+# -- the learner ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("residual", "base"), [(TD3, "denoising"), (SAC, "categorical")])
+def test_a_resumed_run_is_the_same_run(residual: ResidualConfig, base: str, store: Path, tmp_path: Path) -> None:
+    """Through a checkpoint in the middle of episodes and of the base's chunks; everything that is learned moved."""
+    whole = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
+    before = {name: value.clone() for name, value in whole.policy.state_dict().items()}
+    whole.iterate()
+    save_tree(tmp_path / "state.safetensors", whole.state_dict())
+    first = whole.iterate()
+    resumed = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
+    resumed.load_state_dict(load_tree(tmp_path / "state.safetensors"))
+    second = resumed.iterate()
+    timed = {name for name in first if name.startswith("time/")}
+    assert {k: v for k, v in first.items() if k not in timed and k != "success"} == {
+        k: v for k, v in second.items() if k not in timed and k != "success"
+    }
+    for one, two in ((whole.policy, resumed.policy), (whole.critic, resumed.critic), (whole.target, resumed.target)):
+        assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    moved = {name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and all(not name.startswith("base.") for name in moved)
+
+
+def test_images_are_trained_by_the_critic_alone(store: Path) -> None:
+    made = learner(PointEnv(num_envs=3), dataclasses.replace(SAC, encoder=ENCODER), store=store, shift=2)
+    groups = made.policy.parameter_groups()
+    before = {name: [value.detach().clone() for value in values] for name, values in groups.items()}
+    made.iterate()
+    assert made.updates > made.config.critic_warmup
+    for name in ("residual", "encoder"):
+        assert any(not torch.equal(a, b) for a, b in zip(before[name], groups[name], strict=True)), name
+
+
+def test_features_are_standardized_once_before_the_first_update(store: Path) -> None:
+    made = learner(PointEnv(num_envs=3), TD3, store=store)
+    assert isinstance(made.policy, ResidualPolicy)
+    made.iterate()
+    mean = made.policy.feature_mean.clone()
+    features = made._draw(4096).inputs.features  # type: ignore[attr-defined]
+    scaled = (features - mean) / made.policy.feature_std
+    assert scaled.mean(0).abs().max() < 0.3 and scaled.std(0).max() < 1.3
+    made.iterate()
+    torch.testing.assert_close(made.policy.feature_mean, mean, rtol=0, atol=0)
+
+
+def test_half_of_a_batch_is_demonstrations(store: Path) -> None:
+    made = learner(PointEnv(num_envs=3), TD3, store=store)
+    made.iterate()
+    assert made.demonstrations is not None
+    recorded = made.demonstrations.entries().action
+    batch = made._draw(made.config.batch_size)
+    known = (batch.action[:, None] == recorded[None]).all(-1).all(-1).any(1)
+    assert known.sum() == 8
+
+
+def test_updates_follow_the_ratio_after_the_warm_up() -> None:
+    made = learner(PointEnv(num_envs=4), TD3, chunks=5, warmup=12, critic_warmup=7, utd_ratio=0.5)
+    made.iterate()
+    assert (made.chunks_acted, made.updates) == (20, 7 + (20 - 12) // 2)
+
+
+@pytest.mark.parametrize(("place", "value", "named"), [
+    ("critic", 1e30, r"critic weight members\.\S+ is"),
+    ("residual", NAN, r"policy weight head\.\d+\.bias is nan \(it makes action nan, decision 0"),
+    ("reward", NAN, r"reward is \S+ \(environment 3"),
+    ("replay", 1e30, r"batch reward is|q_loss is"),
+])  # fmt: skip
+def test_a_number_that_is_not_finite_stops_it_with_its_name(place: str, value: float, named: str) -> None:
+    env = PointEnv(num_envs=4)
+    made = learner(env, TD3)
+    made.iterate()
+    weight = {"critic": made.critic.members[-1].bias, "residual": made.guided.head[-1].bias}  # type: ignore[attr-defined]
+    if place in weight:
+        weight[place].data.fill_(value)
+    elif place == "replay":
+        made.replay.entries().reward.fill_(value)
+    else:
+        step = env.step
+        env.step = lambda action: dataclasses.replace(  # type: ignore[method-assign]
+            taken := step(action), reward=torch.where(torch.arange(4) == 3, value, taken.reward)
+        )
+    with pytest.raises(NotFinite, match=named):
+        made.iterate()
+
+
+def test_what_does_not_fit_is_refused(store: Path) -> None:
+    env = PointEnv(num_envs=2)
+    plain = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))
+    with pytest.raises(UserError, match=r"add start\.residual"):
+        OffPolicy(SMALL, plain, env, seed=0)
+    with pytest.raises(UserError, match=r"squashed noise needs entropy"):
+        OffPolicy(SMALL, residual_on(plain, SAC), env, seed=0)
+    with pytest.raises(UserError, match=r"give algorithm\.stores"):
+        OffPolicy(SMALL.with_demonstrations([]), residual_on(plain, TD3), env, seed=0)
+    with pytest.raises(ValueError, match=r"critic.least_of \(3\) must not be above critic.members \(2\)"):
+        EnsembleConfig(members=2, least_of=3)
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["fixed", "squashed"])
+def test_a_cloned_policy_improves(noise: str) -> None:
+    """From few noisy demonstrations in a small environment: 25 points and more."""
+    torch.set_num_threads(1)
+    base = clone(GaussianPolicyConfig(action_horizon=4), ReachEnv, episodes=6, steps=60, seed=0)
+    spread = FixedNoiseConfig(std=0.2) if noise == "fixed" else SquashedNoiseConfig()
+    torch.manual_seed(0)
+    policy: ResidualPolicy = residual_on(base, ResidualConfig(scale=0.5, noise=spread, hidden=(64, 64)))
+    config = OffPolicyConfig(
+        chunks=40, warmup=300, warmup_noise=0.3, critic_warmup=200, batch_size=128, demonstration_share=0.0,
+        utd_ratio=0.25, target_noise=0.1, entropy=EntropyConfig(temperature=0.01) if noise == "squashed" else None,
+        critic=EnsembleConfig(members=5, hidden=(64, 64), polyak_tau=0.01),
+    )  # fmt: skip
+    made = OffPolicy(config, policy, ReachEnv(num_envs=16), seed=0)
+    before = success(made.deployed(), ReachEnv, episodes=100)
+    for _ in range(10):
+        made.iterate()
+    assert success(made.deployed(), ReachEnv, episodes=100) > before + 0.25
+
+
+# -- every configuration ----------------------------------------------------------------------------------------------
+
+SMALLER = [
+    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]", "--start.residual.hidden", "[16]"),
+    *("--algorithm.iterations", "1", "--algorithm.chunks", "6", "--algorithm.warmup", "8"),
+    *("--algorithm.batch_size", "8"),
+    *("--algorithm.critic_warmup", "1", "--algorithm.critic.hidden", "[16]", "--algorithm.utd_ratio", "1"),
+    *("--evaluation.episodes", "2", "--evaluation.validation_episodes", "2", "--evaluation.videos_per_task", "0"),
+]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in CONFIGURATIONS.glob("*.yaml")])
+def test_a_configuration_runs_a_few_updates(name: str, tmp_path: Path) -> None:
+    """With its own residual, replay and losses, from a bundle of a small policy and recorded demonstrations."""
+    probe = load_config(Experiment, CONFIGURATIONS / f"{name}.yaml", SMALLER)
+    env = make_env(probe.sim)
+    torch.manual_seed(0)
+    save_bundle(build_policy(CONFIGS["denoising"], RobotSpec.of(env.spec)), tmp_path / "bundle")
+    recorder = RecordedEnv(env, EpisodeStore(tmp_path / "store", create=True), source="expert", split="train")  # type: ignore[arg-type]
+    recorder.reset(start=[StartState(task=0, seed=seed) for seed in range(2)])
+    for _ in range(17):
+        recorder.observe()
+        recorder.step(torch.zeros(2, 7))
+    recorder.commit()
+    env.close()
+    residual = dataclasses.asdict(probe.start.residual)  # type: ignore[arg-type]
+    start = json.dumps({"name": "bundle", "path": str(tmp_path / "bundle"), "residual": _plain(residual)})
+    stores = json.dumps([str(tmp_path / "store")])
+    experiment = load_config(
+        Experiment, CONFIGURATIONS / f"{name}.yaml", [*SMALLER, "--start", start, "--algorithm.stores", stores]
+    )
+    train(experiment, tmp_path / "run", resume=False, command="")
+    (metrics,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics["updates"] >= 4
+    assert {"q_loss", "actor_loss"} <= set(metrics)
+
+
+def _plain(tree: Any) -> Any:
+    """As JSON has it; an encoder is replaced by a small one."""
+    if isinstance(tree, dict):
+        return {
+            k: ({"width": 32, "text_width": 16, "image_widths": [8]} if k == "encoder" and v else _plain(v))
+            for k, v in tree.items()
+        }
+    return list(tree) if isinstance(tree, tuple) else tree

@@ -1,0 +1,310 @@
+"""Windows of the replay against exact values and a naive computation; recorded episodes; exact resume; memory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from episodes.recorder import RecordedEnv
+from episodes.store import EpisodeStore
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
+from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
+from sims.chunk import step_chunk
+from sims.errors import UserError
+from sims.vector_env import StartState
+from tests.policies.small_configs import CONFIGS, ENCODER
+from tests.reach_env import ReachEnv
+from tests.worlds import ChainEnv, PointEnv
+from vla_rl.algorithms.off_policy import EnsembleConfig, OffPolicy, OffPolicyConfig
+from vla_rl.replay.augmentation import shift_images
+from vla_rl.replay.demonstrations import recorded_replay, walks
+from vla_rl.replay.replay import Entries, Replay
+from vla_rl.runs.checkpoint import load_tree, save_tree
+
+GAMMA = 0.9
+SMALL = EnsembleConfig(hidden=(8,), members=2)
+
+
+def entries(count: int, executed: list[int], terminated: list[int], reward: list[float], first: float = 0) -> Entries:
+    return Entries(
+        inputs=StateContext(state=first + torch.arange(count, dtype=torch.float32)[:, None]),
+        action=torch.zeros(count, 4, 1),
+        reward=torch.tensor(reward),
+        num_executed=torch.tensor(executed),
+        terminated=torch.tensor(terminated, dtype=torch.bool),
+    )
+
+
+def replay(example: Entries, *, capacity: int, streams: int = 1) -> Replay:
+    return Replay(
+        example.inputs, (4, 1), streams=streams, capacity=capacity, gamma=GAMMA, seed=0, device=torch.device("cpu")
+    )
+
+
+def test_windows_by_hand() -> None:
+    """The episodes that the module's docstring draws."""
+    given = entries(7, [4, 4, 2, 4, 4, 3, 0], [0, 0, 1, 0, 0, 0, 0], [0.5, 0.0, 1.0, 0.0, 2.0, 3.0, 0.0])
+    held = replay(given, capacity=7)
+    held.extend(given)
+    windows = held.windows(np.array([0, 1, 2, 3, 4, 5]), chunks=3)
+    g4, g2 = GAMMA**4, GAMMA**2
+    reward = [0.5 + g4 * g4, g4, 1.0, g4 * 2 + g4 * g4 * 3, 2 + g4 * 3, 3.0]
+    discount = [0.0, 0.0, 0.0, g4 * g4 * GAMMA**3, g4 * GAMMA**3, GAMMA**3]
+    np.testing.assert_allclose(windows.reward, reward, rtol=1e-6)
+    np.testing.assert_allclose(windows.discount, discount, rtol=1e-6)
+    assert windows.next_inputs.state[3:, 0].tolist() == [6, 6, 6]
+    assert held.windows(np.array([0]), chunks=2).discount.item() == pytest.approx(g4 * g4)
+    assert len(held) == 6 and g2 > 0
+
+
+def test_a_full_ring_forgets_the_oldest_and_no_window_crosses_its_seam() -> None:
+    given = entries(1, [4], [0], [1.0])
+    held = replay(given, capacity=5)
+    for step in range(8):
+        held.append([0], entries(1, [4], [0], [1.0], first=step))
+    assert len(held) == 4  # the newest has no known successor
+    for start in held._starts:
+        window = held.windows(np.array([start]), chunks=10)
+        begin, end = window.inputs.state.item(), window.next_inputs.state.item()
+        assert 3 <= begin < end == 7
+        assert window.discount.item() == pytest.approx(GAMMA ** (4 * (end - begin)), rel=1e-6)
+
+
+# -- the chain, whose exact value is known ----------------------------------------------------------------------------
+
+
+def chain_policy(horizon: int, env: ChainEnv) -> ResidualPolicy:
+    """Always walks right."""
+    torch.manual_seed(0)
+    base = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
+    with torch.no_grad():
+        base.mean[-2].weight.zero_()
+        base.mean[-2].bias.fill_(1.0)
+    return residual_on(base, ResidualConfig(action_horizon=horizon, hidden=(8,)))
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 4])
+@pytest.mark.parametrize("max_steps", [5, 11])
+def test_targets_are_the_exact_values_of_a_chain(max_steps: int, horizon: int) -> None:
+    """V(cell) = gamma ** (steps to the last cell - 1), whatever ended the episode: success within a chunk, or time."""
+    env = ChainEnv(num_envs=4, length=9, max_steps=max_steps)
+    config = OffPolicyConfig(gamma=GAMMA, demonstration_share=0.0, capacity=120, critic=SMALL)
+    learner = OffPolicy(config, chain_policy(horizon, env), env, seed=0)
+    for _ in range(24 // horizon):
+        learner._act()
+    held = learner.replay
+
+    def value(inputs: Any) -> np.ndarray:
+        return GAMMA ** (env.length - 2 - inputs.features[:, 0].double().numpy())
+
+    discounts = []
+    for chunks in (1, 2, 5):
+        windows = held.windows(held._starts, chunks=chunks)
+        target = windows.reward.double().numpy() + windows.discount.double().numpy() * value(windows.next_inputs)
+        np.testing.assert_allclose(target, value(windows.inputs), rtol=1e-6)
+        discounts.append(windows.discount)
+    assert (torch.cat(discounts) == 0).any() and (torch.cat(discounts) > 0).any()
+    executed, ended = held.entries().num_executed, held.entries().terminated
+    if horizon == 4:
+        assert (executed[ended] < 4).any()  # success inside a chunk
+    if max_steps == 5:
+        last_chunk = executed[:-1] == (5 % horizon or horizon)  # time ran out inside it
+        assert (last_chunk & (executed[1:] == 0)).any()
+
+
+def test_returns_agree_with_a_sum_over_control_steps() -> None:
+    """Random episodes, rewards of each control step, every window length."""
+    rng = np.random.default_rng(0)
+    given: list[tuple[int, bool, np.ndarray]] = []  # executed, terminated, rewards of the steps
+    for _ in range(30):
+        chunks, terminated = int(rng.integers(1, 5)), bool(rng.integers(2))
+        for k in range(chunks):
+            last = k == chunks - 1
+            given.append((int(rng.integers(1, 5)) if last else 4, last and terminated, rng.normal(size=4)))
+        if not terminated:
+            given.append((0, False, np.zeros(4)))
+    reward = [float((r[:n] * GAMMA ** np.arange(n)).sum()) for n, _, r in given]
+    made = entries(len(given), [n for n, _, _ in given], [t for _, t, _ in given], reward)
+    held = replay(made, capacity=len(given))
+    held.extend(made)
+    for chunks in (1, 2, 3, 7):
+        for start in held._starts.tolist():
+            total, step, at = 0.0, 0, start
+            for _ in range(chunks):
+                executed, terminated, rewards = given[at]
+                total += sum(GAMMA ** (step + i) * rewards[i] for i in range(executed))
+                step, at = step + executed, at + 1
+                if terminated or at == len(given) or given[at][0] == 0:
+                    break
+            window = held.windows(np.array([start]), chunks=chunks)
+            assert window.reward.item() == pytest.approx(total, rel=1e-5, abs=1e-6)
+            assert window.discount.item() == pytest.approx(0.0 if terminated else GAMMA**step, rel=1e-6)
+            assert terminated or window.next_inputs.state.item() == at
+
+
+# -- recorded episodes ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def record(policy: ResidualPolicy, store: EpisodeStore) -> None:
+    """Five episodes of ``policy`` without exploration, each observed when it acts."""
+    env = RecordedEnv(ReachEnv(num_envs=1, max_steps=9), store, source="policy", split="train")
+    for seed in range(5):
+        env.reset(start=[StartState(task=seed % 3, seed=seed)])
+        state, done = policy.initial_state(1), False
+        while not done:
+            context, state = policy.encode(env.observe(), state)
+            chunk = step_chunk(env, policy.act_from_noise(context, context.center), GAMMA)
+            done = bool(chunk.done.all())
+        env.observe()
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 4])
+def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_path: Path, horizon: int) -> None:
+    torch.manual_seed(0)
+    base = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(ReachEnv(num_envs=1).spec))
+    policy = residual_on(base, ResidualConfig(action_horizon=horizon, hidden=(8,)))
+    store = EpisodeStore(tmp_path / "store", create=True)
+    record(policy, store)
+    example = policy.store(policy.encode(ReachEnv(num_envs=1).observe(), policy.initial_state(1))[0])
+    held = recorded_replay(policy, [store.path], example, gamma=GAMMA, seed=0)
+    at = 0
+    for entry in store.select():
+        episode = store.read(entry.id)
+        state = policy.initial_state(1)
+        for k, step in enumerate(episode.observation_steps.tolist()):
+            obs = ReachEnv(num_envs=1).observe()
+            obs = dataclasses.replace(obs, state=torch.from_numpy(np.array(episode.state[k : k + 1])))
+            context, state = policy.encode(obs, state)
+            kept = held.entries()[at]
+            if step == episode.num_steps and episode.terminated[-1]:
+                continue
+            torch.testing.assert_close(kept.inputs.features[None], context.features)
+            torch.testing.assert_close(kept.inputs.center[None], context.center)
+            executed = min(horizon, episode.num_steps - step)
+            assert kept.num_executed == executed
+            assert torch.equal(
+                kept.action[:executed], torch.from_numpy(np.array(episode.action[step : step + executed]))
+            )
+            at += 1
+    assert at == len(held.entries())
+
+
+def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
+    """Observed at every step, with an action horizon of four: four walks."""
+    env = ReachEnv(num_envs=1, max_steps=9)
+    store = EpisodeStore(tmp_path / "store", create=True)
+    recorder = RecordedEnv(env, store, source="expert", split="train")
+    recorder.reset(start=[StartState(task=0, seed=0)])
+    recorder.observe()
+    for _ in range(9):
+        recorder.step(torch.zeros(1, 2))
+        recorder.observe()
+    episode = store.read(store.select()[0].id)
+    found = list(walks(episode, action_horizon=4, gamma=GAMMA))
+    assert sorted(int(i) for walk in found for i in walk.observation) == [*range(9), 9, 9, 9, 9]  # the last ends all
+    assert sorted(map(len, found)) == [3, 3, 3, 4]
+    assert all(walk.num_executed[-1] == 0 for walk in found)  # the time limit: the last observation has no chunk
+    policy = residual_on(
+        GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec)), ResidualConfig(action_horizon=4)
+    )
+    example = policy.store(policy.encode(env.observe(), policy.initial_state(1))[0])
+    assert len(recorded_replay(policy, [store.path], example, gamma=GAMMA, seed=0)) == 9
+
+
+def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None:
+    policy = residual_on(
+        GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(ReachEnv(num_envs=1).spec)),
+        ResidualConfig(action_horizon=4, hidden=(8,)),
+    )
+    store = EpisodeStore(tmp_path / "store", create=True)
+    record(policy, store)
+    shorter = residual_on(policy.base, ResidualConfig(action_horizon=1, hidden=(8,)))
+    example = shorter.store(shorter.encode(ReachEnv(num_envs=1).observe(), shorter.initial_state(1))[0])
+    with pytest.raises(UserError, match=r"followed by one 1 control steps later.*observe_every that divides 1"):
+        recorded_replay(shorter, [store.path], example, gamma=GAMMA, seed=0)
+
+
+# -- memory and state -------------------------------------------------------------------------------------------------
+
+
+def test_images_are_held_once_as_bytes_and_not_at_all_where_the_encoder_is_frozen() -> None:
+    env = PointEnv(num_envs=2)
+    base_config = CONFIGS["denoising"]
+    sizes = {}
+    for name, encoder in (("features", None), ("frames", ENCODER)):
+        policy = residual_on(
+            build_policy(base_config, RobotSpec.of(env.spec)), ResidualConfig(action_horizon=8, encoder=encoder)
+        )
+        config = OffPolicyConfig(demonstration_share=0.0, capacity=100, critic=SMALL)
+        learner = OffPolicy(config, policy, env, seed=0)
+        tensors = list(learner.replay.entries().inputs.tensors())
+        images = [tensor for tensor in tensors if tensor.dtype == torch.uint8 and tensor.ndim == 5]
+        assert len(images) == (encoder is not None)
+        sizes[name] = learner.replay.nbytes / 100
+    frame = 32 * 32 * 3
+    assert frame < sizes["frames"] < frame + 700
+    assert sizes["features"] < 4 * (32 * 3 + 2 * 16) + 200
+
+
+def test_longer_instructions_widen_what_is_held() -> None:
+    env = PointEnv(num_envs=1)
+    env.reset(start=[StartState(task=0, seed=0)])
+    obs = env.observe()
+    example = Entries(
+        inputs=obs,
+        action=torch.zeros(1, 4, 1),
+        reward=torch.zeros(1),
+        num_executed=torch.tensor([4]),
+        terminated=torch.tensor([False]),
+    )
+    held = replay(example, capacity=4)
+    wide = dataclasses.replace(obs, instruction=torch.full((1, 128), 7, dtype=torch.uint8))
+    held.append([0], example)
+    held.append([0], dataclasses.replace(example, inputs=wide))
+    held.append([0], example)
+    kept = held.entries().inputs.instruction
+    assert torch.equal(kept[0, :96], obs.instruction[0]) and torch.equal(kept[2, :96], obs.instruction[0])
+    assert (kept[1] == 7).all() and (kept[[0, 2], 96:] == 0).all() and len(kept) == 4
+
+
+def test_a_resumed_replay_draws_the_same_windows(tmp_path: Path) -> None:
+    given = entries(1, [4], [0], [1.0])
+    whole, resumed = replay(given, capacity=6, streams=2), replay(given, capacity=6, streams=2)
+    for step in range(5):
+        whole.append([0], entries(1, [4], [0], [1.0], first=step))
+        whole.append([0, 1], entries(2, [4, 4], [0, 0], [1.0, 2.0], first=10 * step))
+    whole.sample(4, chunks=2)
+    save_tree(tmp_path / "state.safetensors", whole.state_dict())
+    resumed.load_state_dict(load_tree(tmp_path / "state.safetensors"))
+    for _ in range(3):
+        one, two = whole.sample(8, chunks=2), resumed.sample(8, chunks=2)
+        assert all(torch.equal(a, b) for a, b in zip(one.tensors(), two.tensors(), strict=True))
+        for held in (whole, resumed):
+            held.append([1], given)
+    with pytest.raises(UserError, match="had 2 environments, now there are 3"):
+        replay(given, capacity=6, streams=3).load_state_dict(whole.state_dict())
+
+
+def test_images_are_shifted_with_their_border_repeated() -> None:
+    env = PointEnv(num_envs=64)
+    env.reset(start=[StartState(task=0, seed=seed) for seed in range(64)])
+    obs = env.observe()
+    moved = shift_images(obs, 3, torch.Generator().manual_seed(0))
+    assert torch.equal(moved.state, obs.state)
+    found = set()
+    for before, after in zip(obs.images[:, 0], moved.images[:, 0], strict=True):
+        shifts = [
+            (y, x)
+            for y in range(-3, 4)
+            for x in range(-3, 4)
+            if torch.equal(after, before[(torch.arange(32) + y).clamp(0, 31)][:, (torch.arange(32) + x).clamp(0, 31)])
+        ]
+        assert shifts
+        found.update(shifts)
+    assert len(found) > 20

@@ -1,0 +1,102 @@
+"""``vla-rl correct`` and ``vla-rl learn``: a person corrects a policy, and the policy learns from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from sims.errors import UserError
+from sims.numbers.ranges import Interval
+from vla_rl.cli.arguments import Json, load_experiment
+from vla_rl.config.corrections import CorrectionsConfig
+
+FOLDER = Path("runs/corrections")
+
+
+def _load(config: Path, overrides: tuple[str, ...]) -> CorrectionsConfig:
+    from vla_rl.config.loader import load_config
+    from vla_rl.config.packaged import find_config
+
+    return load_config(CorrectionsConfig, find_config(config, "corrections"), overrides)
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Watch a policy in its simulator in the browser, take over by hand, label, rewind; until Ctrl-C.
+
+    Prints an address with a token that works once. --section.key VALUE changes any setting of CONFIG. For the policy to
+    learn from the corrections while you make them, run `vla-rl learn` on the same folder.
+    """
+
+    path: Annotated[Positional[Path], arg(metavar="RUN_OR_BUNDLE")]
+    """a run's folder, or a bundle"""
+    sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
+    """a YAML file whose simulator to correct in (default: that of the run that the bundle lies in)"""
+    task: tuple[str, ...] = ()
+    """only these of the simulator's tasks"""
+    config: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
+    """how a person drives: a YAML file, or the name of a packaged one"""
+    out: Annotated[Path, arg(metavar="FOLDER")] = FOLDER
+    """episodes, labels, audit log, and the bundle that is driven; started again, it continues there"""
+    host: str = "127.0.0.1"
+    """the address to listen on; any other than loopback needs a certificate and its key"""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    """0: any that is free"""
+    certificate: Annotated[Path | None, arg(metavar="FILE")] = None
+    """PEM, for TLS"""
+    key: Annotated[Path | None, arg(metavar="FILE")] = None
+    """PEM, the certificate's"""
+    robot: Annotated[Path | None, arg(metavar="FILE")] = None
+    """a real arm: not yet (use `vla-rl robot record` to drive one by hand)"""
+    no_browser: bool = False
+    """only print the address"""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        if self.robot is not None:
+            raise UserError(
+                "correct --robot does not exist yet: corrections are made in simulators. "
+                "To drive an arm by hand and record it: vla-rl robot record FILE --store STORE --instruction TEXT"
+            )
+        from real_robot.corrections.server import Address
+        from vla_rl.runners.corrections import correct
+
+        correct(
+            self.path,
+            _load(self.config, self.overrides),
+            self.out,
+            experiment=None if self.sim is None else load_experiment(self.sim),
+            tasks=self.task,
+            address=Address(host=self.host, port=self.port, certificate=self.certificate, key=self.key),
+            browser=not self.no_browser,
+        )
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Train the policy of FOLDER on the corrections in it and publish it there; `vla-rl correct` takes it up.
+
+    --section.key VALUE changes any setting of CONFIG, such as --learning.demonstrations "[runs/mine/demonstrations]".
+    """
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
+    """the folder of `vla-rl correct`"""
+    config: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
+    """how it learns: a YAML file, or the name of a packaged one"""
+    watch: bool = False
+    """do it again after every learning.episodes_per_round new corrected episodes, until Ctrl-C"""
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.runners.corrections import learn
+
+        for result in learn(self.folder, _load(self.config, self.overrides), watch=self.watch):
+            episodes, version = result["corrected_episodes"], result["version"]
+            line = f"round {result['round']}: {episodes} corrected episodes, bundle {version}"
+            print(json.dumps(result) if self.json else line, flush=True)

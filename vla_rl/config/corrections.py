@@ -1,0 +1,36 @@
+"""The configuration of ``vla-rl correct`` and ``vla-rl learn``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from real_robot.corrections.settings import ControlSettings
+from sims.numbers.ranges import Interval, PositiveInt, Seed
+from vla_rl.algorithms.bc import BCConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningConfig:
+    """HG-DAgger (Kelly et al. 2019, arXiv:1810.02890): the policy clones what a person did where it would have failed.
+
+    ``human_share``: of every batch, steps that a person drove in successful episodes; the rest are ``demonstrations``,
+    stores of the episodes that the policy was cloned from (without any, every batch is corrections alone).
+    ``episodes_per_round``: new corrected episodes after which a policy is trained and published.
+    """
+
+    bc: BCConfig = field(default_factory=lambda: BCConfig(steps=400, batch_size=64, learning_rate=3e-4))
+    demonstrations: tuple[Path, ...] = ()
+    human_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    episodes_per_round: PositiveInt = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionsConfig:
+    """``control``: of the person at the robot. ``learning``: from the corrections. ``device``: as of a run."""
+
+    seed: Seed = 0
+    device: str = "auto"
+    control: ControlSettings = field(default_factory=ControlSettings)
+    learning: LearningConfig = field(default_factory=LearningConfig)

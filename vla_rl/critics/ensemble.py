@@ -1,0 +1,97 @@
+"""An ensemble of Q functions that are computed side by side (Chen et al. 2021, REDQ; Ball et al. 2023, RLPD)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from policies.residual.network import TRUNK_WIDTH, trunk
+from sims.numbers.ranges import PositiveFloat, Share, Width
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleConfig:
+    """``members`` Q functions; a target is the least of ``least_of`` of them, drawn anew for each update.
+
+    ``layer_norm``: after each hidden layer; it bounds the values of actions that were never tried (RLPD, Sec. 4.2).
+    ``polyak_tau``: share of the newest weights in the target's, per update.
+    """
+
+    hidden: tuple[Width, ...] = (256, 256)
+    members: Width = 10
+    least_of: Width = 2
+    layer_norm: bool = True
+    learning_rate: PositiveFloat = 3e-4
+    polyak_tau: Share = 0.005
+
+    def __post_init__(self) -> None:
+        if self.least_of > self.members:
+            raise ValueError(f"critic.least_of ({self.least_of}) must not be above critic.members ({self.members})")
+
+
+class QEnsemble(nn.Module):
+    """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features.
+
+    Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise.
+    """
+
+    def __init__(self, config: EnsembleConfig, *, feature_dim: int, action_numbers: int) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = trunk(feature_dim, layer_norm=config.layer_norm)
+        layers: list[nn.Module] = []
+        width = TRUNK_WIDTH + action_numbers
+        for hidden in config.hidden:
+            layers += [_Linears(config.members, width, hidden)]
+            layers += [_Norms(config.members, hidden)] if config.layer_norm else []
+            layers += [nn.ReLU()]
+            width = hidden
+        last = _Linears(config.members, width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.members = nn.Sequential(*layers, last)
+
+    def forward(self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"]) -> Float[Tensor, "members B"]:
+        x = torch.cat([self.trunk(features.float()), action.flatten(1)], dim=-1)
+        value: Tensor = self.members(x.expand(self.config.members, -1, -1))
+        return value.squeeze(-1)
+
+    def draw(self, generator: torch.Generator, device: torch.device) -> Tensor:
+        """The indices of ``least_of`` different members."""
+        return torch.randperm(self.config.members, generator=generator, device=device)[: self.config.least_of]
+
+
+@torch.no_grad()
+def follow(target: nn.Module, newest: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau newest."""
+    torch._foreach_lerp_(list(target.parameters()), list(newest.parameters()), tau)
+
+
+class _Linears(nn.Module):
+    """One linear layer per member, each initialized as nn.Linear."""
+
+    def __init__(self, members: int, width: int, out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(members, width, out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, out).uniform_(-bound, bound))
+
+    def forward(self, x: Float[Tensor, "members B width"]) -> Float[Tensor, "members B out"]:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class _Norms(nn.Module):
+    """One LayerNorm per member."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(members, 1, width))
+        self.bias = nn.Parameter(torch.zeros(members, 1, width))
+
+    def forward(self, x: Float[Tensor, "members B width"]) -> Float[Tensor, "members B width"]:
+        return torch.addcmul(self.bias, functional.layer_norm(x, x.shape[-1:]), self.gain)

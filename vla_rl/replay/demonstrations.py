@@ -1,0 +1,161 @@
+"""Recorded episodes as a replay: what the policy stores of each observation, the base's own actions among it.
+
+An episode that was observed at more steps than a policy of action horizon h would observe is cut into several walks,
+one for each remainder of t / h, so that every recorded observation is used and each is followed by the observation h
+steps later. Each walk begins with the policy's initial state.
+
+    observed at   0  2  4  6  8    h = 4: walks 0 4 8 and 2 6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64
+
+from episodes.schema import Episode
+from episodes.store import EpisodeStore
+from policies.policy import Policy
+from sims.devices.crossing import crossing
+from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation, encode_instructions
+from vla_rl.replay.replay import Entries, Replay
+from vla_rl.rollouts.collector import put
+
+ENCODED_AT_ONCE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Observations of one episode that are a chunk apart (their indices), and the chunks between them.
+
+    The last one may be an observation that no known chunk follows: ``num_executed`` 0.
+    """
+
+    episode: Episode
+    observation: Int64[np.ndarray, " n"]
+    action: Float32[np.ndarray, "n H A"]
+    reward: Float32[np.ndarray, " n"]
+    num_executed: Int64[np.ndarray, " n"]
+    terminated: Bool[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.observation)
+
+
+def walks(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[Walk]:
+    """All walks of an episode that hold a transition."""
+    steps, observed = episode.num_steps, episode.observation_steps.astype(np.int64)
+    for remainder in np.unique(observed % action_horizon):
+        index = np.flatnonzero((observed % action_horizon == remainder) & (observed < steps))
+        breaks = np.flatnonzero(np.diff(observed[index]) != action_horizon) + 1
+        for part in np.split(index, breaks):
+            if not len(part):
+                continue
+            last = observed[part[-1]]
+            ends = last + action_horizon >= steps
+            if ends and not episode.terminated[-1] and observed[-1] == steps:  # its true successor
+                part = np.append(part, len(observed) - 1)
+            walk = _walk(episode, part, action_horizon, gamma)
+            if walk.num_executed.any():
+                yield walk
+
+
+def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon: int, gamma: float) -> Walk:
+    steps = episode.num_steps
+    start = episode.observation_steps.astype(np.int64)[observation]
+    ahead = start[:, None] + np.arange(action_horizon)
+    executed = np.minimum(action_horizon, steps - start)
+    terminated = (start + executed == steps) & bool(episode.terminated[-1])
+    executed[-1] = executed[-1] if terminated[-1] else 0
+    within = np.arange(action_horizon) < executed[:, None]
+    inside = np.minimum(ahead, steps - 1)
+    reward = (episode.reward[inside] * within * gamma ** np.arange(action_horizon)).sum(1).astype(np.float32)
+    return Walk(
+        episode=episode,
+        observation=observation,
+        action=episode.action[inside],
+        reward=reward,
+        num_executed=executed,
+        terminated=terminated,
+    )
+
+
+def recorded_replay(
+    policy: Policy, stores: Sequence[Path], example: TensorDataclass, *, gamma: float, seed: int
+) -> Replay:
+    """All episodes of ``stores``, each observation encoded once. UserError where none has a transition."""
+    horizon, found = policy.spec.action_horizon, list[Walk]()
+    for path in stores:
+        with EpisodeStore(path) as store:
+            for entry in store.select():
+                found += walks(store.read(entry.id), action_horizon=horizon, gamma=gamma)
+    if not any(len(walk) > 1 for walk in found):
+        raise UserError(
+            f"{', '.join(map(str, stores))}: no recorded observation is followed by one {horizon} control steps later, "
+            f"the policy's action horizon; record with start.observe_every that divides {horizon}"
+        )
+    actions = (horizon, policy.spec.robot.action_dim)
+    replay = Replay(
+        example, actions, streams=1, capacity=sum(map(len, found)), gamma=gamma, seed=seed, device=policy.device
+    )
+    for first in range(0, len(found), ENCODED_AT_ONCE):
+        group = found[first : first + ENCODED_AT_ONCE]
+        replay.extend(_entries(group, _encode(policy, group)))
+    return replay
+
+
+@torch.no_grad()
+def _encode(policy: Policy, group: Sequence[Walk]) -> TensorDataclass:
+    """What the policy stores of all observations, walk by walk; the walks are side by side as environments are."""
+    state = policy.initial_state(len(group))
+    records: list[TensorDataclass] = []
+    place: list[tuple[int, int]] = []
+    for k in range(max(map(len, group))):
+        active = [i for i, walk in enumerate(group) if len(walk) > k]
+        with crossing("batches"):
+            index = torch.tensor(active).to(policy.device)
+            obs = _observe(policy, [group[i] for i in active], k).to(policy.device)
+        context, after = policy.encode(obs, state[index])
+        state = put(after, index, state)
+        record = policy.store(context)
+        with crossing("replay"):
+            records.append(record.to("cpu"))
+        place += [(i, k) for i in active]
+    order = sorted(range(len(place)), key=place.__getitem__)
+    joined: TensorDataclass = type(records[0]).cat(records)
+    return joined[torch.tensor(order)]
+
+
+def _observe(policy: Policy, active: Sequence[Walk], k: int) -> Observation:
+    cameras = policy.spec.robot.cameras
+    frames, states = [], []
+    for walk in active:
+        index = int(walk.observation[k])
+        frames.append([np.asarray(walk.episode.images[camera][index]) for camera in cameras])
+        states.append(walk.episode.state[index])
+    height, width = policy.spec.robot.image_size
+    images = np.array(frames, dtype=np.uint8).reshape(len(active), len(cameras), height, width, 3)
+    return Observation(
+        images=torch.from_numpy(images),
+        state=torch.from_numpy(np.stack(states)),
+        instruction=encode_instructions([walk.episode.instruction for walk in active]),
+    )
+
+
+def _entries(group: Sequence[Walk], inputs: TensorDataclass) -> Entries:
+    def join(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([getattr(walk, name) for walk in group]))
+
+    return Entries(
+        inputs=inputs,
+        action=join("action"),
+        reward=join("reward"),
+        num_executed=join("num_executed"),
+        terminated=join("terminated"),
+    )

@@ -1,0 +1,213 @@
+"""Experience in the host's memory, as one entry per observation, from which windows of several chunks are drawn.
+
+An entry is what the policy stored of one observation (features, or a uint8 frame: each observation once) and the
+action chunk that followed. Entries of one stream (an environment, or the recorded episodes one after another) lie in
+order in a ring; the true successor of a chunk is the next entry. An entry with ``num_executed`` 0 is an observation
+that no action followed: the last one of an episode whose time ran out, or where the simulator failed.
+
+    entry          0   1   2   3   4   5   6      chunks of 4 steps, two episodes
+    num_executed   4   4   2   4   4   3   0      the first succeeds at its step 10, the second times out after 11 steps
+    terminated             x                      window (start 1, 3 chunks): rewards of 6 steps, no bootstrap
+                                                  window (start 4, 3 chunks): rewards of 7 steps, bootstrap at entry 6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from sims.devices.crossing import crossing
+from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries(TensorDataclass):
+    """``action``: as executed. ``reward``: discounted within the chunk, whose own discount is gamma ** num_executed."""
+
+    inputs: TensorDataclass
+    action: Float[Tensor, "*B H A"]
+    reward: Float[Tensor, "*B"]
+    num_executed: Int[Tensor, "*B"]
+    terminated: Bool[Tensor, "*B"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows(TensorDataclass):
+    """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended."""
+
+    inputs: TensorDataclass
+    action: Float[Tensor, "B H A"]
+    reward: Float[Tensor, " B"]
+    discount: Float[Tensor, " B"]
+    next_inputs: TensorDataclass
+
+
+class Replay:
+    """``streams`` rings that hold ``capacity`` entries together.
+
+    ``example``: a stored record of any number of observations, for the shapes. ``device``: of the windows that are
+    drawn. ``state_dict`` holds the entries and the generator: after a resume the same windows are drawn.
+    """
+
+    def __init__(
+        self,
+        example: TensorDataclass,
+        action_shape: tuple[int, int],
+        *,
+        streams: int,
+        capacity: int,
+        gamma: float,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.streams, self.length, self.gamma, self.device = streams, -(-capacity // streams), gamma, device
+        self.count = np.zeros(streams, dtype=np.int64)  # entries ever written to each stream
+        self.rng = np.random.default_rng(seed)
+        total = streams * self.length
+        self._entries = Entries(
+            inputs=example.map(lambda tensor: torch.zeros(total, *tensor.shape[1:], dtype=tensor.dtype)),
+            action=torch.zeros(total, *action_shape),
+            reward=torch.zeros(total),
+            num_executed=torch.zeros(total, dtype=torch.int64),
+            terminated=torch.zeros(total, dtype=torch.bool),
+        )
+        self._index()
+
+    def __len__(self) -> int:
+        """Windows that can be drawn."""
+        return len(self._starts)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all entries, written or not."""
+        return sum(tensor.nbytes for tensor in self._entries.tensors())
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, streams: Sequence[int], entries: Entries) -> None:
+        """One entry to each of these streams; a full ring loses its oldest one."""
+        index = np.asarray(streams, dtype=np.int64)
+        self._write(index * self.length + self.count[index] % self.length, entries)
+        self.count[index] += 1
+        self._index()
+
+    def extend(self, entries: Entries) -> None:
+        """Entries in order of time to the only stream."""
+        (before,) = self.count
+        self._write((before + np.arange(len(entries))) % self.length, entries)
+        self.count += len(entries)
+        self._index()
+
+    def _write(self, at: Int64[np.ndarray, " n"], entries: Entries) -> None:
+        with crossing("replay"):
+            given = entries.to("cpu")
+        index = torch.from_numpy(at)
+        pairs = list(zip(self._entries.tensors(), given.tensors(), strict=True))
+        if any(own.ndim > 1 and new.shape[-1] > own.shape[-1] for own, new in pairs):  # the longest instruction so far
+            self._entries = Entries.cat([self._entries, given[:1]])[: len(self._entries)]
+        for own, new in zip(self._entries.tensors(), given.tensors(), strict=True):
+            if own.ndim == 1 or new.shape[-1] == own.shape[-1]:
+                own[index] = new
+            else:
+                own[index] = functional.pad(new, (0, own.shape[-1] - new.shape[-1]))
+
+    def entries(self) -> Entries:
+        """All of them, in the order of the rings; those not yet written are zeros."""
+        return self._entries
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+
+    def sample(self, count: int, *, chunks: int) -> Windows:
+        """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
+        if not len(self):
+            raise UserError("the replay holds no transition yet; raise algorithm.warmup")
+        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks)
+
+    def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int) -> Windows:
+        """The windows of up to ``chunks`` chunks that begin at these entries.
+
+        A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
+        """
+        reward, discount, end = self._walk(start, chunks)
+        entries, first, last = self._entries, torch.from_numpy(start), torch.from_numpy(end)
+        windows = Windows(
+            inputs=entries.inputs[first],
+            action=entries.action[first],
+            reward=torch.from_numpy(reward).float(),
+            discount=torch.from_numpy(discount).float(),
+            next_inputs=entries.inputs[last],
+        )
+        with crossing("batches"):
+            return windows.to(self.device)
+
+    def _walk(
+        self, start: Int64[np.ndarray, " B"], chunks: int
+    ) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
+        """Reward sums, discounts of what follows (0 after a task's end), and the entries that follow."""
+        usable, rewards = self._usable, self._entries.reward.numpy()
+        executed, terminated = self._entries.num_executed.numpy(), self._entries.terminated.numpy()
+        reward, discount, at = np.zeros(len(start)), np.ones(len(start)), start.copy()
+        running = np.ones(len(start), dtype=bool)
+        for _ in range(chunks):
+            reward += np.where(running, discount * rewards[at], 0.0)
+            discount = np.where(running, discount * self.gamma ** executed[at] * ~terminated[at], discount)
+            ended = terminated[at]
+            at = np.where(running, self._next(at), at)
+            running = running & ~ended & usable[at]
+        return reward, discount, at
+
+    def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
+        return at // self.length * self.length + (at + 1) % self.length
+
+    def _index(self) -> None:
+        """Find the entries with a chunk whose outcome is known: the next observation, or that the task ended."""
+        usable = self._entries.num_executed.numpy() > 0
+        newest = (np.arange(self.streams) * self.length + (self.count - 1) % self.length)[self.count > 0]
+        usable[newest] &= self._entries.terminated.numpy()[newest]
+        self._usable: Bool[np.ndarray, " entries"] = usable
+        self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
+
+    # -- exact state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Only what was written."""
+        filled = int(min(self.count.max(initial=0), self.length))
+        kept = [tensor.unflatten(0, (self.streams, -1))[:, :filled] for tensor in self._entries.tensors()]
+        return {"count": self.count.copy(), "entries": kept, "generator": self.rng.bit_generator.state}
+
+    def position(self) -> dict[str, Any]:
+        """Without the entries, where these are read again: the generator, and the number of entries."""
+        return {"count": self.count.copy(), "generator": self.rng.bit_generator.state}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """From ``position``. UserError if there are other entries now."""
+        if (state["count"] != self.count).any():
+            raise UserError(
+                f"the recorded episodes held {int(state['count'].sum())} observations, now {int(self.count.sum())}: a "
+                "run resumes with the same stores"
+            )
+        self.rng.bit_generator.state = state["generator"]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """UserError if the rings had another size."""
+        saved = iter(state["entries"])
+        if (got := len(state["entries"][0])) != self.streams:
+            raise UserError(f"the replay had {got} environments, now there are {self.streams}: start a new run")
+
+        def put(tensor: Tensor) -> Tensor:
+            given = next(saved)
+            rows = tensor.new_zeros(self.streams, self.length, *given.shape[2:])
+            rows[:, : given.shape[1]] = given
+            return rows.flatten(0, 1)
+
+        self._entries, self.count = self._entries.map(put), np.asarray(state["count"]).copy()
+        self._index()
+        self.rng.bit_generator.state = state["generator"]

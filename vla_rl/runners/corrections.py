@@ -1,0 +1,185 @@
+"""A person corrects a policy in a simulator, and the policy learns from the corrections (HG-DAgger)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from episodes.schema import ACTORS, HUMAN
+from episodes.store import EpisodeStore, is_store
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.device import Device, select_device
+from policies.policy import RobotSpec
+from real_robot.corrections.server import Address, CorrectionServer, open_page, running
+from real_robot.serving.registry import load_backend
+from real_robot.serving.versions import BundleWatcher, Versions
+from sims.errors import UserError
+from sims.registry import split_of, video_config
+from sims.starts import StartSequence
+from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.runners.evaluate import locate
+from vla_rl.runners.imitation import SUCCESSES, Cloned, clone
+from vla_rl.runs.run_dir import git_revision, load_experiment
+
+BUNDLE, EPISODES, LEARNING = "bundle", "episodes", "learning"
+POLL_S = 2.0
+
+
+def correct(
+    path: Path,
+    config: CorrectionsConfig,
+    folder: Path,
+    *,
+    experiment: Experiment | None,
+    tasks: Sequence[str],
+    address: Address,
+    browser: bool,
+) -> None:
+    """``vla-rl correct``: serve until interrupted."""
+    with serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server:
+        open_page(server, browser=browser)
+        while server.robot.failure is None:
+            time.sleep(0.2)
+        raise server.robot.failure
+
+
+@contextlib.contextmanager
+def serving(
+    path: Path,
+    config: CorrectionsConfig,
+    folder: Path,
+    *,
+    experiment: Experiment | None = None,
+    tasks: Sequence[str] = (),
+    address: Address | None = None,
+) -> Iterator[CorrectionServer]:
+    """The server of the run or bundle ``path`` in ``experiment``'s simulator (None: the one of its run)."""
+    address = address or Address()
+    experiment, bundle = _find(path, experiment)
+    sim = _single(experiment.sim, tasks)
+    live = folder / BUNDLE
+    if not live.exists():
+        shutil.copytree(bundle, live)
+    elif read_bundle_info(live).sha256 != read_bundle_info(bundle).sha256:
+        print(f"going on with the bundle in {live}; for {bundle} give another --out", file=sys.stderr)
+    device = select_device(config.device)
+    with contextlib.ExitStack() as stack:
+        env = make_env(sim)
+        stack.callback(env.close)
+        shown = video_config(sim, image_size=config.control.image_size, num_envs=1) if env.spec.can_capture else None
+        display = None if shown is None else make_env(shown)
+        if display is not None:
+            stack.callback(display.close)
+        load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=device)
+        versions = Versions(load(live))
+        watcher = BundleWatcher(versions, live, load)
+        stack.callback(watcher.close)
+        starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
+        if is_store(folder / EPISODES):
+            with EpisodeStore(folder / EPISODES) as store:
+                starts.skip({entry.seed for entry in store.entries()})
+        yield stack.enter_context(
+            running(
+                env,
+                display,
+                versions,
+                config.control,
+                folder,
+                address=address,
+                starts=starts,
+                split=split_of(sim),
+            )
+        )
+
+
+def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
+    if experiment is not None and not (path / "config.yaml").exists():
+        return experiment, path
+    run, bundle = locate(path)
+    return experiment or load_experiment(run), bundle
+
+
+def _single(sim: Any, tasks: Sequence[str]) -> Any:
+    """One environment of this simulator, with these of its tasks."""
+    sim = dataclasses.replace(sim, num_envs=1)
+    if not tasks:
+        return sim
+    if not hasattr(sim, "tasks"):
+        raise UserError(f"--task: {sim.name} has no tasks to choose from")
+    try:
+        return dataclasses.replace(sim, tasks=tuple(tasks))
+    except ValueError as error:
+        raise UserError(f"--task: {error}") from None
+
+
+def _load_backend(bundle: Path, *, robot: RobotSpec, device: Device) -> Any:
+    if differences := read_bundle_info(bundle).robot.differences(robot):
+        raise UserError(f"{bundle} was made for another robot or simulator: {differences}")
+    return load_backend(bundle, device=device)
+
+
+# -- learning -------------------------------------------------------------------------------------------------------
+
+
+def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
+    """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
+
+    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. UserError if
+    there are none.
+    """
+    if not (folder / BUNDLE).exists():
+        raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
+    learned = 0
+    while True:
+        corrected = len(corrected_episodes(folder / EPISODES)) if is_store(folder / EPISODES) else 0
+        if corrected - learned >= (config.learning.episodes_per_round if watch else 1):
+            yield learn_round(folder, config) | {"corrected_episodes": corrected}
+            learned = corrected
+        elif not watch:
+            raise UserError(f"{folder / EPISODES} has no successful episode that a person corrected")
+        if not watch:
+            return
+        threading.Event().wait(POLL_S)
+
+
+def corrected_episodes(path: Path) -> list[str]:
+    """The ids of the successful episodes of the store in which a person drove."""
+    with EpisodeStore(path) as store:
+        entries = store.select(SUCCESSES)
+        return [entry.id for entry in entries if np.any(store.map(entry)["actor"] == HUMAN)]
+
+
+def learn_round(
+    folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] = (ACTORS[HUMAN],)
+) -> dict[str, Any]:
+    """Clone these actors' steps, and demonstrations, from the published policy on; publish the result."""
+    settings, published = config.learning, folder / BUNDLE
+    number = 1 + max((int(round.name[6:]) for round in _rounds(folder)), default=0)
+    parent = read_bundle_info(published).sha256
+    policy = load_bundle(published, device=select_device(config.device))
+    rest = (1 - settings.human_share) / max(1, len(settings.demonstrations))
+    sources = [
+        Cloned(store=folder / EPISODES, actors=actors, share=settings.human_share),
+        *(Cloned(store=store, share=rest) for store in settings.demonstrations),
+    ]
+    trained = folder / LEARNING / f"round-{number:03d}"
+    clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
+    info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))
+    return {"round": number, "version": info.sha256[:12], "bundle": str(trained / BUNDLE)}
+
+
+def _rounds(folder: Path) -> list[Path]:
+    return [path for path in (folder / LEARNING).glob("round-*") if re.fullmatch(r"round-\d+", path.name)]
