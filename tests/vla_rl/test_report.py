@@ -17,6 +17,7 @@ from sims.errors import UserError
 from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 from vla_rl.report import write_comparison, write_report
 from vla_rl.report.comparison import unique_names
+from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
@@ -74,6 +75,22 @@ def test_a_complete_run_shows_every_section(tmp_path: Path):
     titles = [label.partition(".")[0] for label in page.labels]
     for title in ("Success", "KL to the rollout's policy", "Value: explained variance", "Seconds per iteration"):
         assert title in titles, title
+
+
+def test_the_time_of_an_iteration_by_stage(tmp_path: Path):
+    run = make_run(tmp_path / "run", videos=False)
+    rows = [
+        {"iteration": 0, "wall_s": 1.0, "time/learn_s": 3.0, "time/simulate_s": 1.0, "time/idle_s": 0.0},
+        {"iteration": 1, "wall_s": 2.0, "time/learn_s": 1.0, "time/simulate_s": 1.0, "time/validate_s": 2.0},
+    ]
+    rows[1] |= {"collectors/infer_s": 0.5}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = read_run(run)
+    assert list(stage_seconds(data, "time/").items()) == [("simulate", 1.0), ("learn", 2.0), ("validate", 1.0)]
+    assert stage_seconds(data, "collectors/") == {"infer": 0.25}
+    page = check(write_report(run))
+    for text in ("An iteration", "learn2 s50 %", "An iteration of a collector", "infer0.25 s100 %"):
+        assert text in page.text, text
 
 
 def test_the_world_models_evaluation_is_shown_round_by_round(tmp_path: Path):
@@ -170,7 +187,7 @@ def test_runs_side_by_side(tmp_path: Path):
     console = Console(record=True, width=160)
     print_comparison(runs, console)
     lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
-    assert lines == ["", "a", "b", ""]
+    assert lines[:4] == ["", "a", "b", ""]  # then the table of runs that differ in their seed
 
 
 def test_tables_on_the_terminal():

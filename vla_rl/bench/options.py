@@ -22,3 +22,4 @@ class BenchOptions:
     image_size: int = 128
     seconds: float = 5.0
     device: str = "auto"
+    config: Path | None = None

@@ -28,7 +28,7 @@ class Benchmark:
 BENCHMARKS: Mapping[str, Benchmark] = {
     "sim": Benchmark(measure=bench_simulators, uses=("sim", "against", "num_envs", "image_size", "seconds")),
     "policy": Benchmark(measure=bench_policy, uses=("policy",)),
-    "train": Benchmark(measure=bench_train, uses=("device",)),
+    "train": Benchmark(measure=bench_train, uses=("device", "config")),
     "memory": Benchmark(measure=bench_memory, uses=("policy",)),
     "world-model": Benchmark(measure=bench_world_model),
     "latency": Benchmark(measure=bench_latency, uses=("bundle",)),

@@ -55,6 +55,8 @@ class Bench:
     """sim, with --sim: measuring time of each library, in slices that alternate"""
     device: str = "auto"
     """train: auto, cpu, cuda or cuda:N"""
+    config: Path | None = None
+    """train: a YAML file, or the name of a packaged one such as quickstart (default: 8 environments, 4 chunks)"""
     json: Json = False
 
     def run(self) -> None:
@@ -69,6 +71,7 @@ class Bench:
             image_size=self.image_size,
             seconds=self.seconds,
             device=self.device,
+            config=self.config,
         )
         result = run(self.name, options)
         if self.json:

@@ -32,13 +32,14 @@ from vla_rl.cli.project import Init
 from vla_rl.cli.reports import Compare, Replay, Report, Runs, Watch
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
-from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Train
+from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Sweep, Train
 from vla_rl.cli.world_model import WorldModel
 from vla_rl.termination import Terminated
 
 COMMANDS: Mapping[str, type[Any]] = {
     "init": Init,
     "train": Train,
+    "sweep": Sweep,
     "imitate": Imitate,
     "eval": Eval,
     "collect": Collect,

@@ -1,4 +1,4 @@
-"""``vla-rl train``, ``imitate``, ``eval``, ``collect``, ``pretrain`` and ``convert``."""
+"""``vla-rl train``, ``sweep``, ``imitate``, ``eval``, ``collect``, ``pretrain`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -54,6 +54,43 @@ class Train:
     def settings(self) -> tuple[str, ...]:
         """Of the configuration, from the command line."""
         return self.overrides if self.cluster is None else (*self.overrides, "--cluster.address", self.cluster)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Search for settings of CONFIG as SWEEP says (docs/sweeps.md); --section.key VALUE changes any other setting."""
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, or the name of a packaged one such as quickstart"""
+    sweep: Annotated[Positional[Path], arg(metavar="SWEEP")]
+    """a YAML file that names settings with ranges, or the name of a packaged one such as quickstart"""
+    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """the folder of the sweep, with a run per trial and seed (default: runs/sweep-<name of SWEEP>)"""
+    resume: bool = False
+    """continue the sweep; complete trials are kept, the one that was interrupted goes on where it was"""
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.config.packaged import find_config
+        from vla_rl.report.table import print_sweep
+        from vla_rl.sweep.sweep import load_space, sweep
+
+        space = load_space(find_config(self.config), self.overrides, find_config(self.sweep, "sweeps"))
+        result = sweep(space, self.run_folder(), resume=self.resume, command=self.command())
+        if self.json:
+            print(json.dumps(result))
+        else:
+            print_sweep(result)
+            print(result["page"])
+
+    def run_folder(self) -> Path:
+        return self.run_dir or Path("runs") / f"sweep-{self.sweep.stem}"
+
+    def command(self) -> str:
+        """How to start the same sweep again in a shell."""
+        words = ["vla-rl", "sweep", str(self.config), str(self.sweep), *self.overrides]
+        return shlex.join([*words, "--run-dir", str(self.run_folder())])
 
 
 @dataclass(frozen=True)

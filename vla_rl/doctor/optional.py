@@ -23,6 +23,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 PYTHON_PACKAGES = {  # name of the check: (modules, next step)
     "ray": (("ray",), "pip install ray; only for several machines"),
     "transformers": (("transformers",), "pip install transformers; only for pretrained language models"),
+    "sweep": (("optuna",), "pip install 'vla-rl[sweep]'"),
     "import": (("h5py", "pyarrow"), "pip install 'vla-rl[import]'"),
     "onnx": (("onnx", "onnxruntime", "onnxscript"), "pip install 'vla-rl[onnx]'"),
 }

@@ -6,14 +6,16 @@ No script, font or image is loaded: charts are SVG drawn in svg.py, videos are e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vla_rl.report.comparison import comparison_page
 from vla_rl.report.page import run_page
 from vla_rl.report.run_data import read_run
+from vla_rl.report.sweep import sweep_page
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["write_comparison", "write_report", "write_sweep_page"]
 
 
 def write_report(run_dir: Path) -> Path:
@@ -28,4 +30,10 @@ def write_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     html = comparison_page([read_run(run_dir) for run_dir in run_dirs])
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(html, encoding="utf-8")
+    return page
+
+
+def write_sweep_page(sweep: Mapping[str, Any], page: Path) -> Path:
+    """Write the page of a sweep, as sweep.json has it, to ``page`` and return it."""
+    page.write_text(sweep_page(sweep, page.parent), encoding="utf-8")
     return page

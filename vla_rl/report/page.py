@@ -20,6 +20,7 @@ from vla_rl.report.pieces import (
     rate_cell,
     section,
     signed,
+    time_bar,
     tone,
     video,
 )
@@ -34,6 +35,9 @@ FEATURED = {  # metric -> title, and how to read it
     ),
     "explained_variance": ("Value: explained variance", "1 is a perfect critic, 0 is no better than a constant"),
 }
+
+
+STAGES = ("simulate", "render", "encode", "infer", "learn", "sync", "idle", "validate", "save")  # of an iteration
 
 
 def run_page(run: RunData) -> str:
@@ -232,34 +236,28 @@ def _videos(run: RunData) -> str:
 
 
 def _time(run: RunData) -> str:
-    figures = [_stages(run), _sections(run)]
-    return section("Wall time", figures)
-
-
-def _stages(run: RunData) -> str:
     stages = {name: value for name, value in run.result.get("wall_s", {}).items() if value}
-    if not stages:
-        return ""
-    total = sum(stages.values())
-    bar = "".join(
-        f'<span class="b{index % PALETTE}" style="flex-grow:{value / total:.4f}" title="{escape(name)}"></span>'
-        for index, (name, value) in enumerate(stages.items())
-    )
-    rows = "".join(
-        f'<tr><td><span class="swatch t{index % PALETTE}"></span>{escape(name)}</td>'
-        f'<td class="n">{duration(value)}</td><td class="n">{percent(value / total)}</td></tr>'
-        for index, (name, value) in enumerate(stages.items())
-    )
-    return (
-        f'<div class="card"><h3>Stages</h3><div class="bar" aria-hidden="true">{bar}</div><table>{rows}</table></div>'
-    )
+    bars = [
+        time_bar("Stages of the run", stages),
+        time_bar("An iteration", stage_seconds(run, "time/"), "Mean over all iterations. idle: waiting for rollouts."),
+        time_bar("An iteration of a collector", stage_seconds(run, "collectors/"), "Mean over collectors."),
+    ]
+    return section("Wall time", [*bars, _sections(run)])
+
+
+def stage_seconds(run: RunData, prefix: str) -> dict[str, float]:
+    """Mean seconds of an iteration by stage, from metrics ``<prefix><stage>_s``, in the order of the work."""
+    names = [name for name in run.names() if name.startswith(prefix) and name.endswith("_s")]
+    stages = {name.removeprefix(prefix).removesuffix("_s"): name for name in names}
+    order = [*STAGES, *(stage for stage in stages if stage not in STAGES)]
+    sums = {stage: sum(row.get(stages[stage]) or 0.0 for row in run.metrics) for stage in order if stage in stages}
+    return {stage: total / len(run.metrics) for stage, total in sums.items() if total}
 
 
 def _sections(run: RunData) -> str:
-    names = [name for name in run.names() if name.startswith("time/")]
     layers = {
-        name.removeprefix("time/").removesuffix("_s"): [(row["iteration"], row.get(name) or 0.0) for row in run.metrics]
-        for name in names
+        stage: [(row["iteration"], row.get(f"time/{stage}_s") or 0.0) for row in run.metrics]
+        for stage in stage_seconds(run, "time/")
     }
     if not layers or len(run.metrics) < 2:
         return ""
@@ -269,7 +267,11 @@ def _sections(run: RunData) -> str:
 
 def _all_figures(run: RunData) -> str:
     featured = {*FEATURED, "success", "validation", "validation_low", "validation_high"}
-    rest = [name for name in run.names() if name not in featured and not name.startswith(("time/", "validation/"))]
+    rest = [
+        name
+        for name in run.names()
+        if name not in featured and not name.startswith(("time/", "collectors/", "validation/"))
+    ]
     figures = [shown for name in rest if (shown := metric_figure(run.points(name), title=name))]
     if not figures:
         return ""

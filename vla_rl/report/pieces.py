@@ -9,10 +9,11 @@ from importlib import resources
 from pathlib import Path
 
 from vla_rl.report.run_data import Points, Rate
-from vla_rl.report.svg import Line, line_chart, percent, smooth
+from vla_rl.report.svg import Line, line_chart, number, percent, smooth
 
 AFTER, BEFORE = 0, 8  # colors of the page's palette
 PALETTE = 8
+COLORS = PALETTE + 1  # with the gray of BEFORE
 ABSENT = "&ndash;"
 
 
@@ -47,6 +48,32 @@ def card(value: str, what: str, *, css: str = "", tone: str = "") -> str:
 
 def tone(low: float, high: float) -> str:
     return "good" if low > 0 else "bad" if high < 0 else ""
+
+
+def time_bar(title: str, seconds: Mapping[str, float], note: str = "") -> str:
+    """One stacked bar of ``seconds`` by name, with each name's seconds and share; nothing where there are none."""
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    bar = "".join(
+        f'<span class="b{index % COLORS}" style="flex-grow:{value / total:.4f}" title="{escape(name)}"></span>'
+        for index, (name, value) in enumerate(seconds.items())
+    )
+    rows = "".join(
+        f'<tr><td><span class="swatch t{index % COLORS}"></span>{escape(name)}</td>'
+        f'<td class="n">{precise_duration(value)}</td><td class="n">{percent(value / total)}</td></tr>'
+        for index, (name, value) in enumerate(seconds.items())
+    )
+    text = f'<p class="note">{escape(note)}</p>' if note else ""
+    return (
+        f'<div class="card"><h3>{escape(title)}</h3><div class="bar" aria-hidden="true">{bar}</div>'
+        f"<table>{rows}</table>{text}</div>"
+    )
+
+
+def precise_duration(seconds: float) -> str:
+    """As ``duration``, with three digits below ten seconds."""
+    return f"{number(seconds)} s" if seconds < 10 else duration(seconds)
 
 
 def signed(value: float) -> str:

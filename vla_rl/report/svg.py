@@ -142,6 +142,31 @@ def interval_chart(rows: Mapping[str, Mapping[str, Rate]], *, title: str, colors
     return _svg("".join(parts), axes, title=title, description=description)
 
 
+def scatter_chart(
+    points: Sequence[tuple[float, float, str]],
+    *,
+    title: str,
+    marks: Sequence[tuple[float, str]],
+    x_label: str,
+    color: int = 0,
+    format_y: Format = number,
+) -> str:
+    """(x, y, name) as dots; ``marks``: (x, text) below the axis, whose first and last are its ends."""
+    low, high = marks[0][0], marks[-1][0]
+    margin = 0.05 * (high - low) or 0.5
+    axes = Axes(
+        x=(low - margin, high + margin), y=_range([y for _, y, _ in points]), format_y=format_y, x_label=x_label
+    )
+    dots = [
+        f'<g><title>{escape(name)}</title><circle class="dot f{color}" cx="{axes.at_x(x):.1f}" '
+        f'cy="{axes.at_y(y):.1f}" r="5"/></g>'
+        for x, y, name in points
+    ]
+    best = max(points, key=lambda point: point[1])
+    description = f"{len(points)} points; the highest: {best[2]}"
+    return _svg(_grid(axes, marks) + "".join(dots), axes, title=title, description=description)
+
+
 def _whisker(axes: Axes, rate: Rate, y: float, color: int, name: str) -> str:
     low, middle, high = axes.at_x(rate.low), axes.at_x(rate.success), axes.at_x(rate.high)
     text = f"{name}: {percent(rate.success)}, 95 % interval {percent(rate.low)} to {percent(rate.high)}"
@@ -181,8 +206,11 @@ def _line(axes: Axes, line: Line) -> str:
     return "".join(parts)
 
 
-def _grid(axes: Axes) -> str:
+def _grid(axes: Axes, marks: Sequence[tuple[float, str]] | None = None) -> str:
+    """``marks``: (x, text) below the axis; default: round whole numbers."""
     right, bottom = axes.width - axes.right, axes.height - BOTTOM
+    if marks is None:
+        marks = [(value, f"{value:.0f}") for value in ticks(*axes.x) if value == round(value)]
     parts = []
     for value in ticks(*axes.y):
         y = axes.at_y(value)
@@ -191,11 +219,10 @@ def _grid(axes: Axes) -> str:
             f'<text class="tick" x="{axes.left - 7}" y="{y + 4:.1f}" text-anchor="end">{axes.format_y(value)}</text>'
         )
     parts += [
-        f'<text class="tick" x="{axes.at_x(value):.1f}" y="{bottom + 17}" text-anchor="middle">{value:.0f}</text>'
-        for value in ticks(*axes.x)
-        if value == round(value)
+        f'<text class="tick" x="{axes.at_x(value):.1f}" y="{bottom + 17}" text-anchor="middle">{escape(text)}</text>'
+        for value, text in marks
     ]
-    parts.append(f'<text class="tick" x="{right}" y="{bottom + 33}" text-anchor="end">{axes.x_label}</text>')
+    parts.append(f'<text class="tick" x="{right}" y="{bottom + 33}" text-anchor="end">{escape(axes.x_label)}</text>')
     return "".join(parts)
 
 

@@ -107,6 +107,20 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
     console.print(together)
 
 
+def print_sweep(result: Mapping[str, Any], console: Console | None = None) -> None:
+    """``result`` as ``vla-rl sweep --json`` prints it, best trial first."""
+    trials = result["trials"]
+    names = list(result["settings"])
+    columns = [Column(name.rpartition(".")[2], justify="right") for name in names]
+    table = Table("trial", "state", result["objective"], *columns, "wall time", "note", box=None, pad_edge=False)
+    for trial in trials:
+        value = "" if trial["value"] is None else f"{trial['value']:.3f}"
+        settings = [escape(f"{one:.4g}" if isinstance(one, float) else str(one)) for one in trial["settings"].values()]
+        note = escape(trial["message"])
+        table.add_row(str(trial["trial"]), trial["state"], value, *settings, duration(trial["seconds"]), note)
+    (console or Console()).print(table)
+
+
 def print_bench(result: Mapping[str, Any], console: Console | None = None) -> None:
     """``result`` as ``vla-rl bench --json`` prints it."""
     title = " ".join([result["bench"], *(f"{name}={value}" for name, value in result.get("options", {}).items())])

@@ -30,7 +30,8 @@ class _Saved:
 
 
 class Iterations:
-    """``validate``: called every ``evaluation.validate_every`` iterations, where it is set.
+    """``validate``: called every ``evaluation.validate_every`` iterations, where it is set. ``recorded``: called after
+    each iteration, when its metrics are written; what it raises ends the run, which can be resumed.
 
     SIGTERM stops a rollout or a validation, and nothing else; what is saved then is the state before it. ``_before``:
     of the rollouts, there. ``_unrecorded``: metrics of an iteration that is complete but for its validation.
@@ -39,6 +40,7 @@ class Iterations:
     def __init__(self, algorithm: Algorithm, checkpoints: Path, experiment: Experiment, failures: FailureLog) -> None:
         self.algorithm, self.checkpoints, self.experiment, self.failures = algorithm, checkpoints, experiment, failures
         self.validate: Callable[[], Metrics] | None = None
+        self.recorded: Callable[[], None] = lambda: None
         self._before: Mapping[str, Any] | None = None
         self._unrecorded: Metrics | None = None
 
@@ -73,6 +75,7 @@ class Iterations:
                     raise
                 timeline.add(number, timer.take_spans())
                 timer.record(timeline.left > 0)
+                self.recorded()
 
     def _recorded(self) -> int:
         return self.algorithm.iteration - (self._unrecorded is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,19 @@ from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_exper
 from vla_rl.runs.watchdog import watchdog
 
 
-def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: FailureLog) -> dict[str, Any]:
+def reinforce(
+    run: Run,
+    env: VectorEnv,
+    start: Path,
+    folder: Path,
+    *,
+    failures: FailureLog,
+    recorded: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Improve the policy of bundle ``start`` in ``env``; leaves ``bundle`` and, at every checkpoint, a resumable state.
 
     Into ``folder``; in the run's own folder validation is part of the curve, an imagined environment cannot validate.
-    After SIGTERM a resumable state of that moment is saved.
+    After SIGTERM a resumable state of that moment is saved. ``recorded``: called after each iteration.
     """
     experiment, in_simulator = with_demonstrations(run), folder == run.dir
     make_rollouts = place_rollouts(run, start) if in_simulator else None
@@ -42,6 +51,7 @@ def reinforce(run: Run, env: VectorEnv, start: Path, folder: Path, *, failures: 
         if not env.spec.can_capture:
             console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
         iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
+        iterations.recorded = recorded
         iterations.restore()
         if in_simulator and experiment.evaluation.validate_every:
             iterations.validate = partial(validation_metrics, algorithm, env, experiment)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,17 @@ from vla_rl.termination import terminable
 
 
 def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> dict[str, Any]:
-    """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``.
+    """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
+    with opened(experiment, run_dir, resume=resume, command=command) as (run, env):
+        run_stages(run, env)
+    result = finish(run)
+    write_report(run.dir)
+    return result
 
-    Everything is checked before the folder is made and before anything is simulated.
-    """
+
+@contextmanager
+def opened(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) -> Iterator[tuple[Run, VectorEnv]]:
+    """The run and its environment. Everything is checked before the folder is made and anything is simulated."""
     check_folder(experiment, run_dir, resume=resume)
     imitated = read_stages(run_dir).get("imitate")
     env = make_env(experiment.sim)
@@ -45,45 +52,69 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
         check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
         run = open_run(experiment, run_dir, resume=resume, command=command)
         with run.lock, terminable():
-            run_stages(run, env)
+            yield run, env
     finally:
         env.close()
-    result = finish(run)
-    write_report(run.dir)
-    return result
 
 
 def run_stages(run: Run, env: VectorEnv) -> None:
     """Every stage that is pending, in order."""
-    experiment, failures = run.experiment, FailureLog(run.dir, env)
-    try:
-        with run.stage("imitate") as stage:
-            if stage.pending:
-                stage.result = STARTS[type(experiment.start)](run, env, experiment.start)
-                if experiment.start.residual is not None:
-                    stage.result |= {"bundle": add_residual(run, stage.result["bundle"], experiment.start.residual)}
-            start = run.dir / stage.result["bundle"]
-        failures.write("imitation")
+    with logged_failures(run, env) as failures:
+        start = starting_bundle(run, env, failures)
         with run.stage("evaluate_before") as stage:
             if stage.pending:
                 stage.result = evaluate_bundle(run, env, start, name="before")
         failures.write("evaluation before")
-        with run.stage("reinforce") as stage:
-            if stage.pending and (imagination := experiment.imagination) is not None:
-                stage.result = improve_in_imagination(
-                    run, env, start, imagination, reinforce=partial(reinforce, failures=failures)
-                )
-            elif stage.pending:
-                stage.result = reinforce(run, env, start, run.dir, failures=failures)
+        improve(run, env, start, failures)
         with run.stage("evaluate_after") as stage:
             if stage.pending:
                 stage.result = evaluate_bundle(run, env, run.bundle, name="after")
-        if experiment.evaluation.control_episodes:
+        if run.experiment.evaluation.control_episodes:
             with run.stage("evaluate_controls") as stage:
                 if stage.pending:
                     stage.result = evaluate_controls(run, env)
+
+
+def learn(run: Run, env: VectorEnv, *, recorded: Callable[[], None]) -> None:
+    """The stages that learn and validate; the held-out starts are left to a ``train`` that resumes the run.
+
+    ``recorded``: called after each iteration; what it raises ends the run, which can be resumed.
+    """
+    with logged_failures(run, env) as failures:
+        improve(run, env, starting_bundle(run, env, failures), failures, recorded)
+
+
+@contextmanager
+def logged_failures(run: Run, env: VectorEnv) -> Iterator[FailureLog]:
+    failures = FailureLog(run.dir, env)
+    try:
+        yield failures
     finally:
         failures.write("at the end")
+
+
+def starting_bundle(run: Run, env: VectorEnv, failures: FailureLog) -> Path:
+    start = run.experiment.start
+    with run.stage("imitate") as stage:
+        if stage.pending:
+            stage.result = STARTS[type(start)](run, env, start)
+            if start.residual is not None:
+                stage.result |= {"bundle": add_residual(run, stage.result["bundle"], start.residual)}
+    failures.write("imitation")
+    return run.dir / stage.result["bundle"]
+
+
+def improve(
+    run: Run, env: VectorEnv, start: Path, failures: FailureLog, recorded: Callable[[], None] = lambda: None
+) -> None:
+    with run.stage("reinforce") as stage:
+        if not stage.pending:
+            return
+        if (imagination := run.experiment.imagination) is None:
+            stage.result = reinforce(run, env, start, run.dir, failures=failures, recorded=recorded)
+        else:
+            improver = partial(reinforce, failures=failures)
+            stage.result = improve_in_imagination(run, env, start, imagination, reinforce=improver)
 
 
 # -- the policy that reinforcement learning starts from -------------------------------------------------------------

@@ -113,13 +113,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     Raises UserError as ``check_folder``, if this machine lacks the device, and if another process is writing it.
     """
     device, repeated = experiment_device(experiment), check_folder(experiment, directory, resume=resume)
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
+    lock = lock_folder(directory)
     if repeated:
         kept = {name: result for name, result in read_stages(directory).items() if name not in repeated}
         write_json(directory / STAGES_FILE, kept)
@@ -127,6 +121,18 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
     save_config(experiment, directory / CONFIG_FILE)
     _note_device(directory / "device.txt", device)
     return Run(experiment=experiment, device=device, dir=directory, lock=lock)
+
+
+def lock_folder(directory: Path) -> TextIO:
+    """Make the folder and keep other processes from writing it until the file is closed. UserError where one does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
+    return lock
 
 
 def experiment_device(experiment: Experiment) -> Device:

@@ -1,0 +1,1 @@
+"""Search for settings: many runs of an experiment, chosen by Optuna from their validation."""
