@@ -19,9 +19,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,22 @@ def versions(checkouts: dict[str, Path | None]) -> dict[str, str]:
     return found
 
 
+def available(name: str, checkouts: dict[str, Path | None]) -> bool:
+    """Whether its checkout was given, or it is installed."""
+    if name in checkouts:
+        return checkouts[name] is not None
+    return importlib.util.find_spec(name.replace("-", "_")) is not None
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("dppo", "reinflow", "cleanrl"):
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help="a checkout of its repository")
     parser.add_argument("--only", nargs="+", choices=tuple(COMPARISONS), default=tuple(COMPARISONS))
     parser.add_argument("--rounds", type=int, default=5, help="timed iterations of each side")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the decisions and of the minibatch")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the decisions and of the minibatch with DPPO, ReinFlow"
+    )
     parser.add_argument("--toy", action="store_true", help="2 environments, 4 decisions: does it run?")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     chosen = parser.parse_args(arguments)
@@ -149,11 +157,14 @@ def main() -> None:
     checkouts = {name: getattr(chosen, name) for name in ("dppo", "reinflow", "cleanrl")}
     found: list[Row] = []
     for name in chosen.only:
-        if checkouts.get(name, "") is None or (name == "stable-baselines3" and not importlib.util.find_spec("stable_baselines3")):
+        if not available(name, checkouts):
             print(f"{name}: left out; give its checkout or install it", file=sys.stderr)
             continue
         work = COMPARISONS[name]
-        work = dataclasses.replace(work, **TOY) if chosen.toy else work.scaled(chosen.scale)
+        if chosen.toy:
+            work = dataclasses.replace(work, **TOY)
+        elif work.kind != "gaussian":
+            work = work.scaled(chosen.scale)
         found += compare(name, work, checkouts.get(name), chosen.rounds)
         command = "python -m benchmarks.peers " + " ".join(sys.argv[1:])
         extra: dict[str, Any] = {"scale": chosen.scale, "peers": versions(checkouts)}

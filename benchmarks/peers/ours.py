@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -21,6 +22,12 @@ from vla_rl.critics.value import CriticConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 
+CLIP = {"clip_low": 0.01, "clip_high": 0.01}
+LOSSES: Mapping[Kind, Mapping[str, Any]] = {
+    "gaussian": {"learning_rate": 3e-4, "max_grad_norm": 0.5},
+    "diffusion": {"learning_rate": 1e-4, "reduction": "step_mean", "denoising_discount": 0.99, **CLIP},
+    "flow": {"learning_rate": 4.5e-5, "reduction": "chunk_mean", "entropy_weight": 0.03, **CLIP},
+}
 ROWS_AT_ONCE = 1_000  # network evaluations of a backward pass: their activations stay in the cache
 
 
@@ -71,19 +78,20 @@ def algorithm(work: Work) -> PPOConfig:
 
     No target KL: every gradient step is taken.
     """
-    micro_batch = next(n for n in range(min(ROWS_AT_ONCE // work.trained_steps, work.minibatch), 0, -1) if not work.minibatch % n)
-    losses = {
-        "gaussian": {"learning_rate": 3e-4, "max_grad_norm": 0.5},
-        "diffusion": {"learning_rate": 1e-4, "reduction": "step_mean", "denoising_discount": 0.99, "clip_low": 0.01, "clip_high": 0.01},
-        "flow": {"learning_rate": 4.5e-5, "reduction": "chunk_mean", "clip_low": 0.01, "clip_high": 0.01, "entropy_weight": 0.03},
-    }
+    at_once = min(ROWS_AT_ONCE // work.trained_steps, work.minibatch)
+    micro_batch = next(n for n in range(at_once, 0, -1) if work.minibatch % n == 0)
     return PPOConfig(
         iterations=1_000_000,
         chunks=work.decisions,
         critic_warmup=0,
         critic=CriticConfig(hidden=work.critic_hidden, value_clip=None),
         update=UpdateConfig(
-            epochs=work.epochs, minibatch=work.minibatch, micro_batch=micro_batch, target_kl=None, dual_clip=None, **losses[work.kind]
+            epochs=work.epochs,
+            minibatch=work.minibatch,
+            micro_batch=micro_batch,
+            target_kl=None,
+            dual_clip=None,
+            **LOSSES[work.kind],
         ),
     )
 

@@ -8,6 +8,7 @@ Each line on standard input asks for one iteration; each answer is a Measured as
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -112,10 +113,8 @@ def main() -> None:
     settings = json.loads(work)
     settings |= {key: tuple(settings[key]) for key in ("hidden", "critic_hidden")}
     run = importlib.import_module(CONTENDERS[name]).run
-    try:
+    with contextlib.suppress(Finished):
         run(Pace(sys.stdin, answers), Work(**settings), *map(Path, checkout))
-    except Finished:
-        pass
 
 
 if __name__ == "__main__":

@@ -26,13 +26,17 @@ class _AfterRollout(BaseCallback):
 def run(pace: Pace, work: Work) -> None:
     """Its default vectorization: all environments in this process."""
     env = make_vec_env(work.env_id, n_envs=work.num_envs, seed=0, env_kwargs={"max_episode_steps": work.max_steps})
+    widths = {"pi": list(work.hidden), "vf": list(work.critic_hidden)}
     model = PPO(
         "MlpPolicy",
         env,
         n_steps=work.decisions,
         batch_size=work.minibatch,
         n_epochs=work.epochs,
-        policy_kwargs={"net_arch": {"pi": list(work.hidden), "vf": list(work.critic_hidden)}, "activation_fn": torch.nn.Tanh},
+        policy_kwargs={
+            "net_arch": {"pi": list(work.hidden), "vf": list(work.critic_hidden)},
+            "activation_fn": torch.nn.Tanh,
+        },
         device="cpu",
         seed=0,
     )

@@ -11,9 +11,9 @@ Kind = Literal["gaussian", "diffusion", "flow"]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """``num_envs`` environments take ``decisions`` decisions of ``horizon`` control steps each; then ``epochs`` passes
-    over the batch in minibatches of ``minibatch`` decisions.
+    """``num_envs`` environments take ``decisions`` decisions of ``horizon`` control steps; then comes the update.
 
+    The update: ``epochs`` passes over the batch in minibatches of ``minibatch`` decisions.
     ``hidden``, ``critic_hidden``: layer widths. ``denoising_steps`` per decision, of which the last ``trained_steps``
     are trained.
     """
