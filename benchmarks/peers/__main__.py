@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers --dppo PATH --reinflow PATH --cleanrl PATH
 
-Each contender is a process with one thread. The two of a comparison run iterations in turn (ours, theirs, ours, ...), so
-that other load on the machine affects both alike; one untimed iteration of each comes first. A peer without a path, or
+Each contender is a process with one thread. The two of a comparison run iterations in turn (ours, theirs, ours, ...),
+so that other load on the machine affects both alike; one untimed iteration of each comes first. A peer without a path, or
 that is not installed, is left out. Writes benchmarks/results/peers.json: seconds of wall and processor time of an
 iteration, rollout and update, and the ratio ours / theirs of each pair of neighbouring iterations (median, smallest and
 largest). How the work was made equal: docs/notes/peers.md.
@@ -141,9 +141,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help="a checkout of its repository")
     parser.add_argument("--only", nargs="+", choices=tuple(COMPARISONS), default=tuple(COMPARISONS))
     parser.add_argument("--rounds", type=int, default=5, help="timed iterations of each side")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the decisions and of the minibatch with DPPO, ReinFlow"
-    )
+    scale_help = "share of the decisions and of the minibatch, of DPPO's and ReinFlow's size"
+    parser.add_argument("--scale", type=float, default=1.0, help=scale_help)
     parser.add_argument("--toy", action="store_true", help="2 environments, 4 decisions: does it run?")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     chosen = parser.parse_args(arguments)

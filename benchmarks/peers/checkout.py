@@ -1,8 +1,8 @@
 """DPPO's and ReinFlow's agents, run as they are from a checkout, at the size of a ``Work``.
 
 Settings come from the checkout's own file for hopper. What differs from a run of theirs: no pretrained weights, no
-logging to a server, no GPU; and Gymnasium's Hopper-v5 instead of D4RL's (mujoco-py), in their own wrappers and their own
-AsyncVectorEnv. Needs gym 0.26, hydra-core, einops, wandb, imageio, matplotlib, psutil and tqdm.
+logging to a server, no GPU; and Gymnasium's Hopper-v5 instead of D4RL's (mujoco-py), in their own wrappers and their
+own AsyncVectorEnv. Needs gym 0.26, hydra-core, einops, wandb, imageio, matplotlib, psutil and tqdm.
 """
 
 from __future__ import annotations

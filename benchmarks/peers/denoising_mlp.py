@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -80,7 +81,7 @@ class Denoiser(nn.Module):
         self.noise: nn.Module | None = None
         if isinstance(config.explore, FlowNoiseConfig):
             widths = (TIME_DIM + state_dim, *config.noise_hidden)
-            layers = [part for i, o in zip(widths, widths[1:], strict=False) for part in (nn.Linear(i, o), nn.Tanh())]
+            layers = [part for i, o in pairwise(widths) for part in (nn.Linear(i, o), nn.Tanh())]
             self.noise = nn.Sequential(*layers, nn.Linear(widths[-1], chunk))
         frequency = torch.exp(torch.arange(TIME_DIM // 2) * (-math.log(10_000) / (TIME_DIM // 2 - 1)))
         self.register_buffer("frequency", frequency * steps)

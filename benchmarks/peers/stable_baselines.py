@@ -33,10 +33,7 @@ def run(pace: Pace, work: Work) -> None:
         n_steps=work.decisions,
         batch_size=work.minibatch,
         n_epochs=work.epochs,
-        policy_kwargs={
-            "net_arch": {"pi": list(work.hidden), "vf": list(work.critic_hidden)},
-            "activation_fn": torch.nn.Tanh,
-        },
+        policy_kwargs={"net_arch": widths, "activation_fn": torch.nn.Tanh},
         device="cpu",
         seed=0,
     )
