@@ -3,8 +3,8 @@
     python -m benchmarks.peers --dppo PATH --reinflow PATH --cleanrl PATH
 
 Each contender is a process with one thread. The two of a comparison run iterations in turn (ours, theirs, ours, ...),
-so that other load on the machine affects both alike; one untimed iteration of each comes first. A peer without a path, or
-that is not installed, is left out. Writes benchmarks/results/peers.json: seconds of wall and processor time of an
+so that other load on the machine affects both alike; one untimed iteration of each comes first. A peer without a path,
+or that is not installed, is left out. Writes benchmarks/results/peers.json: seconds of wall and processor time of an
 iteration, rollout and update, and the ratio ours / theirs of each pair of neighbouring iterations (median, smallest and
 largest). How the work was made equal: docs/notes/peers.md.
 """
