@@ -87,13 +87,24 @@ class Denoiser(nn.Module):
         self.register_buffer("frequency", frequency * steps)
 
     def forward(self, x: Float[Tensor, "B S H A"], t: Float[Tensor, "#B S"], state: Float[Tensor, "B D"]) -> Prediction:
-        angle = t[..., None] * self.frequency
-        time = self.time(torch.cat([angle.sin(), angle.cos()], -1)).expand(*x.shape[:2], -1)
-        given = state[:, None].expand(-1, x.shape[1], -1)
+        time, given = self._time(t).expand(*x.shape[:2], -1), state[:, None].expand(-1, x.shape[1], -1)
         target = self.network(torch.cat([x.flatten(2), time, given], -1)).view_as(x)
-        if self.noise is None:
-            return Prediction(target=target)
-        return Prediction(target=target, noise=self.noise(torch.cat([time.detach(), given], -1)).view_as(x))
+        return Prediction(target=target, noise=self._noise(x, time, given))
+
+    def noise_alone(self, x: Tensor, t: Tensor, state: Tensor) -> Prediction:
+        """As ``forward``, with a target of zeros."""
+        with torch.no_grad():
+            time = self._time(t).expand(*x.shape[:2], -1)
+        noise = self._noise(x, time, state[:, None].expand(-1, x.shape[1], -1))
+        return Prediction(target=torch.zeros_like(x), noise=noise)
+
+    def _time(self, t: Tensor) -> Tensor:
+        angle = t[..., None] * self.frequency
+        time: Tensor = self.time(torch.cat([angle.sin(), angle.cos()], -1))
+        return time
+
+    def _noise(self, x: Tensor, time: Tensor, given: Tensor) -> Tensor | None:
+        return None if self.noise is None else self.noise(torch.cat([time.detach(), given], -1)).view_as(x)
 
 
 class DenoisingMLP(Policy[StateContext, DenoisingTrace]):
@@ -169,7 +180,10 @@ class DenoisingMLP(Policy[StateContext, DenoisingTrace]):
         return self.explore_kernel.scored_steps
 
     def entropy(self, context: StateContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, _ = trace_transition(self._predict(self.denoiser, context), self.explore_kernel, trace)
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            return self.denoiser.noise_alone(x_t, t, context.state)
+
+        transition, _ = trace_transition(predict, self.explore_kernel, trace)
         return transition.entropy()
 
     def value_features(self, context: StateContext) -> Float[Tensor, "B value_dim"]:

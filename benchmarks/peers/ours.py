@@ -28,7 +28,7 @@ LOSSES: Mapping[Kind, Mapping[str, Any]] = {
     "diffusion": {"learning_rate": 1e-4, "reduction": "step_mean", "denoising_discount": 0.99, **CLIP},
     "flow": {"learning_rate": 4.5e-5, "reduction": "chunk_mean", "entropy_weight": 0.03, **CLIP},
 }
-ROWS_AT_ONCE = 1_000  # network evaluations of a backward pass: their activations stay in the cache
+ROWS_AT_ONCE = 2_500  # network evaluations of a backward pass: their activations stay in the cache
 
 
 def run(pace: Pace, work: Work) -> None:
