@@ -42,6 +42,7 @@ def test_a_scaled_work_takes_as_many_gradient_steps(work: Work) -> None:
 
 @pytest.mark.parametrize("work", [GAUSSIAN, DIFFUSION, FLOW], ids=lambda work: work.kind)
 def test_our_side_runs(work: Work) -> None:
+    pytest.importorskip("imageio", reason="Gymnasium's Hopper imports it")
     small = dataclasses.replace(work, **TOY, hidden=tuple(8 for _ in work.hidden), critic_hidden=(8,))
     answers = io.StringIO()
     with pytest.raises(Finished):

@@ -165,9 +165,10 @@ def main() -> None:
         elif work.kind != "gaussian":
             work = work.scaled(chosen.scale)
         found += compare(name, work, checkouts.get(name), chosen.rounds)
-        command = "python -m benchmarks.peers " + " ".join(sys.argv[1:])
+        given = {str(path) for path in checkouts.values()}
+        command = " ".join(["python -m benchmarks.peers", *("PATH" if one in given else one for one in sys.argv[1:])])
         extra: dict[str, Any] = {"scale": chosen.scale, "peers": versions(checkouts)}
-        print(write_record("peers", found, command=command.strip(), folder=chosen.out, **extra))
+        print(write_record("peers", found, command=command, folder=chosen.out, **extra))
 
 
 if __name__ == "__main__":
