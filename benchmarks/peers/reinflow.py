@@ -1,8 +1,8 @@
 """ReinFlow's PPO for flow policies (Zhang et al. 2025), from a checkout of ReinFlow/ReinFlow.
 
 With ``repeat_samples: false``: their setting true repeats each decision ten times in an epoch, which is no additional
-data. Their check that the first ratio is 1 is off: it fails here, because they sample on another time grid
-(``linspace(0, 1, K)``) than they score on, and their pretrained weights, for which it may hold, are not used.
+data. Their check that the first ratio is 1 is off: as we read it, they sample on another time grid
+(``linspace(0, 1, K)``) than they score on.
 """
 
 from __future__ import annotations
