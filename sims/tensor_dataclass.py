@@ -39,14 +39,16 @@ class TensorDataclass:
                 return None
             return value.map(function) if isinstance(value, TensorDataclass) else function(value)
 
-        return type(self)(**{name: apply(getattr(self, name)) for name in _names(type(self))})
+        record: Any = type(self)
+        return record(**{name: apply(getattr(self, name)) for name in _names(record)})
 
     def __getitem__(self: R, index: Any) -> R:
         return self.map(lambda tensor: tensor[index])
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the record, in the order of ``map``."""
-        for name in _names(type(self)):
+        record: Any = type(self)
+        for name in _names(record):
             value = getattr(self, name)
             if isinstance(value, TensorDataclass):
                 yield from value.tensors()
