@@ -154,6 +154,22 @@ def policies() -> str:
     return table(["policy", *paths], rows) + f"\n\n{notes}\n\n{source('policy_table', record)}"
 
 
+def peers() -> str:
+    """One PPO iteration beside other libraries, equal work."""
+    record = read("peers")
+    by_name = {row["name"]: row for row in record["rows"]}
+    rows = []
+    for peer in dict.fromkeys(row["against"] for row in record["rows"]):
+        for part in ("iteration", "rollout", "update"):
+            wall, processor = (by_name[f"{peer}, {part}, {clock}"] for clock in ("wall time", "processor time"))
+            seconds = f"{processor['value']:.2f} / {processor['theirs']:.2f} s"
+            rows.append([peer, part, seconds, ratio(processor), ratio(wall)])
+    rounds, load = len(record["rows"][0]["ours_all"]), record["machine"]["load"][0]
+    head = ["beside", "part", "processor time, ours / theirs", "ratio of processor time", "ratio of wall time"]
+    note = f"Medians of {rounds} pairs (smallest and largest ratio), one thread; load of the machine {load:.0f}."
+    return table(head, rows) + f"\n\n{note} {source('peers', record)}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
@@ -162,6 +178,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "families": families,
     "policies": policies,
     "robot": robot,
+    "peers": peers,
 }
 
 # -- cells ----------------------------------------------------------------------------------------------------------
@@ -204,6 +221,12 @@ def share(row: Record | None) -> str:
         return text
     low, high = row["interval"]
     return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def ratio(row: Record) -> str:
+    """For example "0.41 (0.39 to 0.44)"."""
+    low, high = row["interval"]
+    return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def quantity(row: Record) -> str:

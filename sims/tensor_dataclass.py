@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -12,6 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 R = TypeVar("R", bound="TensorDataclass")  # not Self, which cannot be checked at run time in undecorated classes
+
+
+@functools.cache
+def _names(record: type) -> tuple[str, ...]:
+    """Of the fields; looking them up each time costs as much as indexing a small tensor."""
+    return tuple(field.name for field in dataclasses.fields(record))
 
 
 class TensorDataclass:
@@ -32,16 +39,17 @@ class TensorDataclass:
                 return None
             return value.map(function) if isinstance(value, TensorDataclass) else function(value)
 
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return dataclasses.replace(self, **{f.name: apply(getattr(self, f.name)) for f in fields})  # type: ignore[type-var]
+        record: Any = type(self)
+        return record(**{name: apply(getattr(self, name)) for name in _names(record)})
 
     def __getitem__(self: R, index: Any) -> R:
         return self.map(lambda tensor: tensor[index])
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the record, in the order of ``map``."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+        record: Any = type(self)
+        for name in _names(record):
+            value = getattr(self, name)
             if isinstance(value, TensorDataclass):
                 yield from value.tensors()
             elif value is not None:

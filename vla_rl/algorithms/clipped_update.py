@@ -210,9 +210,11 @@ class ClippedUpdate:
     def _gradients(self, minibatch: Experience, train_policy: bool) -> Metrics:
         self._zero_grad()
         metrics: dict[str, float] = defaultdict(float)
-        for index in torch.arange(len(minibatch), device=self.device).split(self.config.micro_batch):
-            share = len(index) / len(minibatch)
-            loss, parts = self._losses(minibatch[index], train_policy)
+        size, at_once = len(minibatch), self.config.micro_batch
+        for first in range(0, size, at_once):
+            part = minibatch if size <= at_once else minibatch[first : first + at_once]  # views
+            share = len(part) / size
+            loss, parts = self._losses(part, train_policy)
             (loss * share).backward()
             for name, value in read_numbers(parts).items():  # every micro-batch has the same names
                 metrics[name] += value * share

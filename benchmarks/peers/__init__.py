@@ -1,0 +1,1 @@
+"""Speed of one PPO iteration beside other libraries: ``python -m benchmarks.peers``."""
