@@ -151,9 +151,9 @@ def test_returns_agree_with_a_sum_over_control_steps() -> None:
 
 
 @torch.no_grad()
-def record(policy: ResidualPolicy, store: EpisodeStore) -> None:
+def record(policy: ResidualPolicy, store: EpisodeStore, *, max_steps: int = 9) -> None:
     """Five episodes of ``policy`` without exploration, each observed when it acts."""
-    env = RecordedEnv(ReachEnv(num_envs=1, max_steps=9), store, source="policy", split="train")
+    env = RecordedEnv(ReachEnv(num_envs=1, max_steps=max_steps), store, source="policy", split="train")
     for seed in range(5):
         env.reset(start=[StartState(task=seed % 3, seed=seed)])
         state, done = policy.initial_state(1), False
@@ -218,12 +218,15 @@ def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None:
+    """At steps 0, 4 and 8, for a policy that observes at every step."""
+    torch.manual_seed(0)
     policy = residual_on(
         GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(ReachEnv(num_envs=1).spec)),
         ResidualConfig(action_horizon=4, hidden=(8,)),
     )
     store = EpisodeStore(tmp_path / "store", create=True)
-    record(policy, store)
+    record(policy, store, max_steps=8)
+    assert {step for entry in store.select() for step in store.read(entry.id).observation_steps} == {0, 4, 8}
     shorter = residual_on(policy.base, ResidualConfig(action_horizon=1, hidden=(8,)))
     example = shorter.store(shorter.encode(ReachEnv(num_envs=1).observe(), shorter.initial_state(1))[0])
     with pytest.raises(UserError, match=r"followed by one 1 control steps later.*observe_every that divides 1"):

@@ -30,7 +30,7 @@ REQUIRED = {
     "grpo": ["--algorithm.group_size=2"],
 }
 # Numbers of which every finite one makes sense.
-WITHOUT_RANGE = ("algorithm.critic.initial_value",)
+WITHOUT_RANGE = ("algorithm.critic.initial_value", "algorithm.entropy.target")
 
 
 def test_every_number_declares_its_range() -> None:

@@ -58,7 +58,7 @@ class EntropyConfig:
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
     """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
-    of an environment, and every ``actor_every``th update also changes the actor.
+    of an environment, and every ``actor_every``th update also changes the actor. ``actor_learning_rate``: of its Adam.
 
     Before that ``warmup`` chunks of all environments together are acted without updates, with uniform noise of up to
     ``warmup_noise`` added (1 is half of the range that demonstrations span), then ``critic_warmup`` updates train the

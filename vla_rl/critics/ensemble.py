@@ -18,7 +18,8 @@ from sims.numbers.ranges import PositiveFloat, Share, Width
 class EnsembleConfig:
     """``members`` Q functions; a target is the least of ``least_of`` of them, drawn anew for each update.
 
-    ``layer_norm``: after each hidden layer; it bounds the values of actions that were never tried (RLPD, Sec. 4.2).
+    ``hidden``: widths of the layers. ``layer_norm``: after each of them; it bounds the values of actions that were
+    never tried (RLPD, Sec. 4.2).
     ``polyak_tau``: share of the newest weights in the target's, per update.
     """
 
