@@ -11,7 +11,7 @@ PACKAGES := vla_rl world_models real_robot policies episodes sims
 .PHONY: help install quickstart test test-slow sims isaaclab ros test-ros lint types imports docs package clean
 
 # one worker per core, each with its own module of tests and one thread of tensor arithmetic
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope --check-types all
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder --check-types all
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
