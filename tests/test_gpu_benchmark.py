@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu import PARTS, TOY, run_part
 from policies.device import CPU
 
 
+@pytest.mark.slow
 def test_the_toy_runs_every_part(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--toy", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -18,6 +18,7 @@ from sims.registry import splits
 from sims.tabletop import TabletopConfig
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
+from vla_rl.cli.main import main
 from vla_rl.config.controls import CONTROLS
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
@@ -208,7 +209,10 @@ def test_collect_adds_to_a_store(tmp_path: Path) -> None:
         assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
 
 
-def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: another one would import torch for every case."""
     empty = tmp_path / "empty"
     empty.mkdir()
     broken = tmp_path / "bundle"
@@ -250,9 +254,10 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         ),
     }
     for expected, arguments in cases.items():
-        done = vla_rl(*arguments)
-        message = done.stderr.strip().splitlines()[-1]
-        assert done.returncode == 2, (arguments, done.stderr)
-        assert expected in message, (arguments, done.stderr)
-        assert "Traceback" not in done.stderr
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        shown = capsys.readouterr().err
+        assert ended.value.code == 2, (arguments, shown)
+        assert expected in shown.strip().splitlines()[-1], (arguments, shown)
+        assert "Traceback" not in shown
     assert not new.exists()

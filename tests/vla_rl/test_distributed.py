@@ -114,6 +114,7 @@ def test_two_collectors_one_killed_one_stopped_equal_one_process(
     assert {"simulate", "encode", "infer", "learn", "sync", "idle"} <= {event["name"] for event in trace}
 
 
+@pytest.mark.slow
 def test_grpo_on_one_collector_equals_one_process(tmp_path: Path, address: str) -> None:
     run_to_end(tmp_path / "one", experiment(GRPO))
     run_to_end(tmp_path / "cluster", experiment(GRPO, cluster(address, collectors=1)))

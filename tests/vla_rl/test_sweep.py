@@ -157,6 +157,7 @@ def test_the_packaged_sweep_loads() -> None:
     Space(file=Path(__file__).parents[2] / "configs" / "quickstart.yaml", overrides=(), config=config).check()
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_as_if_it_had_not_been(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
