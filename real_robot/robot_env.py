@@ -203,7 +203,7 @@ class RobotEnv:
         if self.control.running:
             self._settle()
             self.control.rest()
-            self._wait(lambda: self.control.loop.filter.at_rest, lambda: "the arm does not come to rest")
+            self._wait(lambda: not self.control.loop.live, lambda: "the arm does not come to rest")
 
     def _wait_for_joints(self) -> None:
         """Until joints are known that were measured after the setup.

@@ -195,9 +195,9 @@ class EpisodeRunner:
         assert self._policy is not None
         assert self._control is not None
         self._policy.request_chunk(now_s)
-        safety = self._control.loop.filter
-        self._on_tick(safety.stopped)
-        if self._outcome is not None and safety.at_rest:
+        loop = self._control.loop
+        self._on_tick(loop.filter.stopped)
+        if self._outcome is not None and not loop.live:
             measured = self._joints.measure()
             if measured is not None:
                 self._policy.record_final_observation(measured, now_s)

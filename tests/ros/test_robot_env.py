@@ -131,6 +131,23 @@ def test_the_same_start_gives_the_same_observation(robot: VectorEnv) -> None:
     assert (other.images.float() - first.images.float()).abs().mean() > 1.0
 
 
+def test_nothing_is_commanded_while_an_episode_is_set_up(robot: VectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setup moves the joints; the filter would take that for a collision."""
+    assert isinstance(robot, RobotEnv)
+    set_up, commanded = robot._episodes.reset, []
+
+    def watched(task: str, seed: int, *, timeout_s: float) -> str:
+        commanded.append(robot.control.loop.live)
+        return set_up(task, seed, timeout_s=timeout_s)
+
+    monkeypatch.setattr(robot._episodes, "reset", watched)
+    for seed in range(20, 24):
+        robot.reset(start=start(seed))
+        assert robot.step(forward_chunk(1)[:, 0]).valid.all()
+        robot.observe()  # at rest now, and still commanded
+    assert commanded == 4 * [False]
+
+
 def test_capture_and_unknown_tasks_are_refused(robot: VectorEnv) -> None:
     with pytest.raises(CannotCapture, match="start from a task and a seed only"):
         robot.capture()
@@ -144,7 +161,7 @@ def test_a_stop_makes_the_step_invalid_until_it_is_released(robot: VectorEnv) ->
     robot.step(forward_chunk(1)[:, 0])
     with robot.control.lock:
         robot.control.loop.stop("test")
-    robot._wait(lambda: robot.control.loop.filter.at_rest, lambda: "not at rest")
+    robot._wait(lambda: not robot.control.loop.live, lambda: "not at rest")
     long_timeout, robot.config = robot.config, type(robot.config)(**{**vars(robot.config), "timeout_s": 0.5})
     step = robot.step(forward_chunk(1)[:, 0])
     robot.config = long_timeout

@@ -102,7 +102,7 @@ def watch(seconds: float) -> dict:
     commands = DataReader(participant, Topic(participant, COMMAND, JointTrajectory), qos=reliable)
     states = DataReader(participant, Topic(participant, STATES, JointState), qos=Qos(Policy.Reliability.BestEffort))
     record, heard = [], 0
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds + 5.0
     while time.monotonic() < until:
         for sample in commands.take(200):
             first = sample.points[0]
@@ -113,6 +113,7 @@ def watch(seconds: float) -> dict:
                  "names": list(sample.joint_names), "first": list(first.positions),
                  "last_speeds": list(sample.points[-1].velocities), "times": times}
             )  # fmt: skip
+            until = min(until, record[0]["at"] + seconds)  # finding the writer takes its time
         heard += len(states.take(500))
         time.sleep(0.001)
     return {"commands": record, "states": heard, "endpoints": endpoints(participant)}
