@@ -17,14 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learning import mean_row
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle
@@ -35,10 +35,9 @@ from sims.numbers.seeding import spawn_seed
 from sims.registry import evaluation_starts
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import write_record
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.intervals import seeds_interval
 from vla_rl.runners.evaluate import PolicyActor, evaluate_policy, run_episodes
 from vla_rl.runners.imitation import Cloned, clone, new_policy
 from vla_rl.runs.run_dir import experiment_device, load_experiment, write_json
@@ -56,7 +55,8 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [one_run(run, arguments) for run in arguments.runs]
     command = "python -m benchmarks.learning_baselines " + " ".join(sys.argv[1:])
-    print(write_record("baselines", rows_of(results, arguments.only), command=command, runs=results))
+    rows = [mean_row(name, results, name) for name in ("imitation", *arguments.only, "reinforcement")]
+    print(write_record("baselines", rows, command=command, runs=results))
 
 
 def one_run(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -141,19 +141,6 @@ BASELINES: Mapping[str, Callable[..., tuple[Path, dict[str, Any]]]] = {
     "more_imitation": more_imitation,
     "self_imitation": self_imitation,
 }
-
-
-def rows_of(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Row]:
-    rows = []
-    for name in ("imitation", *names, "reinforcement"):
-        summaries = [result[name] for result in results]
-        values, episodes = [one["success"] for one in summaries], [one["episodes"] for one in summaries]
-        wins = [round(value * count) for value, count in zip(values, episodes, strict=True)]
-        interval = list(seeds_interval(wins, episodes))
-        seeds = [result["seed"] for result in results]
-        more = {"values": values, "episodes": sum(episodes)}
-        rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, **more))
-    return rows
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ interval over seeds and episodes; the curves.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.learning import mean_row
 from policies.bundle import load_bundle
 from policies.policy import Policy
 from policies.residual.policy import residual_on
@@ -29,11 +29,10 @@ from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.registry import build_algorithm
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import Row, write_record
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.intervals import seeds_interval
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imitation import imitate
@@ -131,14 +130,12 @@ def evaluate(algorithm: Algorithm, experiment: Experiment, episodes: int) -> flo
 
 
 def rows_of(found: Mapping[str, Sequence[Mapping[str, Any]]], episodes: int) -> list[Row]:
-    """Success of each arm before and after, means over seeds with an interval over seeds and episodes."""
+    """Success of each arm before and after."""
     rows = []
     for arm, runs in found.items():
         for when, index in (("before", 0), ("after", -1)) if runs else ():
-            values, seeds = [run["curve"][index]["success"] for run in runs], [run["seed"] for run in runs]
-            interval = list(seeds_interval([round(value * episodes) for value in values], [episodes] * len(values)))
-            name = f"{arm}, success {when}"
-            rows.append(row(name, statistics.mean(values), "1", interval=interval, seeds=seeds, values=values))
+            ends = [{"seed": run["seed"], when: run["curve"][index] | {"episodes": episodes}} for run in runs]
+            rows.append(mean_row(f"{arm}, success {when}", ends, when))
     return rows
 
 

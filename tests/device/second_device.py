@@ -49,6 +49,7 @@ from vla_rl.config.imagination import WorldModelConfig  # noqa: E402
 from vla_rl.critics.ensemble import EnsembleConfig  # noqa: E402
 from vla_rl.runners.demonstrations import Attempts, run_expert  # noqa: E402
 from vla_rl.runners.evaluate import evaluate_policy  # noqa: E402
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm  # noqa: E402
 from vla_rl.runners.world_model import (  # noqa: E402
     WORLD_MODEL_FILE,
     fit_reward_model,
@@ -176,10 +177,10 @@ def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
     """Through a checkpoint on the host."""
     whole = algorithm(name, SECOND, DEVICE)
     whole.iterate()
-    save_tree(tmp_path / "state.safetensors", whole.state_dict())
+    save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
     whole.iterate()
     resumed = algorithm(name, SECOND, DEVICE)
-    resumed.load_state_dict(load_tree(tmp_path / "state.safetensors"))
+    restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
     resumed.iterate()
     assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
 
@@ -188,9 +189,9 @@ def test_a_checkpoint_goes_to_another_device_and_back(tmp_path: Path) -> None:
     learner = algorithm("ppo", CPU, torch.device("cpu"))
     for device, side in ((SECOND, DEVICE), (CPU, torch.device("cpu"))):
         learner.iterate()
-        save_tree(tmp_path / "state.safetensors", learner.state_dict())
+        save_tree(tmp_path / "state.safetensors", algorithm_state(learner))
         there = algorithm("ppo", device, side)
-        there.load_state_dict(load_tree(tmp_path / "state.safetensors"))
+        restore_algorithm(there, load_tree(tmp_path / "state.safetensors"))
         assert all(torch.equal(value, weights(learner.policy)[key]) for key, value in weights(there.policy).items())
         learner = there
     assert learner.iterate()["control_steps"] > 0
@@ -413,6 +414,5 @@ def test_ppo_in_imagined_rollouts(world: tuple[Path, Path]) -> None:
     with TransferCounter() as counter:
         learner.iterate()
     assert counter.unnamed == {}
-    state = learner.state_dict()
-    learner.load_state_dict(state)
+    restore_algorithm(learner, algorithm_state(learner))
     learner.iterate()

@@ -20,6 +20,7 @@ from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.rollouts.experience import Experience
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 
 UPDATE = UpdateConfig(learning_rate=1e-3, minibatch=16, micro_batch=16, epochs=2, target_kl=None)
 
@@ -205,8 +206,8 @@ def test_state_is_exact() -> None:
         ppo = learner(average=0.9, reference_weight=0.1)
         ppo.iterate()
         if interrupted:
-            state, ppo = ppo.state_dict(), learner(average=0.9, reference_weight=0.1)
-            ppo.load_state_dict(state)
+            state, ppo = algorithm_state(ppo), learner(average=0.9, reference_weight=0.1)
+            restore_algorithm(ppo, state)
         ppo.iterate()
         runs.append(weights(ppo.update))
     assert torch.equal(*runs)

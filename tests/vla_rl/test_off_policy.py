@@ -30,6 +30,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble, follow
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.train import train
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -168,10 +169,10 @@ def test_a_resumed_run_is_the_same_run(residual: ResidualConfig, base: str, stor
     whole = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
     before = {name: value.clone() for name, value in whole.policy.state_dict().items()}
     whole.iterate()
-    save_tree(tmp_path / "state.safetensors", whole.state_dict())
+    save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
     first = whole.iterate()
     resumed = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
-    resumed.load_state_dict(load_tree(tmp_path / "state.safetensors"))
+    restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
     second = resumed.iterate()
     timed = {name for name in first if name.startswith("time/")}
     assert {k: v for k, v in first.items() if k not in timed and k != "success"} == {

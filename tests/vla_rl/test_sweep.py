@@ -128,16 +128,16 @@ def test_the_median_pruner_ends_a_trial_where_an_interrupted_one_ended(config: P
     with open_trials(tmp_path, searched, experiment) as trials:
         for level in (0.4, 0.6):
             number = trials.begin()
-            trials.judge(number, [level] * 3)
+            trials.report(number, [level] * 3)
             trials.end(number, "complete", value=level)
         number = trials.begin()
-        trials.judge(number, [0.1])
+        trials.report(number, [0.1])
     with open_trials(tmp_path, searched, experiment) as trials:  # as after a kill
         assert trials.unfinished() == number == 2
         with pytest.raises(Pruned, match="after 2 validations"):
-            trials.judge(number, [0.1, 0.1, 0.9])
+            trials.report(number, [0.1, 0.1, 0.9])
         with pytest.raises(Pruned, match="after 2 validations"):
-            trials.judge(number, [0.1, 0.1])
+            trials.report(number, [0.1, 0.1])
         trials.end(number, "pruned", message="slow")
         assert trials.unfinished() is None
         records = trials.records()

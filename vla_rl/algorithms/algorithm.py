@@ -16,7 +16,10 @@ Metrics = dict[str, float]
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """Improves ``policy`` in the environment of ``collector``; ``state_dict`` / ``load_state_dict`` are exact."""
+    """Improves ``policy`` in the environment of ``collector``.
+
+    ``state_dict`` / ``load_state_dict`` are exact, and leave the collector to the runner, which restores it first.
+    """
 
     policy: Policy
     iteration: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage, informative_groups
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import MakeRollouts
@@ -81,7 +82,7 @@ class Groups:
     control_steps: int
 
 
-class GRPO:
+class GRPO(OnPolicy):
     """One iteration: episodes in groups that share a start, group advantages, a clipped update."""
 
     def __init__(
@@ -93,12 +94,12 @@ class GRPO:
         seed: int,
         make_rollouts: MakeRollouts = Collector,
     ) -> None:
-        self.config, self.policy, self.iteration = config, policy, 0
-        self.update = ClippedUpdate(config.update, policy, seed=spawn_seed(seed, "minibatches"))
-        self.collector = make_rollouts(
+        self.config = config
+        update = ClippedUpdate(config.update, policy, seed=spawn_seed(seed, "minibatches"))
+        collector = make_rollouts(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
-        self.collector.publish(0, self.update.weights())
+        super().__init__(policy, collector, update)
 
     def iterate(self) -> Metrics:
         collector = self.collector
@@ -109,7 +110,7 @@ class GRPO:
         with collector.timer.section("learn"):
             metrics = self.update.run(dataclasses.replace(batch, weight=batch.weight / batch.weight.mean()))
         self.iteration += 1
-        collector.publish(self.iteration, self.update.weights())
+        self.publish()
         return {
             **metrics,
             "success": groups.success,
@@ -118,22 +119,6 @@ class GRPO:
             "groups_informative": float(groups.informative),
             **collector.timer.take(),
         }
-
-    def deployed(self) -> Policy:
-        return self.update.deployed()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "update": self.update.state_dict(),
-            "collector": self.collector.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self.update.load_state_dict(state["update"])
-        self.collector.load_state_dict(state["collector"])
-        self.collector.publish(self.iteration, self.update.weights())
 
     def _collect_groups(self) -> Groups:
         """Rounds of num_envs / group_size groups until ``config.groups`` of them are informative.

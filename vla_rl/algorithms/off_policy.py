@@ -336,7 +336,7 @@ class OffPolicy:
     def _stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
         parts = {
-            "critic": self.critic, "target": self.target, "collector": self.collector, "replay": self.replay,
+            "critic": self.critic, "target": self.target, "replay": self.replay,
             "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer,
         }  # fmt: skip
         if self.temperature_optimizer is not None:

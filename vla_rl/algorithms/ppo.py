@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.algorithms.surrogate import explained_variance
 from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
@@ -43,7 +44,7 @@ class PPOConfig(AlgorithmConfig):
             )
 
 
-class PPO:
+class PPO(OnPolicy):
     """One iteration: a rollout of every environment, advantages, a clipped update of policy and critic."""
 
     def __init__(
@@ -55,15 +56,15 @@ class PPO:
         seed: int,
         make_rollouts: MakeRollouts = Collector,
     ) -> None:
-        self.config, self.policy, self.iteration = config, policy, 0
+        self.config = config
         torch.manual_seed(spawn_seed(seed, "critic"))
         with crossing("weights"):
             critic = ValueCritic(config.critic, policy.spec.value_dim).to(policy.device)
-        self.update = ClippedUpdate(config.update, policy, critic=critic, seed=spawn_seed(seed, "minibatches"))
-        self.collector = make_rollouts(
+        update = ClippedUpdate(config.update, policy, critic=critic, seed=spawn_seed(seed, "minibatches"))
+        collector = make_rollouts(
             env, policy, critic=critic, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
-        self.collector.publish(0, self.update.weights())
+        super().__init__(policy, collector, update)
 
     def iterate(self) -> Metrics:
         config, collector = self.config, self.collector
@@ -72,10 +73,12 @@ class PPO:
         batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)
         with collector.timer.section("learn"):
             metrics = self.update.run(
-                batch, train_policy=self.iteration >= config.critic_warmup, version=self.iteration
+                batch,
+                train_policy=self.iteration >= config.critic_warmup,
+                version=self.iteration if config.staleness else None,
             )
         self.iteration += 1
-        collector.publish(self.iteration, self.update.weights())
+        self.publish()
         if config.staleness:
             metrics |= ages(batch, version=self.iteration - 1)
         assert batch.advantage is not None and batch.value_target is not None
@@ -88,22 +91,6 @@ class PPO:
             "control_steps": float(rollout.control_steps()),
             **collector.timer.take(),
         }
-
-    def deployed(self) -> Policy:
-        return self.update.deployed()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "update": self.update.state_dict(),
-            "collector": self.collector.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self.update.load_state_dict(state["update"])
-        self.collector.load_state_dict(state["collector"])
-        self.collector.publish(self.iteration, self.update.weights())
 
 
 def ages(batch: Experience, *, version: int) -> Metrics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,6 @@ from vla_rl.runs.progress import Advance, progress
 from vla_rl.runs.quarantine import quarantine
 from vla_rl.runs.timeline import TRACE_FILE, Timeline
 from vla_rl.termination import Terminated, interruptible, uninterrupted
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """Stands for the rollouts of an algorithm whose state at an earlier moment is to be saved."""
-
-    state: Mapping[str, Any]
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return self.state
 
 
 class Iterations:
@@ -53,7 +42,7 @@ class Iterations:
         with crossing("checkpoint"):
             state = load_checkpoint(latest)
             self._unrecorded = state.pop("unrecorded", None)
-            self.algorithm.load_state_dict(state)
+            restore_algorithm(self.algorithm, state)
 
     def run(self, folder: Path, start: Path, *, afterwards_s: float | None) -> None:
         """The iterations that are left. ``start``: the bundle of the policy that they began with."""
@@ -109,17 +98,23 @@ class Iterations:
 
     def _save(self) -> None:
         with self.algorithm.collector.timer.section("save"):
-            save_checkpoint(self.checkpoints, self.algorithm.iteration, self.algorithm.state_dict())
+            save_checkpoint(self.checkpoints, self.algorithm.iteration, algorithm_state(self.algorithm))
 
     def _save_as_before(self) -> None:
         """The rollouts or the environment may have stopped halfway: their state is not asked for."""
-        rollouts = self.algorithm.collector
-        if self._before is not None:
-            self.algorithm.collector = _Saved(self._before)  # type: ignore[misc, assignment]
-        try:
-            state = self.algorithm.state_dict()
-        finally:
-            self.algorithm.collector = rollouts  # type: ignore[misc]
+        state = algorithm_state(self.algorithm, rollouts=self._before)
         if self._unrecorded is not None:
             state |= {"unrecorded": self._unrecorded}
         save_checkpoint(self.checkpoints, self.algorithm.iteration, state)
+
+
+def algorithm_state(algorithm: Algorithm, *, rollouts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of the algorithm and its rollouts; ``rollouts``: the state of these at an earlier moment."""
+    collector = algorithm.collector.state_dict() if rollouts is None else rollouts
+    return {**algorithm.state_dict(), "collector": collector}
+
+
+def restore_algorithm(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
+    """Continue exactly from ``algorithm_state``."""
+    algorithm.collector.load_state_dict(state["collector"])
+    algorithm.load_state_dict({name: part for name, part in state.items() if name != "collector"})

@@ -80,11 +80,11 @@ class Trials:
         params = self._frozen(number).params
         return {name: params[name] for name in self._config.settings}
 
-    def judge(self, number: int, curve: Sequence[float]) -> None:
+    def report(self, number: int, curve: Sequence[float]) -> None:
         """Record what is new of a trial's ``curve``, a value per validation. Raises Pruned where it should end."""
         known = len(self._frozen(number).intermediate_values)
         trial = self._optuna.trial.Trial(self._study, self._frozen(number)._trial_id)
-        for step in range(max(0, known - 1), len(curve)):  # an interrupted trial was perhaps not judged
+        for step in range(max(0, known - 1), len(curve)):  # an interrupted trial was perhaps not compared
             if step >= known:
                 trial.report(curve[step], step)
             if trial.should_prune():

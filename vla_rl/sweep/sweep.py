@@ -6,7 +6,7 @@ import gc
 import shlex
 import statistics
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,29 +112,29 @@ class Sweep:
         before: list[float] = []
         for seed in config.seeds:
             run_dir = self._trial_folder(number) / f"seed_{seed}"
-            judge = partial(self._judge, number, run_dir, before, finals)
-            self._run(run_dir, settings, seed, judge)
+            report = partial(self._report, number, run_dir, before, finals)
+            self._run(run_dir, settings, seed, report)
             curve = objective_curve(run_dir, config.objective)
             before += _running_means(finals, curve)
             finals.append(statistics.fmean(curve[-config.final_validations :]))
         return statistics.fmean(finals)
 
-    def _run(self, run_dir: Path, settings: Settings, seed: int, judge: Any) -> None:
+    def _run(self, run_dir: Path, settings: Settings, seed: int, report: Callable[[], None]) -> None:
         experiment = self.space.experiment(settings, seed)
         words = ["vla-rl", "train", str(self.space.file), *self.space.tokens(settings, seed), "--run-dir", str(run_dir)]
-        judge()
+        report()
         if "reinforce" in read_stages(run_dir):
             return
         resume = (run_dir / CONFIG_FILE).exists()
         with opened(experiment, run_dir, resume=resume, command=shlex.join(words)) as (run, env):
             try:
-                learn(run, env, recorded=judge)
+                learn(run, env, recorded=report)
             finally:
                 write_report(run_dir)
 
-    def _judge(self, number: int, run_dir: Path, before: Sequence[float], finals: Sequence[float]) -> None:
+    def _report(self, number: int, run_dir: Path, before: Sequence[float], finals: Sequence[float]) -> None:
         curve = objective_curve(run_dir, self.space.config.objective)
-        self.trials.judge(number, [*before, *_running_means(finals, curve)])
+        self.trials.report(number, [*before, *_running_means(finals, curve)])
 
     def _trial_folder(self, number: int) -> Path:
         return self.folder / f"trial_{number:03d}"

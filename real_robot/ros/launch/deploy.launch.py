@@ -6,10 +6,10 @@ that differs between robots is in the robot file; ``vla-rl serve BUNDLE`` runs a
 
 import sys
 
+from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction
 from launch.substitutions import LaunchConfiguration
 
-from launch import LaunchContext, LaunchDescription
 from real_robot.ros.commands import ros_arguments
 
 ARGUMENTS = {
