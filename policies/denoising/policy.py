@@ -57,8 +57,9 @@ ExploreConfig = FlowSDEConfig | FlowCPSConfig | FlowNoiseConfig | DDPMConfig | D
 class DenoisingPolicyConfig:
     """``explore`` samples and is trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss.
 
-    ``act_noise``: scale of the noise that a deployed chunk is denoised from; 0: an observation always gives the same
-    chunk, near the mean of what was learned: demonstrators' errors are averaged out instead of repeated.
+    ``initial_noise``: scale of the noise that a chunk is denoised from. 0: deployed, an observation always gives the
+    same chunk, near the mean of what was learned, so demonstrators' errors are averaged out instead of repeated;
+    exploring, all noise is that of the denoising steps, and what is trained is what is deployed.
     ``anchor_weight``: of a plain regression beside the flow loss, whose gradient has no sampling noise; without it the
     encoder needs about twice the frames before it localizes a named object. ``forecast_weight``: of the auxiliary loss
     that predicts later states of the demonstration (docs/algorithms.md). ``max_prefix``: in bc_loss, up to this many
@@ -74,7 +75,7 @@ class DenoisingPolicyConfig:
     )
     act: Annotated[FlowODEConfig | DDIMConfig, Field(discriminator="name")] = field(default_factory=FlowODEConfig)
     explore: Annotated[ExploreConfig, Field(discriminator="name")] = field(default_factory=FlowSDEConfig)
-    act_noise: Share = 1.0
+    initial_noise: Share = 1.0
     loss_draws: Width = 4
     anchor_weight: NonNegativeFloat = 10.0
     forecast_weight: NonNegativeFloat = 5.0
@@ -153,7 +154,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         trace, log_prob = denoise(
             self._predict(context),
             self.explore_kernel,
-            torch.randn(shape, generator=generator, device=self.device),
+            self.config.initial_noise * torch.randn(shape, generator=generator, device=self.device),
             generator,
             frozen_predict=self._frozen_predict(context),
         )
@@ -290,7 +291,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         return predict
 
     def _deploy(self, predict: Predict, noise: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-        return self._to_action(integrate(predict, self.act_kernel, self.config.act_noise * noise))
+        return self._to_action(integrate(predict, self.act_kernel, self.config.initial_noise * noise))
 
     def _to_action(self, x_0: Tensor) -> Tensor:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)

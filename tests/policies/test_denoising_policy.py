@@ -129,7 +129,7 @@ def test_same_generator_same_actions():
 
 @pytest.mark.parametrize("name", ["flow_sde", "ddim"])
 def test_without_initial_noise_a_deployed_chunk_is_always_the_same(name):
-    policy = build(dataclasses.replace(EXPLORERS[name], act_noise=0.0))
+    policy = build(dataclasses.replace(EXPLORERS[name], initial_noise=0.0))
     context = encode(policy, observe(5))
     chunk = policy.act(context, generator(1))
     assert torch.equal(chunk, policy.act(context, generator(2)))
@@ -141,8 +141,9 @@ def test_without_initial_noise_a_deployed_chunk_is_always_the_same(name):
         assert torch.allclose(chunk, guided, atol=1e-5)
     drawn = build(EXPLORERS[name])
     assert not torch.equal(drawn.act(context, generator(1)), drawn.act(context, generator(2)))
-    one, two = (made.sample(context, generator(3)).action for made in (policy, drawn))
-    assert torch.equal(one, two), "exploration keeps its noise"
+    one, two = (policy.sample(context, generator(seed)) for seed in (3, 4))
+    assert not one.trace.states[:, 0].any()
+    assert not torch.equal(one.action, two.action), "exploration keeps the noise of its steps"
 
 
 def test_one_random_step_is_drawn_per_sample_and_scored_alone():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from sims.starts import start_state
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, Step
 from tests.worlds import ChainEnv
-from vla_rl.algorithms.ppo import with_advantages
+from vla_rl.algorithms.ppo import TimeLimit, with_advantages
 from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
@@ -69,6 +70,10 @@ def test_exact_values_leave_no_advantage_through_ends_of_every_kind() -> None:
     for gae_lambda in (0.0, 0.95, 1.0):
         batch = with_advantages(rollout, gamma=GAMMA, gae_lambda=gae_lambda)
         torch.testing.assert_close(batch.advantage, torch.zeros(len(batch)), atol=1e-6, rtol=0)
+    failed = with_advantages(rollout, gamma=GAMMA, gae_lambda=0.0, time_limit="failure")
+    lost = GAMMA**rollout.num_executed * rollout.next_value * (rollout.truncated & ~rollout.terminated)
+    torch.testing.assert_close(failed.advantage, -lost.flatten(), atol=1e-6, rtol=0)
+    assert (lost > 0.01).any()
 
 
 def test_a_continued_rollout_does_not_observe_twice() -> None:
@@ -113,15 +118,17 @@ class FailingChain(ChainEnv):
         return replace(step, valid=valid, truncated=step.truncated | ~valid, reward=step.reward * valid)
 
 
-def test_a_failed_environment_leaves_no_data_and_no_advantage() -> None:
-    env = FailingChain(num_envs=3, length=LENGTH, max_steps=7)
+@pytest.mark.parametrize(("time_limit", "max_steps"), [("bootstrap", 7), ("failure", 100)])
+def test_a_failed_environment_leaves_no_data_and_no_advantage(time_limit: TimeLimit, max_steps: int) -> None:
+    """Also where reaching the time limit, which an environment that fails has not, counts as a failure."""
+    env = FailingChain(num_envs=3, length=LENGTH, max_steps=max_steps)
     runner = collector(env)
     runner.start([StartState(task=0, seed=0)] * 3)
     rollout = runner.collect(6)
     assert rollout.valid.sum() == 17
     assert not rollout.valid[0, 1]
     assert rollout.num_executed[0, 1] == 0
-    batch = with_advantages(rollout, gamma=GAMMA, gae_lambda=0.95)
+    batch = with_advantages(rollout, gamma=GAMMA, gae_lambda=0.95, time_limit=time_limit)
     assert len(batch) == 17
     torch.testing.assert_close(batch.advantage, torch.zeros(17), atol=1e-6, rtol=0)
 

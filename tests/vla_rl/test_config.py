@@ -248,8 +248,8 @@ def test_an_unknown_name_lists_what_is_registered(write, section: str, registere
         ),
         (
             ("--start.policy.vla.zzz", "4"),
-            "unknown key 'start.policy.vla'; allowed here: act, act_noise, action_horizon, anchor_weight, encoder, "
-            "expert, explore, forecast_weight, loss_draws, max_prefix, name, objective (command line)",
+            "unknown key 'start.policy.vla'; allowed here: act, action_horizon, anchor_weight, encoder, "
+            "expert, explore, forecast_weight, initial_noise, loss_draws, max_prefix, name, objective (command line)",
         ),
     ],
 )

@@ -24,15 +24,22 @@ from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import MakeRollouts
 from vla_rl.termination import interruptible
 
+TimeLimit = Literal["failure", "bootstrap"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig):
-    """``chunks``: chunks per environment and iteration. ``critic_warmup``: iterations that train the critic alone."""
+    """``chunks``: chunks per environment and iteration. ``critic_warmup``: iterations that train the critic alone.
+
+    ``time_limit``: what follows an episode that reaches it. "failure": nothing, as success within the limit is what is
+    evaluated; "bootstrap": the value of its last observation, for tasks that go on (Pardo et al. 2018, Sec. 3.2).
+    """
 
     name: Literal["ppo"] = "ppo"
     chunks: PositiveInt = 8
     gae_lambda: Share = 0.95
     critic_warmup: Count = 2
+    time_limit: TimeLimit = "bootstrap"
     critic: CriticConfig = field(default_factory=CriticConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
@@ -70,7 +77,7 @@ class PPO(OnPolicy):
         config, collector = self.config, self.collector
         with interruptible():
             rollout = collector.collect(config.chunks)
-        batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda, time_limit=config.time_limit)
         with collector.timer.section("learn"):
             metrics = self.update.run(
                 batch,
@@ -99,13 +106,16 @@ def ages(batch: Experience, *, version: int) -> Metrics:
     return read_numbers({"age_mean": age.mean(), "age_max": age.max()})
 
 
-def with_advantages(rollout: Experience, *, gamma: float, gae_lambda: float) -> Experience:
+def with_advantages(
+    rollout: Experience, *, gamma: float, gae_lambda: float, time_limit: TimeLimit = "bootstrap"
+) -> Experience:
     """The valid chunks of ``rollout`` [T, N], flat, with advantages and value targets."""
+    timed_out = rollout.truncated & rollout.valid
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
         next_value=rollout.next_value,
-        terminated=rollout.terminated,
+        terminated=rollout.terminated | timed_out if time_limit == "failure" else rollout.terminated,
         truncated=rollout.truncated,
         discount=gamma ** rollout.num_executed.float(),
         gae_lambda=gae_lambda,
