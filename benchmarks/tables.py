@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +70,29 @@ def controls() -> str:
     rows = [[f"`{name}`", share(named(record, f"rl success, {name}"))] for name in names]
     note = over_seeds("learning_quickstart", record, named(record, f"rl success, {names[0]}"))
     return table(["", "success after PPO"], rows) + f"\n\n{note}"
+
+
+def baselines() -> str:
+    """The time of reinforcement learning spent otherwise, and as it was."""
+    record = read("baselines")
+    names = {
+        "imitation": "imitation",
+        "more_imitation": "more imitation",
+        "self_imitation": "self-imitation",
+        "reinforcement": "PPO",
+    }
+    tasks = list(record["runs"][0]["imitation"]["per_task"])
+    rows = [
+        [
+            text,
+            share(named(record, name)),
+            *(f"{100 * mean(run[name]['per_task'][task]['success'] for run in record['runs']):.1f} %" for task in tasks),
+        ]
+        for name, text in names.items()
+    ]
+    minutes = record["runs"][0]["more_imitation"]["minutes"]
+    note = over_seeds("baselines", record, named(record, "imitation"))
+    return table(["", "success", *tasks], rows) + f"\n\n{minutes:.0f} minutes for each baseline. {note}"
 
 
 def learning() -> str:
@@ -173,6 +197,7 @@ def peers() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
+    "baselines": baselines,
     "learning": learning,
     "imagination": imagination,
     "families": families,
