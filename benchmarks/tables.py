@@ -86,7 +86,10 @@ def baselines() -> str:
         [
             text,
             share(named(record, name)),
-            *(f"{100 * mean(run[name]['per_task'][task]['success'] for run in record['runs']):.1f} %" for task in tasks),
+            *(
+                f"{100 * mean(run[name]['per_task'][task]['success'] for run in record['runs']):.1f} %"
+                for task in tasks
+            ),
         ]
         for name, text in names.items()
     ]
