@@ -1,6 +1,6 @@
 """What the time of reinforcement learning gains when it is spent otherwise, from the same demonstrations.
 
-    python -m benchmarks.learning_baselines runs/learning/quickstart-{0,1,2} --minutes 11
+    python -m benchmarks.learning_baselines runs/learning/quickstart-{0,1,2} --minutes 15
 
 For each finished run of ``vla-rl train`` (benchmarks/learning.py leaves them):
 
@@ -48,7 +48,7 @@ KEPT_ROUNDS = 4  # of successes, so that a round's cloning costs the same at the
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--minutes", type=float, required=True, help="that each baseline gets")
+    parser.add_argument("--minutes", type=float, required=True, help="of processor time that each baseline gets")
     parser.add_argument("--episodes", type=int, default=800, help="of a round of self-imitation")
     parser.add_argument("--steps", type=int, default=300, help="updates of behavior cloning of such a round")
     parser.add_argument("--only", choices=sorted(BASELINES), nargs="+", default=sorted(BASELINES))
@@ -104,9 +104,9 @@ def more_imitation(
 
     trial = 200
     fit(10, folder / "warm_up")
-    began = time.monotonic()
+    began = time.process_time()
     fit(trial, folder / "trial")
-    steps = int(60 * arguments.minutes / (time.monotonic() - began) * trial)
+    steps = int(60 * arguments.minutes / (time.process_time() - began) * trial)
     return fit(steps, folder / "all"), {"updates": steps}
 
 
@@ -119,8 +119,8 @@ def self_imitation(
     config = replace(start.bc, steps=arguments.steps, learning_rate=0.3 * start.bc.learning_rate)
     bundle, stores = run_dir / "imitation" / "bundle", [Cloned(store=run_dir / "demonstrations")]
     starts = StartSequence("train", seed=seed, num_tasks=len(env.spec.tasks))
-    ends, control_steps, exploring, number = time.monotonic() + 60 * arguments.minutes, 0, [], 0
-    while time.monotonic() < ends:
+    ends, control_steps, exploring, number = time.process_time() + 60 * arguments.minutes, 0, [], 0
+    while time.process_time() < ends:
         policy = load_bundle(bundle, device=experiment_device(experiment))
         store = EpisodeStore(folder / f"episodes_{number}", create=True)
         recorder = RecordedEnv(env, store, source="policy", split="train", keep=keep_successes)
