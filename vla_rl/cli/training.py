@@ -163,9 +163,7 @@ class Collect:
         from vla_rl.runners.demonstrations import collect
 
         experiment = load_experiment(self.config, self.overrides)
-        result = collect(
-            experiment, episodes=self.episodes, out=self.out, failures=self.failures, policy=self.policy
-        )
+        result = collect(experiment, episodes=self.episodes, out=self.out, failures=self.failures, policy=self.policy)
         print(json.dumps(result) if self.json else f"{self.out}: {result['episodes']} episodes added")
 
 

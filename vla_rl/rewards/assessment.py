@@ -1,0 +1,55 @@
+"""How good a success classifier is on recorded episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from vla_rl.rewards.calibration import calibration_error, reliability
+from vla_rl.rewards.classifier import SuccessClassifier
+from vla_rl.rewards.declared import Looks, episode_rates, looks, rate
+from vla_rl.rewards.fit import probabilities
+from vla_rl.rewards.frames import NEVER, LabeledFrames
+from world_models.statistics import auc
+
+
+def assess(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarray, " N"]) -> dict[str, Any]:
+    """{frames, episodes, per_task, reliability, calibration_error, auc} of these observations, of whole episodes.
+
+    ``frames``: precision and recall of single observations at the threshold, without the unclear ones; their intervals
+    take them for independent, which those of one episode are not. ``episodes``: of declared successes, see
+    ``episode_rates``.
+    """
+    config, threshold = model.config, model.threshold.item()
+    probability = probabilities(model, frames, index)
+    clear = ~frames.unclear[index]
+    truth, clearly = torch.from_numpy(frames.success[index][clear]), probability[torch.from_numpy(clear)]
+    above, rows = clearly > threshold, reliability(clearly, truth)
+    episodes = looks(frames, index, probability.numpy(), every=config.every)
+    return {
+        "frames": {
+            "precision": rate(int((above & truth).sum()), int(above.sum())),
+            "recall": rate(int((above & truth).sum()), int(truth.sum())),
+            "positives": int(truth.sum()),
+            "negatives": int((~truth).sum()),
+            "unclear": int((~clear).sum()),
+        },
+        "episodes": _rates(episodes, threshold, config.consecutive),
+        "per_task": {
+            task: _rates([one for one in episodes if one.task == task], threshold, config.consecutive)
+            for task in sorted({one.task for one in episodes})
+        },
+        "reliability": rows,
+        "calibration_error": calibration_error(rows),
+        "auc": auc(clearly, truth),
+    }
+
+
+def _rates(episodes: list[Looks], threshold: float, consecutive: int) -> dict[str, Any]:
+    at = np.array([one.declared(threshold, consecutive) for one in episodes])
+    earliest = np.array([one.earliest for one in episodes])
+    succeeded = np.array([one.succeeded for one in episodes])
+    return episode_rates(at < NEVER, (at < NEVER) & (at >= earliest), succeeded)
