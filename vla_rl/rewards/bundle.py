@@ -1,4 +1,4 @@
-"""A fitted success classifier as a folder: ``classifier-HASH.safetensors`` (weights, threshold) and ``classifier.json``.
+"""A fitted success classifier as a folder: ``classifier-HASH.safetensors`` (weights, threshold), ``classifier.json``.
 
 ``report.json`` beside them says how good it is; nothing reads it. As with a policy's bundle the JSON is replaced last
 and names the weights by their hash.

@@ -42,7 +42,7 @@ def _cross_entropy(logit: Float[Tensor, " N"], target: Float[Tensor, " N"]) -> f
 
 
 def reliability(probability: Float[Tensor, " N"], truth: Bool[Tensor, " N"]) -> list[dict[str, Any]]:
-    """For each of BINS equal intervals of the probability with entries: their mean, the share of positives, the count."""
+    """For each of BINS equal intervals of the probability: {probability (mean), share (of positives), count}."""
     which = (probability * BINS).long().clamp(0, BINS - 1)
     rows = []
     for i in range(BINS):

@@ -36,8 +36,9 @@ class SuccessClassifierConfig:
     random weights. ``train_encoder``: whether the fit changes the encoder.
 
     Labels: ``success_steps``: observations up to this many control steps before an episode's success show success too,
-    in environments that wait so long before they say so; ``early_steps``: those up to this many before them are unclear:
-    they are not fitted to, and to declare success there is right. ``min_successes``: successful episodes needed.
+    in environments that wait so long before they say so; ``early_steps``: those up to this many before them are
+    unclear: they are not fitted to, and to declare success there is right. ``min_successes``: successful episodes
+    needed.
     Fit: ``steps`` updates, then ``mined_steps`` more in which the negatives that the first round took for success have
     a share of every batch of their own. ``shift``: training images are shifted by up to this many pixels.
     Use: ``every``: control steps between two classified observations. ``consecutive``: as many of them in a row must be
@@ -76,7 +77,7 @@ class Sensors:
 
 
 class SuccessClassifier(OnDevice):
-    """``scale`` and ``offset`` make its logits calibrated (Platt 1999); they and ``threshold`` are set after the fit."""
+    """``scale`` and ``offset`` calibrate its logits (Platt 1999); with ``threshold`` they are set after the fit."""
 
     scale: Tensor
     offset: Tensor
@@ -108,9 +109,8 @@ class SuccessClassifier(OnDevice):
 
     def cameras_in(self, spec: EnvSpec) -> list[int]:
         """Which of the environment's cameras it looks at. ClassifierError where they do not fit."""
-        check_sensors(
-            self, Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim), spec.name
-        )
+        sensors = Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
+        check_sensors(self, sensors, spec.name)
         return [spec.cameras.index(name) for name in self.sensors.cameras]
 
 

@@ -37,6 +37,14 @@ class Looks:
                 return int(self.step[i])
         return NEVER
 
+    def score(self, consecutive: int) -> float:
+        """The threshold below which success is declared."""
+        windows = range(consecutive, len(self.step) + 1)
+        scores = [float(self.probability[i - consecutive : i].min()) for i in windows]
+        if self.terminated and len(self.step):
+            scores.append(float(self.probability[-1]))
+        return max(scores, default=0.0)
+
     @property
     def succeeded(self) -> bool:
         return self.earliest < NEVER // 2
@@ -72,11 +80,9 @@ def choose_threshold(episodes: list[Looks], config: SuccessClassifierConfig) -> 
 
     And the best precision of all; None where no threshold has it.
     """
-    scores = np.unique(np.concatenate([one.probability for one in episodes]))
+    scores = np.unique([0.0, *(one.score(config.consecutive) for one in episodes)])
     between = (scores[1:] + scores[:-1]) / 2
-    candidates = (
-        between[np.unique(np.linspace(0, len(between) - 1, CANDIDATES).astype(int))] if len(between) else scores
-    )
+    candidates = between[np.unique(np.linspace(0, max(0, len(between) - 1), CANDIDATES).astype(int))[: len(between)]]
     best: tuple[int, float] | None = None
     highest = 0.0
     for threshold in candidates.tolist():

@@ -48,8 +48,8 @@ class LabeledFrames:
 
     ``cameras``: None: those of the first episode. Of each observation: ``episode``, ``step`` (control steps before it),
     ``success`` and ``unclear``; of each episode: ``succeeded``, whether any of them shows success, ``earliest``, the
-    step from which success may be declared, and ``terminated``, whether it ended otherwise than by its time limit. Raises ClassifierError where there is no episode or cameras differ,
-    CorruptEpisode if a file is damaged.
+    step from which success may be declared, and ``terminated``, whether it ended otherwise than by its time limit.
+    Raises ClassifierError where there is no episode or cameras differ, CorruptEpisode if a file is damaged.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ def compare_with_truth(
 
 
 class WatchedEnv:
-    """``env`` as it is; ``declared``: (task, seed) of each episode -> the control step at which success was declared."""
+    """``env`` as it is; ``declared``: (task, seed) of each episode -> the control step at which it was declared."""
 
     def __init__(self, env: VectorEnv, classifier: SuccessClassifier) -> None:
         self.env, self.spec = env, env.spec
