@@ -120,4 +120,3 @@ def test_another_camera_or_size_is_one_clear_error() -> None:
     ):
         with pytest.raises(ClassifierError, match=message):
             ClassifiedEnv(env, untrained(dataclasses.replace(sensors, **changes), threshold=0.5))
-

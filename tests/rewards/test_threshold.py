@@ -41,9 +41,7 @@ def test_the_reliability_curve_by_hand() -> None:
 def looks(*probability: float, earliest: int = NEVER, terminated: bool = False) -> Looks:
     """Looked at after 4, 8, 12, ... control steps."""
     step = 4 * np.arange(1, len(probability) + 1)
-    return Looks(
-        probability=np.array(probability), step=step, terminated=terminated, earliest=earliest, task="push"
-    )
+    return Looks(probability=np.array(probability), step=step, terminated=terminated, earliest=earliest, task="push")
 
 
 @pytest.mark.parametrize(

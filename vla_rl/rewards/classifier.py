@@ -39,8 +39,8 @@ class SuccessClassifierConfig:
     in environments that wait so long before they say so; ``early_steps``: those up to this many before them are
     unclear: they are not fitted to, and to declare success there is right. ``min_successes``: successful episodes
     needed.
-    Fit: ``steps`` updates, then ``mined_steps`` more in which the negatives that the first round took for success have
-    a share of every batch of their own. ``shift``: training images are shifted by up to this many pixels.
+    Fit: ``steps`` updates, then ``mined_steps`` more in which the negatives that the first round took for success are
+    drawn more often. ``shift``: training images are shifted by up to this many pixels.
     Use: ``every``: control steps between two classified observations. ``consecutive``: as many of them in a row must be
     above the threshold. ``precision``: share of declared successes that are right, on held-out episodes; the threshold
     has the best recall at it. ``held_out``: share of all starts for the threshold, and as many again for the report.

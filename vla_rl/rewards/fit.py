@@ -24,7 +24,10 @@ AT_ONCE = 256  # observations that are classified at once
 
 
 class ClassifierFit(Optimization[LabeledObservations]):
-    """Cross-entropy; one half of each batch are ``positives``, the rest ``negatives``, every kind of them alike."""
+    """Cross-entropy; one half of each batch are ``positives``, the rest ``negatives``, every kind of them alike.
+
+    ``rate``: factor on the learning rate.
+    """
 
     def __init__(
         self,
@@ -35,17 +38,19 @@ class ClassifierFit(Optimization[LabeledObservations]):
         negatives: Sequence[Int[np.ndarray, " _"]],
         steps: int,
         seed: int,
+        rate: float = 1.0,
     ) -> None:
         config = model.config
         trained = model.parameters() if config.train_encoder else model.head.parameters()
         optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         super().__init__(model, optimizer, steps=steps, seed=seed, max_grad_norm=1.0)
-        self.model, self.frames = model, frames
+        self.model, self.frames, self._rate = model, frames, rate
         self._kinds = [positives, *(kind for kind in negatives if len(kind))]
         model.train()
 
     def learning_rate(self) -> float:
-        return self.model.config.learning_rate * cosine_schedule(self.step, steps=self.steps, warmup=WARMUP)
+        schedule = cosine_schedule(self.step, steps=self.steps, warmup=WARMUP)
+        return self._rate * self.model.config.learning_rate * schedule
 
     def draw(self) -> LabeledObservations:
         size, kinds = self.model.config.batch_size, len(self._kinds) - 1

@@ -40,6 +40,8 @@ from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, write_json
 
+MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
+MINED_WEIGHT = 8  # a mined negative is drawn as many times as often; more would fit to wrong labels
 Parts = dict[Part, np.ndarray]
 
 
@@ -131,9 +133,10 @@ def _fit(model: SuccessClassifier, frames: LabeledFrames, index: np.ndarray, fol
         model,
         frames,
         positives=positives,
-        negatives=[*kinds, hard],
+        negatives=[np.concatenate([kind, *[np.intersect1d(kind, hard)] * (MINED_WEIGHT - 1)]) for kind in kinds],
         steps=config.mined_steps,
         seed=spawn_seed(seed, "mined"),
+        rate=MINED_RATE,
     )
     run_fit(second, folder / "mined", title="mined negatives", shown="loss")
     return len(hard)
