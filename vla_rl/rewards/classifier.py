@@ -31,18 +31,22 @@ class ClassifierError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessClassifierConfig:
-    """``cameras``: which it looks at; null: all that were recorded. ``instruction``, ``state``: whether it reads the
-    instruction, and the robot's state. ``backbone``: pretrained encoder to start from, a file or "tabletop"; null: from
-    random weights. ``train_encoder``: whether the fit changes the encoder.
+    """Settings of the fit and of what is made of it.
 
-    Labels: ``success_steps``: observations up to this many control steps before an episode's success show success too,
-    in environments that wait so long before they say so; ``early_steps``: those up to this many before them are
-    unclear: they are not fitted to, and to declare success there is right. ``min_successes``: successful episodes
+    ``cameras``: which it looks at; null: all that were recorded. ``instruction``: whether it reads the instruction.
+    ``state``: whether it reads the robot's state. ``backbone``: pretrained encoder to start from, a file or "tabletop";
+    null: from random weights. ``train_encoder``: whether the fit changes the encoder, or its head alone.
+
+    ``success_steps``: observations up to this many control steps before an episode's success show success too, for
+    environments that wait so long before they say so. ``early_steps``: observations up to this many steps before those
+    are unclear: they are not fitted to, and to declare success there is right. ``min_successes``: successful episodes
     needed.
-    Fit: ``steps`` updates, then ``mined_steps`` more in which the negatives that the first round took for success are
-    drawn more often. ``shift``: training images are shifted by up to this many pixels.
-    Use: ``every``: control steps between two classified observations. ``consecutive``: as many of them in a row must be
-    above the threshold. ``precision``: share of declared successes that are right, on held-out episodes; the threshold
+
+    ``mined_steps``: updates after the first ``steps``, in which the negatives that were taken for success are drawn
+    more often. ``shift``: training images are shifted by up to this many pixels.
+
+    ``every``: control steps between two classified observations. ``consecutive``: as many of them in a row must be
+    above the threshold. ``precision``: share of declared successes that are right on held-out episodes; the threshold
     has the best recall at it. ``held_out``: share of all starts for the threshold, and as many again for the report.
     """
 
