@@ -106,7 +106,7 @@ def test_captured_episodes_continue_exactly(before: int) -> None:
     same(envs[1].observe(), envs[0].observe())
     for _ in range(4):
         steps = [env.step(action) for env in envs]
-        for name in ("reward", "terminated", "truncated", "success"):
+        for name in ("reward", "terminated", "truncated", "success", "true_success"):
             assert torch.equal(getattr(steps[0], name), getattr(steps[1], name)), name
         same(envs[1].observe(), envs[0].observe())
 

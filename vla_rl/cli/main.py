@@ -124,7 +124,7 @@ def parse(arguments: Sequence[str]) -> Command:
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
     overrides: tuple[str, ...] = ()
-    if "overrides" in options:
+    if chosen is not None and "overrides" in options:
         # CONFIG is an argument without a name in most of these commands; an option in those that have a default.
         required = [field.name for field in fields(chosen) if field.default is MISSING]
         named = [name for name in options if name != "overrides" and not (name == "config" and name in required)]

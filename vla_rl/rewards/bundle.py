@@ -11,11 +11,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from policies.bundle import write_atomically
+from policies.bundle import read_manifest, write_atomically
 from policies.device import CPU, Device
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_tree, is_finite, named_tensors
@@ -64,26 +63,11 @@ def save_classifier(model: SuccessClassifier, path: Path, *, tasks: tuple[str, .
 def read_classifier_info(path: Path) -> ClassifierInfo:
     """The manifest alone. Raises ClassifierError."""
     manifest = path / MANIFEST
-    try:
-        tree = json.loads(manifest.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    if not manifest.is_file():
         raise ClassifierError(
             f"{path} is not a success classifier: it has no {MANIFEST}; fit one with: vla-rl reward fit STORE"
-        ) from None
-    except ValueError as error:
-        raise ClassifierError(f"{manifest} is damaged: {error}") from None
-    got = tree.get("format") if isinstance(tree, dict) else None
-    if got != FORMAT:
-        raise ClassifierError(f"{manifest} has format {got!r}; this version reads {FORMAT}. Fit it again")
-    try:
-        # In a list, because only there the settings reach every level.
-        strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-        return TypeAdapter(list[ClassifierInfo], config=strict).validate_json(json.dumps([tree]))[0]
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        problem = "unknown key" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise ClassifierError(f"{manifest}: {where}: {problem}, got {first['input']!r}") from None
+        )
+    return read_manifest(manifest, ClassifierInfo, format=FORMAT, again="Fit it again", error_class=ClassifierError)
 
 
 def load_classifier(path: Path, device: Device = CPU) -> SuccessClassifier:

@@ -33,7 +33,7 @@ class ClassifiedEnv:
         n = env.spec.num_envs
         self._declared: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)
         self._ended: Bool[Tensor, " N"] = torch.ones(n, dtype=torch.bool)  # declared, or ended by the environment
-        self._last: dict[int, Step] = {}  # of each declared environment, when it was declared
+        self._true: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)  # its own success when it was declared
         self._held: dict[int, StartState] = {}  # the captured state of each declared environment
         self._seen: dict[int, Observation] = {}  # present observations that are known, of single environments
 
@@ -51,17 +51,16 @@ class ClassifiedEnv:
         self.detector.begin(ids)
         self._declared[ids] = self._ended[ids] = False
         for env_id, (counts, inner) in zip(ids, states, strict=True):
-            for known in (self._last, self._held, self._seen):
+            for known in (self._held, self._seen):
                 known.pop(env_id, None)
             if counts is not None:
                 self._restore(env_id, counts, inner)
 
     def _restore(self, env_id: int, counts: list[int], inner: StartState) -> None:
         """Continue where ``capture`` was called."""
-        elapsed, streak, declared, ended = counts
-        self.detector.elapsed[env_id], self.detector.streak[env_id] = elapsed, streak
-        self._declared[env_id], self._ended[env_id] = bool(declared), bool(ended)
-        if declared:
+        for part, count in zip(self._counts(), counts, strict=True):
+            part[env_id] = count
+        if self._declared[env_id]:
             self._hold(env_id, inner)
 
     def _hold(self, env_id: int, state: StartState | None) -> None:
@@ -78,8 +77,11 @@ class ClassifiedEnv:
         return tuple(self._pack(env_id, self._held.get(env_id) or captured[env_id]) for env_id in ids)
 
     def _pack(self, env_id: int, inner: StartState) -> StartState:
-        parts = (self.detector.elapsed, self.detector.streak, self._declared, self._ended)
-        return _packed(inner, [int(part[env_id]) for part in parts])
+        return _packed(inner, [int(part[env_id]) for part in self._counts()])
+
+    def _counts(self) -> tuple[Tensor, ...]:
+        """What an episode needs to continue, besides the environment's own state."""
+        return self.detector.elapsed, self.detector.streak, self._declared, self._ended, self._true
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -94,31 +96,26 @@ class ClassifiedEnv:
             self._seen.pop(env_id, None)
         declared = self.detector.update(running, seen, self._see)
         self._declared |= declared
+        self._true = torch.where(declared, seen.success, self._true)
         self._ended |= declared | seen.terminated | seen.truncated
-        result = self._result(seen, declared)
         ids = declared.nonzero().flatten().tolist()
         held = self.env.capture(ids) if ids and self.spec.can_capture else [None] * len(ids)
         for env_id, state in zip(ids, held, strict=True):
-            self._last[env_id] = result[[env_id]]
             self._hold(env_id, state)
         with crossing("outcomes"):
-            return result.to(self.spec.device)
+            return self._result(seen, declared).to(self.spec.device)
 
     def _result(self, seen: Step, declared: Bool[Tensor, " N"]) -> Step:
-        """The step as it looks from outside; nothing changes in environments that were declared before."""
-        result = Step(
+        """The step as it looks from outside; where success was declared before, nothing changes any more."""
+        return Step(
             reward=declared.float(),
             terminated=seen.terminated | self._declared,
             truncated=seen.truncated & ~self._declared,
             success=self._declared.clone(),
             intervened=seen.intervened,
-            valid=seen.valid,
-            true_success=seen.success,
+            valid=seen.valid | self._declared,
+            true_success=torch.where(self._declared, self._true, seen.success),
         )
-        for env_id, last in self._last.items():
-            for name in ("intervened", "valid", "true_success"):
-                getattr(result, name)[env_id] = getattr(last, name)[0]
-        return result
 
     # -- observations ----------------------------------------------------------------------------------------------
 
