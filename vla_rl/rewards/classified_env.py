@@ -99,7 +99,8 @@ class ClassifiedEnv:
         self._true = torch.where(declared, seen.success, self._true)
         self._ended |= declared | seen.terminated | seen.truncated
         ids = declared.nonzero().flatten().tolist()
-        held = self.env.capture(ids) if ids and self.spec.can_capture else [None] * len(ids)
+        with crossing("checkpoint"):
+            held = self.env.capture(ids) if ids and self.spec.can_capture else [None] * len(ids)
         for env_id, state in zip(ids, held, strict=True):
             self._hold(env_id, state)
         with crossing("outcomes"):

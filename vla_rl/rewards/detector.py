@@ -57,7 +57,8 @@ class SuccessDetector:
         check_observation(obs, env_ids, self.name)
         device = self.classifier.device
         with crossing("observations"):
-            chosen = dataclasses.replace(obs, images=obs.images[:, self._cameras]).to(device)
+            images = torch.stack([obs.images[:, camera] for camera in self._cameras], dim=1)
+            chosen = dataclasses.replace(obs, images=images).to(device)
         probability = self.classifier.probability(chosen)
         check_finite("probability of success", probability, ("environment",), suspects={"weight": self.classifier})
         with crossing("outcomes"):

@@ -86,7 +86,9 @@ def logits(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarra
 
 def probabilities(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
     """Of success, calibrated, on the host."""
-    return torch.sigmoid(model.scale.item() * logits(model, frames, index) + model.offset.item())
+    with crossing("evaluation"):
+        scale, offset = model.scale.item(), model.offset.item()
+    return torch.sigmoid(scale * logits(model, frames, index) + offset)
 
 
 def mined(model: SuccessClassifier, frames: LabeledFrames, negatives: Int[np.ndarray, " N"]) -> Int[np.ndarray, " n"]:
