@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, Selection
 from tests import dot_episodes
 from tests.rewards.small_classifier import ENCODER, untrained
 from vla_rl.rewards.bundle import load_classifier, save_classifier
@@ -59,6 +60,22 @@ def test_episodes_that_do_not_suffice_are_one_clear_error(tmp_path: Path) -> Non
     store.add_all(dot_episodes.episode(seed, drift=0.9) for seed in range(100, 120))
     with pytest.raises(ClassifierError, match="it needs successes and failures"):
         fit_classifier(SMALL, [tmp_path / "a"], tmp_path / "classifier", seed=0)
+
+
+def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> None:
+    short = dataclasses.replace(SMALL, steps=2, mined_steps=1, precision=0.0)
+    store = dot_episodes.store(tmp_path / "a", 60)
+    out = tmp_path / "classifier"
+    first = fit_classifier(short, [tmp_path / "a"], out, seed=0)
+    assert fit_classifier(short, [tmp_path / "a"], out, seed=0) == first
+    again = fit_classifier(dataclasses.replace(short, consecutive=3), [tmp_path / "a"], out, seed=0)
+    assert again["auc"] == first["auc"]
+    for other in (dataclasses.replace(short, shift=0), dataclasses.replace(short, held_out=0.3)):
+        with pytest.raises(ClassifierError, match="other settings, episodes or labels"):
+            fit_classifier(other, [tmp_path / "a"], out, seed=0)
+    store.label(store.select(Selection(success=True))[0].id, "success", False, author="a")
+    with pytest.raises(ClassifierError, match="other settings, episodes or labels"):
+        fit_classifier(short, [tmp_path / "a"], out, seed=0)
 
 
 def test_the_mined_negatives_are_those_taken_for_success(tmp_path: Path) -> None:

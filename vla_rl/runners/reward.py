@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sims.registry import evaluation_starts
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import flat_settings
 from vla_rl.rewards.assessment import assess
 from vla_rl.rewards.bundle import REPORT, load_classifier, save_classifier
 from vla_rl.rewards.calibration import platt
@@ -42,6 +45,8 @@ from vla_rl.runs.run_dir import experiment_device, write_json
 
 MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
 MINED_WEIGHT = 8  # a mined negative is drawn as many times as often; more would fit to wrong labels
+# Settings that may change without another fit; held_out is not one of them.
+USE_SETTINGS = ("precision", "every", "consecutive")
 Parts = dict[Part, np.ndarray]
 
 
@@ -55,6 +60,7 @@ def fit_classifier(
     frames = _labeled(stores, config, config.cameras)
     parts = dict(frames.parts(config.held_out))
     _check_parts(frames, parts, config)
+    _note_fit(folder / "fit", config, frames, seed=seed)
     torch.manual_seed(spawn_seed(seed, "classifier"))
     model = device.place(_new_classifier(config, frames, parts["fit"]))
     found = _fit(model, frames, parts["fit"], folder / "fit", seed=seed)
@@ -88,6 +94,23 @@ def _new_classifier(config: SuccessClassifierConfig, frames: LabeledFrames, inde
         cameras, state_dim = sensors.cameras, sensors.state_dim
         copy_backbone(config.backbone, model.encoder, model.normalizer, cameras=cameras, state_dim=state_dim)
     return model
+
+
+def _note_fit(folder: Path, config: SuccessClassifierConfig, frames: LabeledFrames, *, seed: int) -> None:
+    """Leave what the weights depend on; ClassifierError where others were fitted in ``folder``."""
+    settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
+    labels = hashlib.sha256(np.packbits(np.concatenate([frames.success, frames.unclear])).tobytes())
+    labels.update("".join(entry.id for entry in frames.entries).encode())
+    wanted = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
+    path = folder / "fitted_to.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, wanted)
+    elif json.loads(path.read_text()) != json.loads(json.dumps(wanted)):
+        raise ClassifierError(
+            f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete "
+            f"{folder}"
+        )
 
 
 def _check_parts(frames: LabeledFrames, parts: Parts, config: SuccessClassifierConfig) -> None:
