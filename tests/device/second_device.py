@@ -137,7 +137,7 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def rewarded(device: Device, side: torch.device) -> Algorithm:
-    """PPO whose only reward is a classifier that always declares success at its second look."""
+    """PPO whose only reward is a classifier that always declares success at its second classified observation."""
     env = PointEnv(num_envs=4, max_steps=24, device=side)
     model = device.place(untrained(sensors_of(env.spec), threshold=ALWAYS, every=2, consecutive=2))
     return ALGORITHMS["ppo"](policy_of(env, device), ClassifiedEnv(env, model))

@@ -39,7 +39,7 @@ def right(env: VectorEnv) -> torch.Tensor:
     return torch.ones(env.spec.num_envs, env.spec.action_dim)
 
 
-def test_success_is_declared_after_looks_in_a_row_and_nothing_changes_afterwards() -> None:
+def test_success_is_declared_after_observations_in_a_row_and_nothing_changes_afterwards() -> None:
     inner = ChainEnv(num_envs=3, length=60, max_steps=20)
     env = classified(inner, ALWAYS, every=3, consecutive=2)
     env.reset(start=starts(env, 0, 1, 2))
@@ -60,7 +60,7 @@ def test_success_is_declared_after_looks_in_a_row_and_nothing_changes_afterwards
     assert env.step(right(env)).terminated.tolist() == [True, False, True]
 
 
-def test_a_chunk_is_paid_once_and_looks_where_it_must() -> None:
+def test_a_chunk_is_paid_once_and_observed_where_it_must() -> None:
     inner = ChainEnv(num_envs=2, length=60, max_steps=20)
     env = classified(inner, ALWAYS, every=3, consecutive=2)
     env.reset(start=starts(env, 0, 1))
@@ -91,12 +91,12 @@ def test_the_time_limit_is_not_success() -> None:
     env.reset(start=[StartState(task=0, seed=1)])
     steps = [env.step(right(env)) for _ in range(5)]
     assert steps[-1].truncated.tolist() == [True]
-    assert not steps[-1].success.any()  # two looks, after steps 3 and 5
+    assert not steps[-1].success.any()  # classified twice, after steps 3 and 5
 
 
 @pytest.mark.parametrize("before", [0, 2, 4, 7])
 def test_captured_episodes_continue_exactly(before: int) -> None:
-    """Before the first look, between the looks, and after success was declared; in another environment."""
+    """Before the first classified observation, between two, and after success was declared; in another environment."""
     envs = [classified(PointEnv(num_envs=2), ALWAYS, every=3, consecutive=2) for _ in range(2)]
     envs[0].reset(start=starts(envs[0], 3, 4))
     action = torch.full((2, 2), 0.3)
@@ -115,7 +115,7 @@ def test_another_camera_or_size_is_one_clear_error() -> None:
     env = PointEnv(num_envs=1)
     sensors = sensors_of(env.spec)
     for changes, message in (
-        ({"cameras": ("wrist",)}, "looks at camera 'wrist', which point does not have; it has top"),
+        ({"cameras": ("wrist",)}, "needs camera 'wrist', which point does not have; it has top"),
         ({"image_size": (8, 8)}, "fitted to images of 8 x 8 pixels, those of point have 32 x 32"),
     ):
         with pytest.raises(ClassifierError, match=message):

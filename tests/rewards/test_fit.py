@@ -18,7 +18,7 @@ from tests.rewards.small_classifier import ENCODER, untrained
 from vla_rl.rewards.bundle import load_classifier, save_classifier
 from vla_rl.rewards.classifier import ClassifierError, Sensors, SuccessClassifier, SuccessClassifierConfig
 from vla_rl.rewards.fit import ClassifierFit, logits, mined
-from vla_rl.rewards.frames import LabeledFrames
+from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.runners.reward import assess_stores, fit_classifier
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
@@ -79,32 +79,32 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
 
 
 def test_the_mined_negatives_are_those_taken_for_success(tmp_path: Path) -> None:
-    frames = LabeledFrames([dot_episodes.store(tmp_path, 12)])
+    recorded = LabeledEpisodes([dot_episodes.store(tmp_path, 12)])
     model = untrained(SENSORS, threshold=0.5)
-    negatives = np.flatnonzero(~frames.success)
-    model.head[-1].bias.data -= logits(model, frames, negatives).median()
-    hard = mined(model, frames, negatives)
+    negatives = np.flatnonzero(~recorded.success)
+    model.head[-1].bias.data -= logits(model, recorded, negatives).median()
+    hard = mined(model, recorded, negatives)
     assert 0 < len(hard) < len(negatives)
-    assert (logits(model, frames, hard) > 0).all()
-    assert (logits(model, frames, np.setdiff1d(negatives, hard)) <= 0).all()
+    assert (logits(model, recorded, hard) > 0).all()
+    assert (logits(model, recorded, np.setdiff1d(negatives, hard)) <= 0).all()
 
 
-def make_fit(frames: LabeledFrames) -> ClassifierFit:
+def make_fit(recorded: LabeledEpisodes) -> ClassifierFit:
     torch.manual_seed(1)
-    every = np.arange(len(frames))
-    positives, negatives = every[frames.success], every[~frames.success]
+    every = np.arange(len(recorded))
+    positives, negatives = every[recorded.success], every[~recorded.success]
     model = SuccessClassifier(SMALL, SENSORS)
-    return ClassifierFit(model, frames, positives=positives, negatives=[negatives, negatives[:0]], steps=6, seed=3)
+    return ClassifierFit(model, recorded, positives=positives, negatives=[negatives, negatives[:0]], steps=6, seed=3)
 
 
 def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    frames = LabeledFrames([dot_episodes.store(tmp_path, 12)])
-    whole = make_fit(frames)
+    recorded = LabeledEpisodes([dot_episodes.store(tmp_path, 12)])
+    whole = make_fit(recorded)
     expected = [whole.update() for _ in range(6)]
-    first = make_fit(frames)
+    first = make_fit(recorded)
     got = [first.update() for _ in range(3)]
     state = first.state_dict()
-    second = make_fit(frames)
+    second = make_fit(recorded)
     second.load_state_dict(state)
     got += [second.update() for _ in range(3)]
     assert got == expected
@@ -113,7 +113,7 @@ def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_half_of_every_batch_shows_success(tmp_path: Path) -> None:
-    fit = make_fit(LabeledFrames([dot_episodes.store(tmp_path, 12)]))
+    fit = make_fit(LabeledEpisodes([dot_episodes.store(tmp_path, 12)]))
     assert fit.draw().success.sum() == SMALL.batch_size // 2
 
 

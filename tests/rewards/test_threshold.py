@@ -8,8 +8,8 @@ import torch
 
 from vla_rl.rewards.calibration import calibration_error, platt, reliability
 from vla_rl.rewards.classifier import SuccessClassifierConfig
-from vla_rl.rewards.declared import Looks, choose_threshold, episode_rates
-from vla_rl.rewards.frames import NEVER
+from vla_rl.rewards.declared import ScoredEpisode, choose_threshold, episode_rates
+from vla_rl.rewards.labels import NEVER
 
 
 def test_calibration_finds_the_scale_and_the_offset_of_the_truth() -> None:
@@ -38,30 +38,32 @@ def test_the_reliability_curve_by_hand() -> None:
     assert calibration_error(rows) == pytest.approx((2 * 0.45 + 2 * 0.025) / 4)
 
 
-def looks(*probability: float, earliest: int = NEVER, terminated: bool = False) -> Looks:
-    """Looked at after 4, 8, 12, ... control steps."""
+def scored(*probability: float, earliest: int = NEVER, terminated: bool = False) -> ScoredEpisode:
+    """Classified after 4, 8, 12, ... control steps."""
     step = 4 * np.arange(1, len(probability) + 1)
-    return Looks(probability=np.array(probability), step=step, terminated=terminated, earliest=earliest, task="push")
+    return ScoredEpisode(
+        probability=np.array(probability), step=step, terminated=terminated, earliest=earliest, task="push"
+    )
 
 
 @pytest.mark.parametrize(
     ("episode", "at"),
     [
-        (looks(0.9, 0.1, 0.9, 0.9), 16),
-        (looks(0.9, 0.9, 0.1), 8),
-        (looks(0.1, 0.1, 0.9), NEVER),  # cut off by the time limit before the second look
-        (looks(0.1, 0.1, 0.9, terminated=True), 12),  # ended by the environment: nothing moves any more
-        (looks(0.1, 0.9, 0.1, terminated=True), NEVER),
+        (scored(0.9, 0.1, 0.9, 0.9), 16),
+        (scored(0.9, 0.9, 0.1), 8),
+        (scored(0.1, 0.1, 0.9), NEVER),  # cut off by the time limit before the second observation
+        (scored(0.1, 0.1, 0.9, terminated=True), 12),  # ended by the environment: nothing moves any more
+        (scored(0.1, 0.9, 0.1, terminated=True), NEVER),
     ],
 )
-def test_two_looks_in_a_row_declare_success(episode: Looks, at: int) -> None:
+def test_two_observations_in_a_row_declare_success(episode: ScoredEpisode, at: int) -> None:
     assert episode.declared(0.5, 2) == at
     assert episode.score(2) == (0.9 if at < NEVER else 0.1)
 
 
 def test_the_threshold_has_the_precision_and_among_those_the_best_recall() -> None:
-    wins = [looks(0.1, score, score, earliest=8) for score in (0.9, 0.8, 0.5, 0.3)]
-    losses = [looks(0.1, score, score) for score in (0.6, 0.2, 0.1)]
+    wins = [scored(0.1, score, score, earliest=8) for score in (0.9, 0.8, 0.5, 0.3)]
+    losses = [scored(0.1, score, score) for score in (0.6, 0.2, 0.1)]
     config = SuccessClassifierConfig(consecutive=2, precision=0.75)
     threshold, best = choose_threshold([*wins, *losses], config)
     assert threshold is not None
@@ -74,7 +76,7 @@ def test_the_threshold_has_the_precision_and_among_those_the_best_recall() -> No
 
 
 def test_success_that_is_declared_too_early_is_wrong() -> None:
-    early = looks(0.9, 0.9, 0.9, earliest=12)
+    early = scored(0.9, 0.9, 0.9, earliest=12)
     assert choose_threshold([early], SuccessClassifierConfig(consecutive=2, precision=0.5)) == (None, 0.0)
 
 

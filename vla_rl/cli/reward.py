@@ -82,7 +82,7 @@ class Reward:
 def _summary(report: dict[str, Any]) -> str:
     """The rates, a line each."""
     lines = []
-    for what, rates in (("observations", report.get("frames", {})), ("episodes", report.get("episodes"))):
+    for what, rates in (("observations", report.get("observations", {})), ("episodes", report.get("episodes"))):
         rates = rates if isinstance(rates, dict) else report
         lines += [
             _line(f"{name} of {what}", row) for name, row in rates.items() if isinstance(row, dict) and "value" in row

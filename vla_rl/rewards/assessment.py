@@ -10,27 +10,27 @@ from jaxtyping import Int
 
 from vla_rl.rewards.calibration import calibration_error, reliability
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.declared import Looks, episode_rates, looks, rate
+from vla_rl.rewards.declared import ScoredEpisode, episode_rates, rate, scored_episodes
 from vla_rl.rewards.fit import probabilities
-from vla_rl.rewards.frames import NEVER, LabeledFrames
+from vla_rl.rewards.labels import NEVER, LabeledEpisodes
 from world_models.statistics import auc
 
 
-def assess(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarray, " N"]) -> dict[str, Any]:
-    """{frames, episodes, per_task, reliability, calibration_error, auc} of these observations, of whole episodes.
+def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> dict[str, Any]:
+    """{observations, episodes, per_task, reliability, calibration_error, auc} of these observations, of whole episodes.
 
-    ``frames``: precision and recall of single observations at the threshold, without the unclear ones; their intervals
-    take them for independent, which those of one episode are not. ``episodes``: of declared successes, see
+    ``observations``: precision and recall of single observations at the threshold, without the unclear ones; their
+    intervals take them for independent, which those of one episode are not. ``episodes``: of declared successes, see
     ``episode_rates``.
     """
     config, threshold = model.config, model.threshold.item()
-    probability = probabilities(model, frames, index)
-    clear = ~frames.unclear[index]
-    truth, clearly = torch.from_numpy(frames.success[index][clear]), probability[torch.from_numpy(clear)]
+    probability = probabilities(model, recorded, index)
+    clear = ~recorded.unclear[index]
+    truth, clearly = torch.from_numpy(recorded.success[index][clear]), probability[torch.from_numpy(clear)]
     above, rows = clearly > threshold, reliability(clearly, truth)
-    episodes = looks(frames, index, probability.numpy(), every=config.every)
+    episodes = scored_episodes(recorded, index, probability.numpy(), every=config.every)
     return {
-        "frames": {
+        "observations": {
             "precision": rate(int((above & truth).sum()), int(above.sum())),
             "recall": rate(int((above & truth).sum()), int(truth.sum())),
             "positives": int(truth.sum()),
@@ -48,7 +48,7 @@ def assess(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarra
     }
 
 
-def _rates(episodes: list[Looks], threshold: float, consecutive: int) -> dict[str, Any]:
+def _rates(episodes: list[ScoredEpisode], threshold: float, consecutive: int) -> dict[str, Any]:
     at = np.array([one.declared(threshold, consecutive) for one in episodes])
     earliest = np.array([one.earliest for one in episodes])
     succeeded = np.array([one.succeeded for one in episodes])

@@ -22,7 +22,7 @@ class ClassifiedEnv:
     """Reward 1, success and the episode's end where the classifier declares success (detector.py); never elsewhere.
 
     Where ``env`` itself ends an episode it ends here too, with what the classifier says of its last observation.
-    ``Step.true_success`` is the environment's own success. An observation that the classifier looked at is not rendered
+    ``Step.true_success`` is the environment's own success. An observation that was classified is not rendered
     again. In an environment that has been declared successful the other one still moves with the rest of the batch:
     it is captured and observed before, so that from outside nothing changes until it is reset.
     """

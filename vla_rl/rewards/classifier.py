@@ -33,7 +33,7 @@ class ClassifierError(UserError):
 class SuccessClassifierConfig:
     """Settings of the fit and of what is made of it.
 
-    ``cameras``: which it looks at; null: all that were recorded. ``instruction``: whether it reads the instruction.
+    ``cameras``: which it needs; null: all that were recorded. ``instruction``: whether it reads the instruction.
     ``state``: whether it reads the robot's state. ``backbone``: pretrained encoder to start from, a file or "tabletop";
     null: from random weights. ``train_encoder``: whether the fit changes the encoder, or its head alone.
 
@@ -112,18 +112,18 @@ class SuccessClassifier(OnDevice):
         return torch.sigmoid(self.scale * self.logit(obs) + self.offset)
 
     def cameras_in(self, spec: EnvSpec) -> list[int]:
-        """Which of the environment's cameras it looks at. ClassifierError where they do not fit."""
+        """Which of the environment's cameras it needs. ClassifierError where they do not fit."""
         sensors = Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
         check_sensors(self, sensors, spec.name)
         return [spec.cameras.index(name) for name in self.sensors.cameras]
 
 
 def check_sensors(model: SuccessClassifier, sensors: Sensors, where: str) -> None:
-    """ClassifierError unless ``model`` can look through ``sensors``, those of ``where``."""
+    """ClassifierError unless ``sensors``, those of ``where``, are what ``model`` needs."""
     wanted = model.sensors
     if missing := [name for name in wanted.cameras if name not in sensors.cameras]:
         raise ClassifierError(
-            f"the success classifier looks at camera {missing[0]!r}, which {where} does not have; it has "
+            f"the success classifier needs camera {missing[0]!r}, which {where} does not have; it has "
             f"{', '.join(sensors.cameras) or 'none'}"
         )
     if sensors.image_size != wanted.image_size:

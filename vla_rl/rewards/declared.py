@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int
 
 from vla_rl.intervals import wilson_interval
 from vla_rl.rewards.classifier import SuccessClassifierConfig
-from vla_rl.rewards.frames import NEVER, LabeledFrames
+from vla_rl.rewards.labels import NEVER, LabeledEpisodes
 
 CANDIDATES = 200  # thresholds that are tried
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks:
+class ScoredEpisode:
     """Of one recorded episode: the ``probability`` of each classified observation, and the control ``step`` of it.
 
     ``earliest``: from where on to declare success is right, beyond the end where the episode failed.
@@ -50,32 +50,32 @@ class Looks:
         return self.earliest < NEVER // 2
 
 
-def looks(
-    frames: LabeledFrames, index: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"], *, every: int
-) -> list[Looks]:
+def scored_episodes(
+    recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], probability: Float[np.ndarray, " N"], *, every: int
+) -> list[ScoredEpisode]:
     """Of the episodes of ``index``: the first observation after each ``every`` control steps, and the last one."""
     episodes = []
-    for episode in np.unique(frames.episode[index]):
-        here = np.flatnonzero(frames.episode[index] == episode)
-        step = frames.step[index[here]]
+    for episode in np.unique(recorded.episode[index]):
+        here = np.flatnonzero(recorded.episode[index] == episode)
+        step = recorded.step[index[here]]
         chosen, seen = [], 0
         for i in range(len(step)):
             if step[i] - seen >= every or (i + 1 == len(step) and step[i] > 0):
                 chosen.append(i)
                 seen = int(step[i])
         episodes.append(
-            Looks(
+            ScoredEpisode(
                 probability=probability[here[chosen]],
                 step=step[chosen],
-                terminated=bool(frames.terminated[episode]),
-                earliest=int(frames.earliest[episode]),
-                task=frames.entries[episode].task,
+                terminated=bool(recorded.terminated[episode]),
+                earliest=int(recorded.earliest[episode]),
+                task=recorded.entries[episode].task,
             )
         )
     return episodes
 
 
-def choose_threshold(episodes: list[Looks], config: SuccessClassifierConfig) -> tuple[float | None, float]:
+def choose_threshold(episodes: list[ScoredEpisode], config: SuccessClassifierConfig) -> tuple[float | None, float]:
     """The threshold with the best recall among those at which declared successes have ``config.precision``.
 
     And the best precision of all; None where no threshold has it.

@@ -15,7 +15,7 @@ from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.frames import LabeledFrames, LabeledObservations
+from vla_rl.rewards.labels import ClassifierBatch, LabeledEpisodes
 from world_models.training.optimization import Optimization
 
 WARMUP = 50  # updates in which the learning rate rises
@@ -23,7 +23,7 @@ SMOOTHING = 0.02  # of the labels: people and simulators err about the exact fra
 AT_ONCE = 256  # observations that are classified at once
 
 
-class ClassifierFit(Optimization[LabeledObservations]):
+class ClassifierFit(Optimization[ClassifierBatch]):
     """Cross-entropy; one half of each batch are ``positives``, the rest ``negatives``, every kind of them alike.
 
     ``rate``: factor on the learning rate.
@@ -32,7 +32,7 @@ class ClassifierFit(Optimization[LabeledObservations]):
     def __init__(
         self,
         model: SuccessClassifier,
-        frames: LabeledFrames,
+        recorded: LabeledEpisodes,
         *,
         positives: Int[np.ndarray, " P"],
         negatives: Sequence[Int[np.ndarray, " _"]],
@@ -44,7 +44,7 @@ class ClassifierFit(Optimization[LabeledObservations]):
         trained = model.parameters() if config.train_encoder else model.head.parameters()
         optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         super().__init__(model, optimizer, steps=steps, seed=seed, max_grad_norm=1.0)
-        self.model, self.frames, self._rate = model, frames, rate
+        self.model, self.recorded, self._rate = model, recorded, rate
         self._kinds = [positives, *(kind for kind in negatives if len(kind))]
         model.train()
 
@@ -52,13 +52,13 @@ class ClassifierFit(Optimization[LabeledObservations]):
         schedule = cosine_schedule(self.step, steps=self.steps, warmup=WARMUP)
         return self._rate * self.model.config.learning_rate * schedule
 
-    def draw(self) -> LabeledObservations:
+    def draw(self) -> ClassifierBatch:
         size, kinds = self.model.config.batch_size, len(self._kinds) - 1
         which = np.concatenate([np.zeros(size // 2, dtype=np.int64), 1 + np.arange(size - size // 2) % kinds])
         chosen = [self._kinds[kind][self._rng.integers(len(self._kinds[kind]))] for kind in which.tolist()]
-        return self.frames.read(np.array(chosen))
+        return self.recorded.read(np.array(chosen))
 
-    def loss(self, examples: LabeledObservations) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    def loss(self, examples: ClassifierBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         shifted = shift_images(examples, self.model.config.shift, self._generator)
         logit = self.model.logit(shifted.obs)
         target = examples.success.float() * (1 - 2 * SMOOTHING) + SMOOTHING
@@ -77,20 +77,24 @@ class ClassifierFit(Optimization[LabeledObservations]):
 
 @torch.no_grad()
 @crossing("evaluation")
-def logits(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
+def logits(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
     """Of these observations, on the host, before calibration."""
     model.eval()
-    parts = [frames.read(index[i : i + AT_ONCE]).obs.to(model.device) for i in range(0, len(index), AT_ONCE)]
+    parts = [recorded.read(index[i : i + AT_ONCE]).obs.to(model.device) for i in range(0, len(index), AT_ONCE)]
     return torch.cat([torch.zeros(0), *(model.logit(obs).cpu() for obs in parts)])
 
 
-def probabilities(model: SuccessClassifier, frames: LabeledFrames, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
+def probabilities(
+    model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]
+) -> Float[Tensor, " N"]:
     """Of success, calibrated, on the host."""
     with crossing("evaluation"):
         scale, offset = model.scale.item(), model.offset.item()
-    return torch.sigmoid(scale * logits(model, frames, index) + offset)
+    return torch.sigmoid(scale * logits(model, recorded, index) + offset)
 
 
-def mined(model: SuccessClassifier, frames: LabeledFrames, negatives: Int[np.ndarray, " N"]) -> Int[np.ndarray, " n"]:
+def mined(
+    model: SuccessClassifier, recorded: LabeledEpisodes, negatives: Int[np.ndarray, " N"]
+) -> Int[np.ndarray, " n"]:
     """Those that ``model`` takes for success: more likely than not."""
-    return negatives[(logits(model, frames, negatives) > 0).numpy()]
+    return negatives[(logits(model, recorded, negatives) > 0).numpy()]

@@ -35,10 +35,10 @@ from vla_rl.rewards.classifier import (
     SuccessClassifierConfig,
     check_sensors,
 )
-from vla_rl.rewards.declared import choose_threshold, episode_rates, looks
+from vla_rl.rewards.declared import choose_threshold, episode_rates, scored_episodes
 from vla_rl.rewards.detector import SuccessDetector
 from vla_rl.rewards.fit import ClassifierFit, logits, mined, probabilities
-from vla_rl.rewards.frames import NEVER, LabeledFrames, Part
+from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, write_json
@@ -57,15 +57,15 @@ def fit_classifier(
 
     Raises ClassifierError where the episodes do not suffice, or no threshold reaches ``config.precision``.
     """
-    frames = _labeled(stores, config, config.cameras)
-    parts = dict(frames.parts(config.held_out))
-    _check_parts(frames, parts, config)
-    _note_fit(folder / "fit", config, frames, seed=seed)
+    recorded = _labeled(stores, config, config.cameras)
+    parts = dict(recorded.parts(config.held_out))
+    _check_parts(recorded, parts, config)
+    _note_fit(folder / "fit", config, recorded, seed=seed)
     torch.manual_seed(spawn_seed(seed, "classifier"))
-    model = device.place(_new_classifier(config, frames, parts["fit"]))
-    found = _fit(model, frames, parts["fit"], folder / "fit", seed=seed)
-    _set_threshold(model, frames, parts["threshold"])
-    tasks = tuple(sorted({entry.task for entry in frames.entries}))
+    model = device.place(_new_classifier(config, recorded, parts["fit"]))
+    found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
+    _set_threshold(model, recorded, parts["threshold"])
+    tasks = tuple(sorted({entry.task for entry in recorded.entries}))
     info = save_classifier(model, folder, tasks=tasks)
     report = {
         "classifier": str(folder),
@@ -73,34 +73,34 @@ def fit_classifier(
         "threshold": model.threshold.item(),
         "wanted_precision": config.precision,
         "mined": found,
-        **assess(model, frames, parts["report"]),
-        "data": {part: _count(frames, index) for part, index in parts.items()},
+        **assess(model, recorded, parts["report"]),
+        "data": {part: _count(recorded, index) for part, index in parts.items()},
     }
     write_json(folder / REPORT, report)
     return report
 
 
-def _labeled(stores: Sequence[Path], config: SuccessClassifierConfig, cameras: Sequence[str] | None) -> LabeledFrames:
+def _labeled(stores: Sequence[Path], config: SuccessClassifierConfig, cameras: Sequence[str] | None) -> LabeledEpisodes:
     opened = [EpisodeStore(path) for path in stores]
-    return LabeledFrames(opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps)
+    return LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps)
 
 
-def _new_classifier(config: SuccessClassifierConfig, frames: LabeledFrames, index: np.ndarray) -> SuccessClassifier:
+def _new_classifier(config: SuccessClassifierConfig, recorded: LabeledEpisodes, index: np.ndarray) -> SuccessClassifier:
     """With its initial weights, and the scale of the states of these observations or of its backbone."""
-    model, sensors = SuccessClassifier(config, frames.sensors), frames.sensors
+    model, sensors = SuccessClassifier(config, recorded.sensors), recorded.sensors
     if config.backbone is None:
-        model.normalizer.fit(frames.states(index), torch.zeros(2, 1))
+        model.normalizer.fit(recorded.states(index), torch.zeros(2, 1))
     else:
         cameras, state_dim = sensors.cameras, sensors.state_dim
         copy_backbone(config.backbone, model.encoder, model.normalizer, cameras=cameras, state_dim=state_dim)
     return model
 
 
-def _note_fit(folder: Path, config: SuccessClassifierConfig, frames: LabeledFrames, *, seed: int) -> None:
+def _note_fit(folder: Path, config: SuccessClassifierConfig, recorded: LabeledEpisodes, *, seed: int) -> None:
     """Leave what the weights depend on; ClassifierError where others were fitted in ``folder``."""
     settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
-    labels = hashlib.sha256(np.packbits(np.concatenate([frames.success, frames.unclear])).tobytes())
-    labels.update("".join(entry.id for entry in frames.entries).encode())
+    labels = hashlib.sha256(np.packbits(np.concatenate([recorded.success, recorded.unclear])).tobytes())
+    labels.update("".join(entry.id for entry in recorded.entries).encode())
     wanted = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
     path = folder / "fitted_to.json"
     if not path.exists():
@@ -113,14 +113,14 @@ def _note_fit(folder: Path, config: SuccessClassifierConfig, frames: LabeledFram
         )
 
 
-def _check_parts(frames: LabeledFrames, parts: Parts, config: SuccessClassifierConfig) -> None:
-    successes = int(frames.succeeded.sum())
+def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:
+    successes = int(recorded.succeeded.sum())
     if successes < config.min_successes:
         raise ClassifierError(
             f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
         )
     for part, index in parts.items():
-        count = _count(frames, index)
+        count = _count(recorded, index)
         if not count["successes"] or count["episodes"] == count["successes"]:
             raise ClassifierError(
                 f"the part {part!r} of the episodes has {count['successes']} successes of {count['episodes']} "
@@ -128,33 +128,33 @@ def _check_parts(frames: LabeledFrames, parts: Parts, config: SuccessClassifierC
             )
 
 
-def _count(frames: LabeledFrames, index: np.ndarray) -> dict[str, int]:
-    episodes = np.unique(frames.episode[index])
+def _count(recorded: LabeledEpisodes, index: np.ndarray) -> dict[str, int]:
+    episodes = np.unique(recorded.episode[index])
     return {
         "episodes": len(episodes),
-        "successes": int(frames.succeeded[episodes].sum()),
-        "frames": len(index),
-        "success_frames": int(frames.success[index].sum()),
+        "successes": int(recorded.succeeded[episodes].sum()),
+        "observations": len(index),
+        "success_observations": int(recorded.success[index].sum()),
     }
 
 
-def _fit(model: SuccessClassifier, frames: LabeledFrames, index: np.ndarray, folder: Path, *, seed: int) -> int:
+def _fit(model: SuccessClassifier, recorded: LabeledEpisodes, index: np.ndarray, folder: Path, *, seed: int) -> int:
     """Both rounds; returns the number of mined negatives."""
     config = model.config
-    positives = index[frames.success[index]]
-    negatives = index[~(frames.success | frames.unclear)[index]]
-    of_success = frames.succeeded[frames.episode[negatives]]
+    positives = index[recorded.success[index]]
+    negatives = index[~(recorded.success | recorded.unclear)[index]]
+    of_success = recorded.succeeded[recorded.episode[negatives]]
     kinds = [negatives[~of_success], negatives[of_success]]
     first = ClassifierFit(
-        model, frames, positives=positives, negatives=kinds, steps=config.steps, seed=spawn_seed(seed, "fit")
+        model, recorded, positives=positives, negatives=kinds, steps=config.steps, seed=spawn_seed(seed, "fit")
     )
     run_fit(first, folder / "first", title="success classifier", shown="loss")
-    hard = mined(model, frames, negatives)
+    hard = mined(model, recorded, negatives)
     if not config.mined_steps:
         return len(hard)
     second = ClassifierFit(
         model,
-        frames,
+        recorded,
         positives=positives,
         negatives=[np.concatenate([kind, *[np.intersect1d(kind, hard)] * (MINED_WEIGHT - 1)]) for kind in kinds],
         steps=config.mined_steps,
@@ -165,16 +165,16 @@ def _fit(model: SuccessClassifier, frames: LabeledFrames, index: np.ndarray, fol
     return len(hard)
 
 
-def _set_threshold(model: SuccessClassifier, frames: LabeledFrames, index: np.ndarray) -> None:
+def _set_threshold(model: SuccessClassifier, recorded: LabeledEpisodes, index: np.ndarray) -> None:
     """Calibrate the logits, then choose the threshold, both on these episodes."""
-    config, clear = model.config, index[~frames.unclear[index]]
-    scale, offset = platt(logits(model, frames, clear), torch.from_numpy(frames.success[clear]))
+    config, clear = model.config, index[~recorded.unclear[index]]
+    scale, offset = platt(logits(model, recorded, clear), torch.from_numpy(recorded.success[clear]))
     if scale <= 0:
         raise ClassifierError("on held-out episodes the classifier's score falls with success; record more episodes")
     with crossing("weights"):
         model.scale.fill_(scale)
         model.offset.fill_(offset)
-    episodes = looks(frames, index, probabilities(model, frames, index).numpy(), every=config.every)
+    episodes = scored_episodes(recorded, index, probabilities(model, recorded, index).numpy(), every=config.every)
     threshold, best = choose_threshold(episodes, config)
     if threshold is None:
         raise ClassifierError(
@@ -191,10 +191,10 @@ def _set_threshold(model: SuccessClassifier, frames: LabeledFrames, index: np.nd
 def assess_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
     """``vla-rl reward evaluate --stores``: on all observations of these stores."""
     model = load_classifier(path, device)
-    frames = _labeled(stores, model.config, model.sensors.cameras)
-    check_sensors(model, frames.sensors, f"the store {stores[0]}")
-    every = np.arange(len(frames))
-    return {**assess(model, frames, every), "data": {"all": _count(frames, every)}}
+    recorded = _labeled(stores, model.config, model.sensors.cameras)
+    check_sensors(model, recorded.sensors, f"the store {stores[0]}")
+    every = np.arange(len(recorded))
+    return {**assess(model, recorded, every), "data": {"all": _count(recorded, every)}}
 
 
 def compare_with_truth(

@@ -36,14 +36,14 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabeledObservations(TensorDataclass):
+class ClassifierBatch(TensorDataclass):
     """``obs.images``: of the chosen cameras."""
 
     obs: Observation
     success: Bool[Tensor, "*B"]
 
 
-class LabeledFrames:
+class LabeledEpisodes:
     """All observations of the episodes of some stores, numbered; images stay in their memory-mapped files.
 
     ``cameras``: None: those of the first episode. Of each observation: ``episode``, ``step`` (control steps before it),
@@ -91,7 +91,7 @@ class LabeledFrames:
         """Number of observations."""
         return len(self.episode)
 
-    def read(self, index: Int[np.ndarray, " B"]) -> LabeledObservations:
+    def read(self, index: Int[np.ndarray, " B"]) -> ClassifierBatch:
         """The observations with these numbers."""
         pairs = list(zip(self.episode[index].tolist(), self._position[index].tolist(), strict=True))
         names = self.sensors.cameras
@@ -101,7 +101,7 @@ class LabeledFrames:
             state=torch.from_numpy(np.stack([self._arrays[e]["state"][at] for e, at in pairs])),
             instruction=self._instructions[torch.from_numpy(self.episode[index])],
         )
-        return LabeledObservations(obs=obs, success=torch.from_numpy(self.success[index]))
+        return ClassifierBatch(obs=obs, success=torch.from_numpy(self.success[index]))
 
     def states(self, index: Int[np.ndarray, " N"]) -> Float[Tensor, "N state_dim"]:
         """Of these observations."""
