@@ -94,6 +94,16 @@ def test_the_time_limit_is_not_success() -> None:
     assert not steps[-1].success.any()  # classified twice, after steps 3 and 5
 
 
+def test_a_success_that_comes_after_it_was_declared_is_too_late() -> None:
+    env = classified(ChainEnv(num_envs=1, length=10, max_steps=20), ALWAYS, every=3, consecutive=2)
+    env.reset(start=[StartState(task=0, seed=2)])  # seven steps to the last cell
+    for _ in range(8):
+        step = env.step(right(env))
+    assert step.success.tolist() == [True]
+    assert step.true_success is not None
+    assert step.true_success.tolist() == [False]
+
+
 @pytest.mark.parametrize("before", [0, 2, 4, 7])
 def test_captured_episodes_continue_exactly(before: int) -> None:
     """Before the first classified observation, between two, and after success was declared; in another environment."""

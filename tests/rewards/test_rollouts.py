@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
+from sims.vector_env import StartState
 from tests.rewards.small_classifier import ALWAYS, NEVER, sensors_of, untrained
 from tests.vla_rl.test_collector import GAMMA, HORIZON, collector, walker
 from tests.worlds import ChainEnv
 from vla_rl.rewards.classified_env import ClassifiedEnv
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import RewardCounts, reward_errors
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.reward import WatchedEnv
 
 
 def rollouts_of(threshold: float) -> Collector:
@@ -53,6 +57,19 @@ def test_a_reward_that_never_declares_pays_nothing_and_misses_everything() -> No
     errors = reward_errors([counts])
     assert math.isnan(errors["reward_false_positives"])
     assert errors["reward_false_negatives"] == 1.0
+
+
+def test_a_watched_environment_goes_on_to_its_true_end() -> None:
+    env = ChainEnv(num_envs=2, length=10, max_steps=8)
+    model = untrained(sensors_of(env.spec), threshold=ALWAYS, every=3, consecutive=2)
+    watched = WatchedEnv(env, model)
+    starts = [StartState(task=0, seed=seed) for seed in (0, 1, 2, 5)]  # 9, 8, 7 and 4 steps to the last cell
+    policy = walker(env)
+    actor = PolicyActor(policy, 2, torch.Generator(), stochastic=False)
+    results = run_episodes(watched, actor, starts)
+    assert results.success.tolist() == [False, True, True, True]
+    assert results.steps.tolist() == [8, 8, 7, 4]
+    assert [watched.declared[0, start.seed] for start in starts] == [6, 6, 6, 4]
 
 
 def test_errors_of_several_rollouts_by_hand() -> None:
