@@ -99,6 +99,7 @@ def classifier_rows(folder: Path, policy: Path, name: str, stores: list[Path], s
     config = load_config(SuccessClassifierConfig, PACKAGED / "rewards" / "tabletop.yaml", [setting])
     report = fit_classifier(config, stores, folder, seed=0, device=CPU)
     rows = rate_rows(report["episodes"], f"{name}, held out")
+    rows += rate_rows(report["without_ends"], f"{name}, without ends")
     rows += rate_rows({f"observation {key}": report["observations"][key] for key in ("precision", "recall")}, name)
     rows.append(row(f"calibration error, {name}", report["calibration_error"], "1"))
     rows.append(row(f"AUC, {name}", report["auc"], "1"))

@@ -174,10 +174,11 @@ def success_classifier() -> str:
     """What classifiers declare, held out and in another policy's episodes, and PPO by their reward alone."""
     record = read("success_classifier")
     names = [row["name"].removeprefix("AUC, ") for row in record["rows"] if row["name"].startswith("AUC, ")]
-    rates = [("precision", "held out"), ("recall", "held out"), ("precision", "policy"), ("recall", "policy")]
+    rates = [(rate, where) for where in ("held out", "without ends", "policy") for rate in ("precision", "recall")]
     rates.append(("false positive rate", "policy"))
     rows = [[name, *(share(named(record, f"{rate}, {name}, {where}")) for rate, where in rates)] for name in names]
-    head = ["fitted to", "precision", "recall", "of the policy: precision", "recall", "declared in failed episodes"]
+    head = ["fitted to", "precision", "recall", "without ends: precision", "recall"]
+    head += ["of the policy: precision", "recall", "declared in failed episodes"]
     trained = [row["name"].removeprefix("success before PPO by ") for row in record["rows"] if "before" in row["name"]]
     parts = ("success before PPO", "success after PPO")
     wrong = "reward false positives, {} quarter of PPO by {}"

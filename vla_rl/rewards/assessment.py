@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from world_models.statistics import auc
 
 
 def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> dict[str, Any]:
-    """{observations, episodes, per_task, reliability, calibration_error, auc} of these observations, of whole episodes.
+    """{observations, episodes, without_ends, per_task, reliability, calibration_error, auc}, of whole episodes.
 
     ``observations``: precision and recall of single observations at the threshold, without the unclear ones; their
     intervals take them for independent, which those of one episode are not. ``episodes``: of declared successes, see
-    ``episode_rates``.
+    ``episode_rates``; ``without_ends``: the same, as if no environment had ended an episode by itself.
     """
     config, threshold = model.config, model.threshold.item()
     probability = probabilities(model, recorded, index)
@@ -38,6 +39,7 @@ def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.nd
             "unclear": int((~clear).sum()),
         },
         "episodes": _rates(episodes, threshold, config.consecutive),
+        "without_ends": _rates([replace(one, terminated=False) for one in episodes], threshold, config.consecutive),
         "per_task": {
             task: _rates([one for one in episodes if one.task == task], threshold, config.consecutive)
             for task in sorted({one.task for one in episodes})
