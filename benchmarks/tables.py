@@ -202,6 +202,31 @@ def peers() -> str:
     return table(head, rows) + f"\n\n{note} {source('peers', record)}"
 
 
+def success_classifier() -> str:
+    """What classifiers declare, held out and in another policy's episodes, and PPO by their reward alone."""
+    record = read("success_classifier")
+    names = [row["name"].removeprefix("AUC, ") for row in record["rows"] if row["name"].startswith("AUC, ")]
+    rates = [(rate, where) for where in ("held out", "without ends", "policy") for rate in ("precision", "recall")]
+    rates.append(("false positive rate", "policy"))
+    rows = [[name, *(share(named(record, f"{rate}, {name}, {where}")) for rate, where in rates)] for name in names]
+    head = ["fitted to", "precision", "recall", "without ends: precision", "recall"]
+    head += ["of the policy: precision", "recall", "declared in failed episodes"]
+    trained = [row["name"].removeprefix("success before PPO by ") for row in record["rows"] if "before" in row["name"]]
+    parts = ("success before PPO", "success after PPO")
+    wrong = "reward false positives, {} quarter of PPO by {}"
+    ppo = [
+        [
+            name,
+            *(share(named(record, f"{part} by {name}")) for part in parts),
+            *(share(found(record, wrong.format(when, name))) for when in ("first", "last")),
+        ]
+        for name in trained
+    ]
+    second = ["PPO by", "true success before", "after", "false among declared, first quarter", "last quarter"]
+    note = f"One seed. {source('success_classifier', record)}"
+    return f"{table(head, rows)}\n\n{table(second, ppo)}\n\n{note}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
@@ -212,6 +237,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policies": policies,
     "robot": robot,
     "peers": peers,
+    "success_classifier": success_classifier,
 }
 
 # -- cells ----------------------------------------------------------------------------------------------------------
@@ -236,6 +262,10 @@ def summary(run: Record, stage: str) -> Record:
 
 def named(record: Record, name: str) -> Record:
     return next(row for row in record["rows"] if row["name"] == name)
+
+
+def found(record: Record, name: str) -> Record | None:
+    return next((row for row in record["rows"] if row["name"] == name), None)
 
 
 def over_seeds(name: str, record: Record, row: Record) -> str:

@@ -140,6 +140,7 @@ def option_cases() -> Iterator[Case]:
 POSITIONAL = {
     "eval": ("here",), "collect": (str(TINY), "--out", "there"), "serve": ("here",), "watch": ("here",),
     "data": ("info", "here"), "bench": ("sim",), "world-model": ("fit", str(TINY)), "robot": ("check", "here"),
+    "reward": ("fit", "here"),
 }  # fmt: skip
 
 

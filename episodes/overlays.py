@@ -1,7 +1,8 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses two keys: ``deleted`` hides the episode, ``success`` replaces the recorded success. A label of null takes
-the key away, so that what was recorded counts again.
+The store uses two keys: ``deleted`` hides the episode, ``success`` replaces the recorded success. ``success_from``, a
+control step, is read by success classifiers: from there on observations show success. A label of null takes the key
+away, so that what was recorded counts again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 LABELS_NAME = "labels.jsonl"
-DELETED, SUCCESS = "deleted", "success"
+DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 
 LabelValue = bool | int | float | str
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value

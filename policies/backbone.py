@@ -7,7 +7,7 @@ precision, so that a few MB ship inside the package, and used in single precisio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from policies.compact_encoder import HasCompactEncoder
+from policies.compact_encoder import CompactEncoder, HasCompactEncoder
+from policies.normalizer import Normalizer
 from policies.policy import Policy
 from policies.tensor_file import digest, read_tensors
 from sims.devices.crossing import crossing
@@ -33,9 +34,12 @@ class BackboneError(UserError):
 
 def save_backbone(policy: Policy, path: Path, *, notes: Mapping[str, object]) -> None:
     """Write the encoder of ``policy``; ``notes``: how it was made, kept in the file's header. Raises BackboneError."""
+    compact = _compact(policy)
     with crossing("weights"):
-        tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in _tensors(policy).items()}
-    header = json.dumps(_shape(policy) | {"notes": notes}, sort_keys=True)
+        parts = _tensors(compact.encoder, compact.normalizer).items()
+        tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in parts}
+    shape = _shape(compact.encoder, policy.spec.robot.cameras, policy.spec.robot.state_dim)
+    header = json.dumps(shape | {"notes": notes}, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors, {"backbone": header, "sha256": digest(tensors, header)}))
 
@@ -45,22 +49,29 @@ def load_backbone(policy: Policy, name: str | Path) -> None:
 
     The policy's normalizer then keeps the scale of states. Raises BackboneError.
     """
+    compact, robot = _compact(policy), policy.spec.robot
+    copy_backbone(name, compact.encoder, compact.normalizer, cameras=robot.cameras, state_dim=robot.state_dim)
+
+
+def copy_backbone(
+    name: str | Path, encoder: CompactEncoder, normalizer: Normalizer, *, cameras: Sequence[str], state_dim: int
+) -> None:
+    """As ``load_backbone``, into the parts of any network that looks through these cameras."""
     shipped = SHIPPED / f"{name}.safetensors"
     path = shipped if shipped.exists() else Path(name)
     header, stored = _read(path)
-    own = _shape(policy)
     differing = [
         f"{part}.{key} is {value}, the backbone has {header[part].get(key)}"
-        for part, settings in own.items()
+        for part, settings in _shape(encoder, cameras, state_dim).items()
         for key, value in settings.items()
         if value != header[part].get(key)
     ]
     if differing:
-        raise BackboneError(f"{path} does not fit this policy: {'; '.join(differing)}")
+        raise BackboneError(f"{path} does not fit this encoder: {'; '.join(differing)}")
     with torch.no_grad(), crossing("weights"):
-        for key, tensor in _tensors(policy).items():
+        for key, tensor in _tensors(encoder, normalizer).items():
             tensor.copy_(stored[key])
-    _compact(policy).normalizer.state_fixed = True
+    normalizer.state_fixed = True
 
 
 def _read(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, Tensor]]:
@@ -82,16 +93,15 @@ def _compact(policy: Policy) -> HasCompactEncoder:
     return policy
 
 
-def _tensors(policy: Policy) -> dict[str, Tensor]:
-    compact = _compact(policy)
-    encoder = {f"encoder.{name}": tensor for name, tensor in compact.encoder.state_dict().items()}
-    scale = {f"normalizer.{name}": getattr(compact.normalizer, name) for name in ("state_mean", "state_std")}
-    return encoder | scale
+def _tensors(encoder: CompactEncoder, normalizer: Normalizer) -> dict[str, Tensor]:
+    named = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    scale = {f"normalizer.{name}": getattr(normalizer, name) for name in ("state_mean", "state_std")}
+    return named | scale
 
 
-def _shape(policy: Policy) -> dict[str, dict[str, object]]:
-    """The settings that the policy and its backbone must have in common, as JSON has them."""
-    encoder = {key: value for key, value in asdict(_compact(policy).encoder.config).items() if key not in FREE_SETTINGS}
-    robot = {"cameras": policy.spec.robot.cameras, "state_dim": policy.spec.robot.state_dim}
-    shape: dict[str, dict[str, object]] = json.loads(json.dumps({"encoder": encoder, "robot": robot}))
+def _shape(encoder: CompactEncoder, cameras: Sequence[str], state_dim: int) -> dict[str, dict[str, object]]:
+    """The settings that a network and its backbone must have in common, as JSON has them."""
+    settings = {key: value for key, value in asdict(encoder.config).items() if key not in FREE_SETTINGS}
+    robot = {"cameras": cameras, "state_dim": state_dim}
+    shape: dict[str, dict[str, object]] = json.loads(json.dumps({"encoder": settings, "robot": robot}))
     return shape

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -26,6 +27,8 @@ from policies.residual.registry import BundledConfig, build_bundled
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_tree, is_finite, named_tensors
+
+M = TypeVar("M")
 
 FORMAT = 2
 MANIFEST = "bundle.json"
@@ -94,27 +97,36 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
 
 def read_bundle_info(path: Path) -> BundleInfo:
     """The manifest alone. Raises BundleError."""
+    if not (path / MANIFEST).is_file():
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
+    return read_manifest(path / MANIFEST, BundleInfo, format=FORMAT, again="Train it again", error_class=BundleError)
+
+
+def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_class: type[UserError]) -> M:
+    """The JSON file ``path`` as a ``cls``, every key checked; ``again``: what to do about one of another format.
+
+    Raises ``error_class``, in one line.
+    """
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}") from None
+        manifest = json.loads(path.read_text())
     except ValueError as error:
-        raise BundleError(f"{path / MANIFEST} is damaged: {error}") from None
+        raise error_class(f"{path} is damaged: {error}") from None
     got = manifest.get("format") if isinstance(manifest, dict) else None
-    if got != FORMAT:
-        raise BundleError(f"{path / MANIFEST} has format {got!r}; this version reads {FORMAT}. Train it again")
+    if got != format:
+        raise error_class(f"{path} has format {got!r}; this version reads {format}. {again}")
     try:
         # In a list, because only there the settings reach every level. A key that nothing reads would change behavior
         # silently in the version that wrote it.
         strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-        return TypeAdapter(list[BundleInfo], config=strict).validate_json(json.dumps([manifest]))[0]
+        section: type = cls
+        return TypeAdapter(list[section], config=strict).validate_json(json.dumps([manifest]))[0]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         problem = "unknown key" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise BundleError(f"{path / MANIFEST}: {where}: {problem}, got {first['input']!r}") from None
+        raise error_class(f"{path}: {where}: {problem}, got {first['input']!r}") from None
     except ValueError as error:
-        raise BundleError(f"{path / MANIFEST}: {error}") from None
+        raise error_class(f"{path}: {error}") from None
 
 
 def load_bundle(

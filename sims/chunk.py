@@ -18,7 +18,7 @@ class ChunkStep(TensorDataclass):
     """Result of a chunk. ``reward`` is discounted within it; the chunk's own discount is gamma ** num_executed.
 
     ``valid`` is False where the environment failed during this chunk (see Step). Such a chunk must not be learned from;
-    it comes back truncated, with reward 0 and no action executed.
+    it comes back truncated, with reward 0 and no action executed. ``true_success``: see Step.
     """
 
     reward: Float[Tensor, "*N"]
@@ -28,6 +28,7 @@ class ChunkStep(TensorDataclass):
     success: Bool[Tensor, "*N"]
     intervened: Bool[Tensor, "*N"]
     valid: Bool[Tensor, "*N"] = None  # type: ignore[assignment]  # __post_init__ fills it
+    true_success: Bool[Tensor, "*N"] | None = None
 
     def __post_init__(self) -> None:
         if self.valid is None:
@@ -65,6 +66,7 @@ def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) ->
                 truncated=torch.zeros_like(step.terminated),
                 success=torch.zeros_like(step.terminated),
                 intervened=torch.zeros_like(step.terminated),
+                true_success=None if step.true_success is None else torch.zeros_like(step.terminated),
             )
         running = ~total.done
         valid = total.valid & (step.valid | ~running)
@@ -76,8 +78,15 @@ def step_chunk(env: VectorEnv, actions: Float[Tensor, "N H A"], gamma: float) ->
             success=total.success | (running & step.success),
             intervened=total.intervened | (running & step.intervened),
             valid=valid,
+            true_success=_either(total.true_success, running, step.true_success),
         )
         if total.done.device.type == "cpu" and bool(total.done.all()):  # on a GPU the host would wait for every step
             break
     assert total is not None
     return total
+
+
+def _either(
+    before: Bool[Tensor, " N"] | None, running: Bool[Tensor, " N"], now: Bool[Tensor, " N"] | None
+) -> Bool[Tensor, " N"] | None:
+    return None if before is None or now is None else before | (running & now)

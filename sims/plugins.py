@@ -6,9 +6,10 @@ A distribution declares, for example in its pyproject.toml,
     warehouse = "warehouse.vla_rl_plugin:SIMULATOR"
 
 where ``SIMULATOR = (WarehouseConfig, make_warehouse)``: a frozen dataclass with ``name: Literal["warehouse"]``, and the
-function or class that takes it. The groups are "vla_rl.simulators", "vla_rl.policies", "vla_rl.algorithms" and
-"vla_rl.world_models"; the registry of each says what its constructors take and return. The group "vla_rl.embodiments"
-has constructors alone, which robot files choose by the entry point's name (real_robot/control/registry.py).
+function or class that takes it. The groups are "vla_rl.simulators", "vla_rl.policies", "vla_rl.algorithms",
+"vla_rl.rewards" and "vla_rl.world_models"; the registry of each says what its constructors take and return. The group
+"vla_rl.embodiments" has constructors alone, which robot files choose by the entry point's name
+(real_robot/control/registry.py).
 """
 
 from __future__ import annotations

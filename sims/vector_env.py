@@ -79,6 +79,7 @@ class Step(TensorDataclass):
 
     ``valid`` is False where the environment failed (its simulator crashed or hung): it is then truncated, its other
     values are undefined, and it does not change until it is reset. Environments that cannot fail omit it: all valid.
+    ``true_success``: the environment's own success, where a learned reward decides ``success``; None elsewhere.
     """
 
     reward: Float[Tensor, "*N"]
@@ -87,6 +88,7 @@ class Step(TensorDataclass):
     success: Bool[Tensor, "*N"]
     intervened: Bool[Tensor, "*N"]
     valid: Bool[Tensor, "*N"] = None  # type: ignore[assignment]  # __post_init__ fills it
+    true_success: Bool[Tensor, "*N"] | None = None
 
     def __post_init__(self) -> None:
         if self.valid is None:

@@ -35,6 +35,8 @@ from sims.devices.env_on_device import on_device  # noqa: E402
 from sims.starts import StartSequence  # noqa: E402
 from tests import dot_episodes  # noqa: E402
 from tests.policies.test_every_policy import CONFIGS, ROBOT, observe  # noqa: E402
+from tests.rewards.small_classifier import ALWAYS, sensors_of, untrained  # noqa: E402
+from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER  # noqa: E402
 from tests.worlds import PointEnv  # noqa: E402
 from vla_rl.algorithms.algorithm import Algorithm  # noqa: E402
 from vla_rl.algorithms.bc import BC, BCConfig  # noqa: E402
@@ -47,9 +49,12 @@ from vla_rl.bench.train import bench_train  # noqa: E402
 from vla_rl.bench.transfers import TransferCounter  # noqa: E402
 from vla_rl.config.imagination import WorldModelConfig  # noqa: E402
 from vla_rl.critics.ensemble import EnsembleConfig  # noqa: E402
+from vla_rl.rewards.bundle import load_classifier  # noqa: E402
+from vla_rl.rewards.classified_env import ClassifiedEnv  # noqa: E402
 from vla_rl.runners.demonstrations import Attempts, run_expert  # noqa: E402
 from vla_rl.runners.evaluate import evaluate_policy  # noqa: E402
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm  # noqa: E402
+from vla_rl.runners.reward import fit_classifier  # noqa: E402
 from vla_rl.runners.world_model import (  # noqa: E402
     WORLD_MODEL_FILE,
     fit_reward_model,
@@ -131,6 +136,13 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in policy.state_dict().items()}
 
 
+def rewarded(device: Device, side: torch.device) -> Algorithm:
+    """PPO whose only reward is a classifier that always declares success at its second classified observation."""
+    env = PointEnv(num_envs=4, max_steps=24, device=side)
+    model = device.place(untrained(sensors_of(env.spec), threshold=ALWAYS, every=2, consecutive=2))
+    return ALGORITHMS["ppo"](policy_of(env, device), ClassifiedEnv(env, model))
+
+
 # -- the device itself ------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +182,31 @@ def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch
     assert any(not torch.equal(after[key], value) for key, value in before.items())
     assert {parameter.device for parameter in learner.policy.parameters()} == {DEVICE}
     assert {tensor.device for tensor in learner.collector._state.tensors()} <= {DEVICE}
+
+
+@pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())
+def test_a_success_classifier_is_the_reward_and_only_named_tensors_cross(side: torch.device, tmp_path: Path) -> None:
+    whole = rewarded(SECOND, side)
+    with TransferCounter() as counter:
+        metrics = whole.iterate()
+    assert counter.unnamed == {}
+    assert metrics["success"] == 1.0
+    save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
+    resumed = rewarded(SECOND, side)
+    restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
+    whole.iterate()
+    resumed.iterate()
+    assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
+
+
+def test_a_success_classifier_is_fitted(tmp_path: Path) -> None:
+    dot_episodes.store(tmp_path / "episodes", 60).close()
+    config = dataclasses.replace(
+        SMALL_CLASSIFIER, steps=3, mined_steps=2, precision=0.0, batch_size=8, train_encoder=False
+    )
+    report = fit_classifier(config, [tmp_path / "episodes"], tmp_path / "classifier", seed=0, device=SECOND)
+    assert load_classifier(tmp_path / "classifier", SECOND).device == DEVICE
+    assert report["threshold"] == load_classifier(tmp_path / "classifier").threshold.item()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -187,6 +187,14 @@ def test_settings_are_separated_from_options(arguments: str, overrides: tuple[st
     assert command.config == Path("c.yaml")
 
 
+@pytest.mark.parametrize("command", ["learn folder", "correct bundle", "reward fit store"])
+def test_a_configuration_that_is_an_option_is_no_setting(command: str):
+    parsed = cli.parse([*command.split(), "--config", "mine.yaml", "--seed=3" if command[0] == "l" else "--a.b=3"])
+    assert isinstance(parsed, cli.Learn | cli.Correct | cli.Reward)
+    assert parsed.config == Path("mine.yaml")
+    assert len(parsed.overrides) == 1
+
+
 def test_the_run_folder_is_named_after_the_configuration():
     command = cli.parse(["train", "configs/pick.yaml"])
     assert isinstance(command, cli.Train)

@@ -8,11 +8,14 @@ from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.worlds import PointEnv, PointExpert
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, run_expert
+from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, record_policy, run_expert
 
 
 class PartialExpert(PointExpert):
@@ -72,6 +75,32 @@ def test_a_task_without_demonstrations_is_an_error_unless_it_may_be_missing(
     allowed = Experiment(start=Imitation(missing_tasks="skip"))
     result = demonstrate(allowed, world, store, episodes=30)
     assert [counts["episodes"] for counts in result["per_task"].values()] == [10, 0, 10]
+
+
+def test_failed_demonstrations_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+    experiment = Experiment(start=Imitation(noise=2.0, missing_tasks="skip"))
+    with EpisodeStore(tmp_path, create=True) as store:
+        result = demonstrate(experiment, PointEnv(num_envs=4), store, episodes=30, failures=True)
+        entries = store.select()
+    succeeded = sum(counts["episodes"] for counts in result["per_task"].values())
+    assert result["episodes"] == result["attempts"] == len(entries) == 30
+    assert 0 < succeeded == sum(entry.success for entry in entries) < 30
+
+
+def test_episodes_of_a_policy_are_recorded_whether_they_succeed_or_not(tmp_path: Path) -> None:
+    env = PointEnv(num_envs=4, max_steps=16)
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
+    info = save_bundle(policy, tmp_path / "bundle")
+    with EpisodeStore(tmp_path / "store", create=True) as store:
+        for count in (6, 3):
+            record_policy(Experiment(device="cpu"), env, store, tmp_path / "bundle", episodes=count)
+        entries = store.select()
+        episode = store.read(entries[0].id)
+    assert len(entries) == len({entry.seed for entry in entries}) == 9
+    assert {entry.source for entry in entries} == {"policy"}
+    assert {entry.policy_version for entry in entries} == {info.sha256}
+    assert episode.observation_steps.tolist() == list(range(episode.num_steps + 1))  # as start.observe_every says
 
 
 def test_no_start_is_recorded_twice(tmp_path: Path) -> None:

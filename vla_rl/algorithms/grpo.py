@@ -23,7 +23,7 @@ from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
 from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.rollouts.collector import Collector
-from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.experience import Experience, RewardCounts, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts
 from vla_rl.termination import interruptible
 
@@ -80,6 +80,7 @@ class Groups:
     informative: int
     success: float
     control_steps: int
+    reward_counts: list[RewardCounts | None]
 
 
 class GRPO(OnPolicy):
@@ -117,6 +118,7 @@ class GRPO(OnPolicy):
             "control_steps": float(groups.control_steps),
             "groups_drawn": float(groups.drawn),
             "groups_informative": float(groups.informative),
+            **reward_errors(groups.reward_counts),
             **collector.timer.take(),
         }
 
@@ -130,6 +132,7 @@ class GRPO(OnPolicy):
         kept: list[Experience] = []
         informative = drawn = steps = 0
         successes: list[float] = []
+        counts: list[RewardCounts | None] = []
         while informative < config.groups and drawn < config.max_rounds * per_round:
             shared = [start for start in self.collector.starts.take(per_round) for _ in range(size)]
             rollout = self.collector.episodes(shared)
@@ -144,6 +147,7 @@ class GRPO(OnPolicy):
             informative += len(good)
             drawn += per_round
             steps += rollout.control_steps()
+            counts.append(rollout.reward_counts())
             successes.append(success.float().mean().item())
         mean_success = sum(successes) / len(successes)
         if not kept:
@@ -152,7 +156,10 @@ class GRPO(OnPolicy):
                 f"{drawn} groups (mean success {mean_success:.2f}). Start from a policy that sometimes succeeds "
                 "(more demonstrations or BC steps), or take harder tasks if it always does."
             )
-        return Groups(rollouts=kept, drawn=drawn, informative=informative, success=mean_success, control_steps=steps)
+        return Groups(
+            rollouts=kept, drawn=drawn, informative=informative, success=mean_success, control_steps=steps,
+            reward_counts=counts,
+        )  # fmt: skip
 
 
 def with_group_advantages(rollout: Experience, config: GRPOConfig) -> Experience:

@@ -37,7 +37,7 @@ from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
-from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.weights import load_weights, named_weights
 
 
@@ -175,6 +175,7 @@ class OffPolicy:
             "replayed": float(min(int(self.replay.count.sum()), self.config.capacity)),
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
+            **reward_errors([rollout.reward_counts()]),
             **collector.timer.take(),
         }
 

@@ -20,7 +20,7 @@ from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.algorithms.surrogate import explained_variance
 from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
-from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts
 from vla_rl.termination import interruptible
 
@@ -96,6 +96,7 @@ class PPO(OnPolicy):
             **metrics,
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
+            **reward_errors([rollout.reward_counts()]),
             **collector.timer.take(),
         }
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from policies.bundle import load_bundle
-from policies.device import select_device
 from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
 from sims.tabletop import TabletopConfig
@@ -25,7 +24,9 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
+from vla_rl.rewards.registry import with_reward
 from vla_rl.runners.imitation import new_policy
+from vla_rl.runs.run_dir import experiment_device
 
 ITERATIONS = 2  # that are measured, after one to warm up
 EXAMPLE = Experiment(sim=TabletopConfig(tasks=("pick",), num_envs=8), algorithm=PPOConfig(chunks=4, critic_warmup=0))
@@ -117,11 +118,12 @@ def _make_ppo(experiment: Experiment, env: VectorEnv) -> PPO:
         raise UserError(f"bench train measures algorithm ppo, got {config.name}")
     config = replace(config, critic_warmup=0, rollout_shards=1, staleness=0)
     config = replace(config, update=replace(config.update, target_kl=None, adaptive_rate=False))
-    return PPO(config, _untrained(experiment, env), env, seed=experiment.seed)
+    rewarded = with_reward(experiment.reward, env, experiment_device(experiment))
+    return PPO(config, _untrained(experiment, env), rewarded, seed=experiment.seed)
 
 
 def _untrained(experiment: Experiment, env: VectorEnv) -> Policy:
-    device = select_device(experiment.device, precision=experiment.precision, compile=experiment.compile)
+    device = experiment_device(experiment)
     torch.manual_seed(experiment.seed)
     if isinstance(experiment.start, Imitation):
         return new_policy(experiment.start, RobotSpec.of(env.spec), seed=experiment.seed, device=device)

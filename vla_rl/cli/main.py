@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -30,6 +30,7 @@ from vla_rl.cli.data import Data
 from vla_rl.cli.machine import Bench, Doctor
 from vla_rl.cli.project import Init
 from vla_rl.cli.reports import Compare, Replay, Report, Runs, Watch
+from vla_rl.cli.reward import Reward
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
 from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Sweep, Train
@@ -44,6 +45,7 @@ COMMANDS: Mapping[str, type[Any]] = {
     "eval": Eval,
     "collect": Collect,
     "pretrain": Pretrain,
+    "reward": Reward,
     "report": Report,
     "compare": Compare,
     "runs": Runs,
@@ -122,8 +124,10 @@ def parse(arguments: Sequence[str]) -> Command:
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
     overrides: tuple[str, ...] = ()
-    if "overrides" in options:
-        named = [option for option in options if option not in ("config", "overrides")]
+    if chosen is not None and "overrides" in options:
+        # CONFIG is an argument without a name in most of these commands; an option in those that have a default.
+        required = [field.name for field in fields(chosen) if field.default is MISSING]
+        named = [name for name in options if name != "overrides" and not (name == "config" and name in required)]
         arguments, overrides = _split_overrides(arguments, options=(*named, "help"))
     printed = io.StringIO()
     try:

@@ -141,21 +141,29 @@ class Eval:
 
 @dataclass(frozen=True)
 class Collect:
-    """Record demonstrations of the scripted expert as CONFIG says; --section.key VALUE changes any setting."""
+    """Record demonstrations of the scripted expert, or episodes of a policy, as CONFIG says.
+
+    --section.key VALUE changes any setting.
+    """
 
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file, or the name of a packaged one such as quickstart"""
     episodes: PositiveInt
-    """successful episodes to record"""
+    """successful episodes to record; with --failures or --policy, episodes"""
     out: Annotated[Path, arg(metavar="STORE")]
     """the episode store to create or to add to"""
+    failures: bool = False
+    """keep failed demonstrations too, for what learns from both (a success classifier, a world model)"""
+    policy: Annotated[Path | None, arg(metavar="BUNDLE")] = None
+    """episodes of this policy as it explores, successful or not, instead of demonstrations"""
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
         from vla_rl.runners.demonstrations import collect
 
-        result = collect(load_experiment(self.config, self.overrides), episodes=self.episodes, out=self.out)
+        experiment = load_experiment(self.config, self.overrides)
+        result = collect(experiment, episodes=self.episodes, out=self.out, failures=self.failures, policy=self.policy)
         print(json.dumps(result) if self.json else f"{self.out}: {result['episodes']} episodes added")
 
 

@@ -20,6 +20,7 @@ from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import EnvironmentConfig
 from vla_rl.config.imagination import ImaginationConfig
+from vla_rl.rewards.registry import OutcomeConfig, RewardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Experiment:
     """``device``: where everything is computed but the simulator: "auto" (a CUDA GPU if there is one), "cpu", "cuda" or
     "cuda:1". ``precision``: of the policy's matrix products; log-probs, losses, critics and weights stay float32.
     ``compile``: the policy through torch.compile.
+    ``reward``: of the episodes that are learned from; evaluation is always by the environment's own success.
     ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
     ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone. ``wandb``: project of Weights & Biases that gets the
     metrics too (its environment variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes,
@@ -90,6 +92,7 @@ class Experiment:
     compile: bool = False
     sim: EnvironmentConfig = field(default_factory=TabletopConfig)
     start: Annotated[Imitation | FromBundle, Field(discriminator="name")] = field(default_factory=Imitation)
+    reward: RewardConfig = field(default_factory=OutcomeConfig)
     algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
     pretraining: PretrainingConfig = field(default_factory=PretrainingConfig)
@@ -112,6 +115,11 @@ class Experiment:
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
             if self.algorithm.rollout_shards > 1 or self.cluster is not None:
                 raise ValueError("imagination needs algorithm.rollout_shards 1 and cluster null")
+            if not isinstance(self.reward, OutcomeConfig):
+                raise ValueError(
+                    f"imagination needs reward outcome, got {self.reward.name}: imagined episodes have a reward model "
+                    "of their own, imagination.model.reward_model"
+                )
         self._check_cluster()
 
     def _check_cluster(self) -> None:

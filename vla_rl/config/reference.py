@@ -16,6 +16,7 @@ from vla_rl.config.allowed import allowed
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.schema import default, hints, variants
+from vla_rl.rewards.classifier import SuccessClassifierConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARK = "<!-- Below this line the page is written by: python -m vla_rl.config.reference -->"
@@ -101,7 +102,11 @@ def write_page() -> None:
 
 def reference() -> str:
     """Every section: its variants, their settings with type, range, default and meaning."""
-    parts = {"The run as a whole": Experiment, "Corrections: a file of `configs/corrections`": CorrectionsConfig}
+    parts = {
+        "The run as a whole": Experiment,
+        "Corrections: a file of `configs/corrections`": CorrectionsConfig,
+        "Success classifiers: a file of `configs/rewards`": SuccessClassifierConfig,
+    }
     return "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}))]) + "\n"
 
 

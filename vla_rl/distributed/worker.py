@@ -23,6 +23,7 @@ from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_shard_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.distributed.arrays import PackedRecord, PackedTensors
+from vla_rl.rewards.registry import with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.failures import FreshFailures
@@ -89,8 +90,8 @@ class ShardWorker:
         self.settings = settings
         experiment = settings.experiment
         count = experiment.algorithm.rollout_shards
-        envs = [make_shard_env(experiment.sim, count) for _ in shards]
         device = select_device(settings.device, precision=experiment.precision, compile=experiment.compile)
+        envs = [with_reward(experiment.reward, make_shard_env(experiment.sim, count), device) for _ in shards]
         self.policy = load_bundle(settings.bundle, robot=RobotSpec.of(envs[0].spec), device=device)
 
         def make(env: VectorEnv, policy: Policy, **arguments: Any) -> ShardedCollector:

@@ -316,6 +316,7 @@ class Collector:
             task=self.task.clone(),
             policy_version=torch.full_like(chunk.num_executed, self.policy_version),
             actor=torch.where(chunk.intervened, HUMAN, POLICY),
+            true_success=chunk.true_success,
         )
 
 

@@ -20,7 +20,8 @@ class Experience(TensorDataclass):
     ``inputs``: what ``Policy.store`` kept of the observation. ``reward`` is discounted within the chunk, whose own
     discount is gamma ** num_executed. ``next_value`` belongs to the chunk's true successor, also where the episode was
     truncated. ``valid`` is False after an episode's end and where the simulator failed: no loss may use such chunks.
-    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. ``advantage``,
+    ``actor``: who acted, an index into ``episodes.schema.ACTORS``. ``true_success``: the environment's own, where a
+    learned reward decides ``success``; nothing learns from it. ``advantage``,
     ``value_target`` and ``weight`` (which averages to one over the batch) are filled by an algorithm,
     ``proximal_log_prob`` and ``behavior_weight`` where older weights acted (vla_rl/algorithms/decoupled.py).
     """
@@ -39,6 +40,7 @@ class Experience(TensorDataclass):
     task: Int[Tensor, "*B"]
     policy_version: Int[Tensor, "*B"]
     actor: Int[Tensor, "*B"]
+    true_success: Bool[Tensor, "*B"] | None = None
     advantage: Float[Tensor, "*B"] | None = None
     value_target: Float[Tensor, "*B"] | None = None
     weight: Float[Tensor, "*B"] | None = None
@@ -76,9 +78,44 @@ class Experience(TensorDataclass):
             wins, total = torch.stack([(self.success & ended).sum(), ended.sum()]).tolist()
         return wins / total if total else float("nan")
 
+    def reward_counts(self) -> RewardCounts | None:
+        """Of the episodes that ended; None where the environment itself decides success."""
+        if self.true_success is None:
+            return None
+        ended = self.done & self.valid
+        true, declared = self.true_success & ended, self.success & ended
+        counts = torch.stack([declared.sum(), (declared & ~true).sum(), true.sum(), (true & ~declared).sum()])
+        with crossing("metrics"):
+            return RewardCounts(*counts.tolist())
+
     def control_steps(self) -> int:
         with crossing("metrics"):
             return int(torch.where(self.valid, self.num_executed, 0).sum())
+
+
+@dataclass(frozen=True)
+class RewardCounts:
+    """Episodes that a learned reward ``declared`` successful, how many of those ``wrongly``; true ones, ``missed``."""
+
+    declared: int
+    wrongly: int
+    true: int
+    missed: int
+
+
+def reward_errors(parts: Sequence[RewardCounts | None]) -> dict[str, float]:
+    """``reward_false_positives``: the share of declared successes that are none; ``reward_false_negatives``: the share
+    of true successes that were not declared. NaN where there are none; empty without a learned reward."""
+    counts = [part for part in parts if part is not None]
+    if not counts:
+        return {}
+    declared, wrongly, true, missed = (
+        sum(getattr(part, name) for part in counts) for name in ("declared", "wrongly", "true", "missed")
+    )
+    return {
+        "reward_false_positives": wrongly / declared if declared else float("nan"),
+        "reward_false_negatives": missed / true if true else float("nan"),
+    }
 
 
 def _lengthen(tensor: Tensor, length: int) -> Tensor:

@@ -26,10 +26,12 @@ from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.rewards.registry import with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
+from vla_rl.runs.run_dir import experiment_device
 from world_models.registry import build_world_model
 from world_models.reward_model import RewardModel
 
@@ -52,6 +54,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         if start is None and (residual := experiment.start.residual) is not None:
             with naming("start.residual"):
                 policy = residual_on(policy, residual)
+        with naming("reward"):
+            with_reward(experiment.reward, SpecOnly(env.spec), experiment_device(experiment))
         with naming("algorithm"):
             placed = Collector if experiment.cluster is not None or experiment.algorithm.rollout_shards > 1 else None
             build_algorithm(

@@ -11,8 +11,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from episodes.recorder import RecordedEnv, keep_successes
+from episodes.recorder import RecordedEnv, keep_all, keep_successes
 from episodes.store import EpisodeStore
+from policies.bundle import load_bundle, read_bundle_info
+from policies.device import make_generator
+from policies.policy import RobotSpec
+from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import split_of
@@ -20,19 +24,57 @@ from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runs.progress import progress
+from vla_rl.runs.run_dir import experiment_device
 
 ATTEMPTS_PER_SUCCESS = 100  # a task that needs more is not attempted any longer
 
 
-def collect(experiment: Experiment, *, episodes: int, out: Path) -> dict[str, Any]:
-    """``vla-rl collect``: add ``episodes`` successful demonstrations to the store at ``out``."""
+def collect(
+    experiment: Experiment, *, episodes: int, out: Path, failures: bool = False, policy: Path | None = None
+) -> dict[str, Any]:
+    """``vla-rl collect``: add ``episodes`` demonstrations to the store at ``out``; with ``failures`` failed ones too.
+
+    ``policy``: episodes of this bundle instead, exploring, successful or not.
+    """
     env = make_env(experiment.sim)
     try:
         store = EpisodeStore(out, create=True)
-        return demonstrate(experiment, env, store, episodes=episodes)
+        if policy is not None:
+            return record_policy(experiment, env, store, policy, episodes=episodes)
+        return demonstrate(experiment, env, store, episodes=episodes, failures=failures)
     finally:
         env.close()
+
+
+def record_policy(
+    experiment: Experiment, env: VectorEnv, store: EpisodeStore, bundle: Path, *, episodes: int
+) -> dict[str, Any]:
+    """``episodes`` of the exploring policy, tasks in turn; they begin after the last start that ``store`` has.
+
+    Returns {episodes, success}.
+    """
+    start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
+    policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=experiment_device(experiment))
+    starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
+    recorder = RecordedEnv(
+        env, store, source="policy", split=split_of(experiment.sim), policy_version=read_bundle_info(bundle).sha256
+    )
+    generator = make_generator(policy.device, spawn_seed(experiment.seed, "record", starts.next_index))
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=True)
+    observed = on_device(ObserveEvery(recorder, every=start.observe_every), policy.device)
+    results = run_episodes(observed, actor, starts.take(episodes))
+    recorder.commit()
+    return {"episodes": recorder.recorded, "success": results.success.float().mean().item()}
+
+
+def starts_after(store: EpisodeStore, experiment: Experiment, *, num_tasks: int) -> StartSequence:
+    """The stream of demonstrations, behind the last start of which ``store`` has an episode."""
+    starts = StartSequence("demos", seed=experiment.seed, num_tasks=num_tasks)
+    starts.skip({entry.seed for entry in store.entries()})
+    return starts
 
 
 def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) -> dict[str, Any]:
@@ -44,11 +86,14 @@ def record_demonstrations(experiment: Experiment, env: VectorEnv, path: Path) ->
     return demonstrate(experiment, env, store, episodes=experiment.start.episodes)
 
 
-def demonstrate(experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int) -> dict[str, Any]:
+def demonstrate(
+    experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, episodes: int, failures: bool = False
+) -> dict[str, Any]:
     """``episodes`` more successful episodes; returns {episodes, attempts, per_task: {task: {episodes, attempts}}}.
 
-    They begin after the last start of which ``store`` has an episode. Failed episodes are not kept, and a task at which
-    the expert almost never succeeds is given up (``Attempts``). No
+    They begin after the last start of which ``store`` has an episode. Failed episodes are not kept, or with
+    ``failures`` counted and kept, tasks in turn; a task at which the expert almost never succeeds is given up
+    (``Attempts``). No
     more environments run than episodes are still needed, so that the store does not favor short episodes. UserError if
     the environment has no expert, the expert succeeds at no task, or a task is missing and start.missing_tasks does not
     allow it.
@@ -57,10 +102,10 @@ def demonstrate(experiment: Experiment, env: VectorEnv, store: EpisodeStore, *, 
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
     start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
     expert = env.expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
-    starts = StartSequence("demos", seed=experiment.seed, num_tasks=len(env.spec.tasks))
-    starts.skip({entry.seed for entry in store.entries()})
-    recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep_successes)
-    attempts = Attempts(len(env.spec.tasks), share=episodes if start.equal_shares else None)
+    starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
+    keep = keep_all if failures else keep_successes
+    recorder = RecordedEnv(env, store, source="expert", split=split_of(experiment.sim), keep=keep)
+    attempts = Attempts(len(env.spec.tasks), share=episodes if start.equal_shares and not failures else None)
     with progress("demonstrate", episodes) as advance:
         run_expert(
             recorder,

@@ -19,6 +19,7 @@ from vla_rl.algorithms.clipped_update import HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.rewards.registry import with_reward
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
@@ -84,16 +85,23 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
             experiment, experiment.cluster, bundle=start, folder=run.dir, device=run.device.device
         )
     if shards > 1:
-        return make_sharded(partial(make_shard_env, experiment.sim, shards), shards)
+        return make_sharded(partial(rewarded_shard, experiment, run.device), shards)
     return None
+
+
+def rewarded_shard(experiment: Experiment, device: Device) -> VectorEnv:
+    """The environment of one shard, with the configured reward."""
+    shard = make_shard_env(experiment.sim, experiment.algorithm.rollout_shards)
+    return with_reward(experiment.reward, shard, device)
 
 
 def load_algorithm(
     experiment: Experiment, env: VectorEnv, bundle: Path, device: Device, make_rollouts: MakeRollouts | None = None
 ) -> Algorithm:
-    """The configured algorithm with the policy of ``bundle``, ready to iterate in ``env``."""
+    """The configured algorithm with the policy of ``bundle``, ready to iterate in ``env``, with its reward."""
     policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
-    return build_algorithm(experiment.algorithm, policy, env, seed=experiment.seed, make_rollouts=make_rollouts)
+    rewarded = with_reward(experiment.reward, env, device)
+    return build_algorithm(experiment.algorithm, policy, rewarded, seed=experiment.seed, make_rollouts=make_rollouts)
 
 
 def audit_run(run_dir: Path) -> list[StepDifference]:

@@ -25,7 +25,7 @@ CHANGEABLE = (
         "sim.threads",
         "sim.workers",
     ),
-    *("start.store", "start.path", "start.backbone", "imagination.stores", "algorithm.stores"),
+    *("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores"),
 )
 # In a world model the iterations are those of every round, of which some are complete.
 FIXED_IN_IMAGINATION = ("algorithm.iterations",)

@@ -1,0 +1,60 @@
+"""Every reward: configuration class to constructor. Other distributions add theirs (sims/plugins.py).
+
+A constructor takes the configuration, an environment and the run's device, and returns the environment that is trained
+in. Evaluation and validation happen in the environment itself, whatever the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+from pydantic import Field
+
+from policies.device import Device
+from sims.plugins import with_plugins
+from sims.vector_env import VectorEnv
+from vla_rl.rewards.bundle import load_classifier
+from vla_rl.rewards.classified_env import ClassifiedEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeConfig:
+    """The environment's own reward, success and end of an episode."""
+
+    name: Literal["outcome"] = "outcome"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """A success classifier decides (docs/rewards.md). ``path``: the folder that ``vla-rl reward fit`` left."""
+
+    name: Literal["classifier"] = "classifier"
+    path: Path
+
+
+def _outcome(config: OutcomeConfig, env: VectorEnv, device: Device) -> VectorEnv:
+    return env
+
+
+def _classifier(config: ClassifierConfig, env: VectorEnv, device: Device) -> VectorEnv:
+    return ClassifiedEnv(env, load_classifier(config.path, device))
+
+
+BUILT_IN: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = {
+    OutcomeConfig: _outcome,
+    ClassifierConfig: _classifier,
+}
+REWARDS: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = with_plugins(BUILT_IN, "vla_rl.rewards")
+
+if TYPE_CHECKING:
+    RewardConfig = Any
+else:
+    RewardConfig = Annotated[Union[tuple(REWARDS)], Field(discriminator="name")]  # noqa: UP007
+
+
+def with_reward(config: RewardConfig, env: VectorEnv, device: Device) -> VectorEnv:
+    """``env`` with this reward. Raises UserError where it does not fit the environment."""
+    return REWARDS[type(config)](config, env, device)

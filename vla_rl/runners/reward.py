@@ -1,0 +1,265 @@
+"""Fit a success classifier to recorded episodes, and compare what it declares with what is true."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from episodes.store import EpisodeStore
+from policies.backbone import copy_backbone
+from policies.bundle import load_bundle
+from policies.device import CPU, Device, make_generator
+from policies.policy import RobotSpec
+from sims.devices.crossing import crossing
+from sims.devices.env_on_device import on_device
+from sims.numbers.seeding import spawn_seed
+from sims.registry import evaluation_starts
+from sims.vector_env import Observation, StartState, Step, VectorEnv
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import flat_settings
+from vla_rl.rewards.assessment import assess
+from vla_rl.rewards.bundle import REPORT, load_classifier, save_classifier
+from vla_rl.rewards.calibration import platt
+from vla_rl.rewards.classifier import (
+    ClassifierError,
+    SuccessClassifier,
+    SuccessClassifierConfig,
+    check_sensors,
+)
+from vla_rl.rewards.declared import choose_threshold, episode_rates, scored_episodes
+from vla_rl.rewards.detector import SuccessDetector
+from vla_rl.rewards.fit import ClassifierFit, logits, mined, probabilities
+from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
+from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.fit import run_fit
+from vla_rl.runs.run_dir import experiment_device, write_json
+
+MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
+MINED_WEIGHT = 8  # a mined negative is drawn as many times as often; more would fit to wrong labels
+# Settings that may change without another fit; held_out is not one of them.
+USE_SETTINGS = ("precision", "every", "consecutive")
+Parts = dict[Part, np.ndarray]
+
+
+def fit_classifier(
+    config: SuccessClassifierConfig, stores: Sequence[Path], folder: Path, *, seed: int, device: Device = CPU
+) -> dict[str, Any]:
+    """``vla-rl reward fit``: the classifier and its report in ``folder``; started again, it continues.
+
+    Raises ClassifierError where the episodes do not suffice, or no threshold reaches ``config.precision``.
+    """
+    recorded = _labeled(stores, config, config.cameras)
+    parts = dict(recorded.parts(config.held_out))
+    _check_parts(recorded, parts, config)
+    _note_fit(folder / "fit", config, recorded, seed=seed)
+    torch.manual_seed(spawn_seed(seed, "classifier"))
+    model = device.place(_new_classifier(config, recorded, parts["fit"]))
+    found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
+    _set_threshold(model, recorded, parts["threshold"])
+    tasks = tuple(sorted({entry.task for entry in recorded.entries}))
+    info = save_classifier(model, folder, tasks=tasks)
+    report = {
+        "classifier": str(folder),
+        "sha256": info.sha256,
+        "threshold": model.threshold.item(),
+        "wanted_precision": config.precision,
+        "mined": found,
+        **assess(model, recorded, parts["report"]),
+        "data": {part: _count(recorded, index) for part, index in parts.items()},
+    }
+    write_json(folder / REPORT, report)
+    return report
+
+
+def _labeled(stores: Sequence[Path], config: SuccessClassifierConfig, cameras: Sequence[str] | None) -> LabeledEpisodes:
+    opened = [EpisodeStore(path) for path in stores]
+    return LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps)
+
+
+def _new_classifier(config: SuccessClassifierConfig, recorded: LabeledEpisodes, index: np.ndarray) -> SuccessClassifier:
+    """With its initial weights, and the scale of the states of these observations or of its backbone."""
+    model, sensors = SuccessClassifier(config, recorded.sensors), recorded.sensors
+    if config.backbone is None:
+        model.normalizer.fit(recorded.states(index), torch.zeros(2, 1))
+    else:
+        cameras, state_dim = sensors.cameras, sensors.state_dim
+        copy_backbone(config.backbone, model.encoder, model.normalizer, cameras=cameras, state_dim=state_dim)
+    return model
+
+
+def _note_fit(folder: Path, config: SuccessClassifierConfig, recorded: LabeledEpisodes, *, seed: int) -> None:
+    """Leave what the weights depend on; ClassifierError where others were fitted in ``folder``."""
+    settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
+    labels = hashlib.sha256(np.packbits(np.concatenate([recorded.success, recorded.unclear])).tobytes())
+    labels.update("".join(entry.id for entry in recorded.entries).encode())
+    wanted = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
+    path = folder / "fitted_to.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, wanted)
+    elif json.loads(path.read_text()) != json.loads(json.dumps(wanted)):
+        raise ClassifierError(
+            f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete "
+            f"{folder}"
+        )
+
+
+def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:
+    successes = int(recorded.succeeded.sum())
+    if successes < config.min_successes:
+        raise ClassifierError(
+            f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
+        )
+    for part, index in parts.items():
+        count = _count(recorded, index)
+        if not count["successes"] or count["episodes"] == count["successes"]:
+            raise ClassifierError(
+                f"the part {part!r} of the episodes has {count['successes']} successes of {count['episodes']} "
+                "episodes, it needs successes and failures; record more of both: vla-rl collect CONFIG --failures"
+            )
+
+
+def _count(recorded: LabeledEpisodes, index: np.ndarray) -> dict[str, int]:
+    episodes = np.unique(recorded.episode[index])
+    return {
+        "episodes": len(episodes),
+        "successes": int(recorded.succeeded[episodes].sum()),
+        "observations": len(index),
+        "success_observations": int(recorded.success[index].sum()),
+    }
+
+
+def _fit(model: SuccessClassifier, recorded: LabeledEpisodes, index: np.ndarray, folder: Path, *, seed: int) -> int:
+    """Both rounds; returns the number of mined negatives."""
+    config = model.config
+    positives = index[recorded.success[index]]
+    negatives = index[~(recorded.success | recorded.unclear)[index]]
+    of_success = recorded.succeeded[recorded.episode[negatives]]
+    kinds = [negatives[~of_success], negatives[of_success]]
+    first = ClassifierFit(
+        model, recorded, positives=positives, negatives=kinds, steps=config.steps, seed=spawn_seed(seed, "fit")
+    )
+    run_fit(first, folder / "first", title="success classifier", shown="loss")
+    hard = mined(model, recorded, negatives)
+    if not config.mined_steps:
+        return len(hard)
+    second = ClassifierFit(
+        model,
+        recorded,
+        positives=positives,
+        negatives=[np.concatenate([kind, *[np.intersect1d(kind, hard)] * (MINED_WEIGHT - 1)]) for kind in kinds],
+        steps=config.mined_steps,
+        seed=spawn_seed(seed, "mined"),
+        rate=MINED_RATE,
+    )
+    run_fit(second, folder / "mined", title="mined negatives", shown="loss")
+    return len(hard)
+
+
+def _set_threshold(model: SuccessClassifier, recorded: LabeledEpisodes, index: np.ndarray) -> None:
+    """Calibrate the logits, then choose the threshold, both on these episodes."""
+    config, clear = model.config, index[~recorded.unclear[index]]
+    scale, offset = platt(logits(model, recorded, clear), torch.from_numpy(recorded.success[clear]))
+    if scale <= 0:
+        raise ClassifierError("on held-out episodes the classifier's score falls with success; record more episodes")
+    with crossing("weights"):
+        model.scale.fill_(scale)
+        model.offset.fill_(offset)
+    episodes = scored_episodes(recorded, index, probabilities(model, recorded, index).numpy(), every=config.every)
+    threshold, best = choose_threshold(episodes, config)
+    if threshold is None:
+        raise ClassifierError(
+            f"no threshold has precision {config.precision} on {len(episodes)} held-out episodes, the best has "
+            f"{best:.2f}; record more episodes, or lower precision"
+        )
+    with crossing("weights"):
+        model.threshold.fill_(threshold)
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def assess_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
+    """``vla-rl reward evaluate --stores``: on all observations of these stores."""
+    model = load_classifier(path, device)
+    recorded = _labeled(stores, model.config, model.sensors.cameras)
+    check_sensors(model, recorded.sensors, f"the store {stores[0]}")
+    every = np.arange(len(recorded))
+    return {**assess(model, recorded, every), "data": {"all": _count(recorded, every)}}
+
+
+def compare_with_truth(
+    path: Path, experiment: Experiment, policy_path: Path, *, episodes: int, seed: int, explore: bool
+) -> dict[str, Any]:
+    """``vla-rl reward evaluate --sim --policy``: what is declared in held-out episodes of a policy, and what is true.
+
+    Episodes run to their true end: declared is whether the classifier would have ended them with success at any time.
+    """
+    device, env = experiment_device(experiment), make_env(experiment.sim)
+    try:
+        policy = load_bundle(policy_path, robot=RobotSpec.of(env.spec), device=device)
+        watched = WatchedEnv(env, load_classifier(path, device))
+        tasks = env.spec.tasks
+        starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=seed, episodes=episodes)
+        generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
+        actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=explore)
+        results = run_episodes(on_device(watched, policy.device), actor, starts)
+    finally:
+        env.close()
+    truth, task, config = results.success.numpy(), results.task.numpy(), watched.classifier.config
+    at = np.array([watched.declared[start.task, start.seed] for start in starts])
+    earliest = results.steps.numpy() - config.success_steps - config.early_steps
+    declared, right = at < NEVER, (at < NEVER) & truth & (at >= earliest)
+
+    def rates(chosen: np.ndarray) -> dict[str, Any]:
+        return episode_rates(declared[chosen], right[chosen], truth[chosen])
+
+    per_task = {name: rates(task == i) for i, name in enumerate(tasks)}
+    return {**rates(task >= 0), "per_task": per_task, "seed": seed}
+
+
+class WatchedEnv:
+    """``env`` as it is; ``declared``: (task, seed) of each episode -> the control step at which it was declared."""
+
+    def __init__(self, env: VectorEnv, classifier: SuccessClassifier) -> None:
+        self.env, self.spec = env, env.spec
+        self.classifier, self.declared = classifier, dict[tuple[int, int], int]()
+        self._detector = SuccessDetector(classifier, env.spec)
+        self._running: Bool[Tensor, " N"] = torch.zeros(env.spec.num_envs, dtype=torch.bool)
+        self._start: dict[int, StartState] = {}
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
+        self.env.reset(ids, start=start)
+        self._detector.begin(ids)
+        self._running[ids] = True
+        for env_id, one in zip(ids, start, strict=True):
+            self._start[env_id], self.declared[one.task, one.seed] = one, NEVER
+
+    def step(self, action: Float[Tensor, "N A"]) -> Step:
+        step = self.env.step(action)
+        with crossing("evaluation"):
+            seen = step.to("cpu")
+        for env_id in self._detector.update(self._running, seen, self.env.observe).nonzero().flatten().tolist():
+            key = self._start[env_id].task, self._start[env_id].seed
+            self.declared[key] = min(self.declared[key], int(self._detector.elapsed[env_id]))
+        self._running &= ~(seen.terminated | seen.truncated)
+        return step
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        return self.env.observe(env_ids)
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        return self.env.capture(env_ids)
+
+    def close(self) -> None:
+        self.env.close()
