@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from policies.audit import StepDifference
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device
 from policies.policy import RobotSpec
 from sims.errors import UserError
-from sims.vector_env import VectorEnv
+from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
-from vla_rl.algorithms.clipped_update import HasClippedUpdate
+from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
+from vla_rl.runners.checks import SpecOnly
 from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
@@ -47,7 +52,9 @@ def reinforce(
     algorithm = load_algorithm(experiment, env, start, run.device, make_rollouts)
     rollouts = algorithm.collector
     failures.watch(rollouts)
+    learners: AbstractContextManager[object] = nullcontext()
     try:
+        learners = place_learners(run, env, start, algorithm)
         if not env.spec.can_capture:
             console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
         iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
@@ -60,7 +67,8 @@ def reinforce(
         with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
             iterations.run(folder, start, afterwards_s=afterwards)
     finally:
-        rollouts.close()
+        with learners:
+            rollouts.close()
     provenance = Provenance(git_revision=git_revision(), parent=read_bundle_info(start).sha256)
     save_bundle(algorithm.deployed(), folder / run.bundle.name, provenance=provenance)
     return {"iterations": algorithm.iteration}
@@ -77,7 +85,7 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
     """Where the configuration has rollouts collected; None: by one Collector in the environment of the run."""
     experiment = run.experiment
     shards = experiment.algorithm.rollout_shards
-    if experiment.cluster is not None:
+    if experiment.cluster is not None and experiment.cluster.collects:
         from vla_rl.distributed.rollouts import make_cluster_rollouts
 
         return make_cluster_rollouts(
@@ -86,6 +94,30 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
     if shards > 1:
         return make_sharded(partial(make_shard_env, experiment.sim, shards), shards)
     return None
+
+
+def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) -> AbstractContextManager[object]:
+    """Where the configuration has several learners, the processes beside this one, ended with the context."""
+    experiment, config = run.experiment, run.experiment.cluster
+    if config is None or config.learners == 1 or not isinstance(algorithm, HasClippedUpdate):
+        return nullcontext()
+    gpus = torch.cuda.device_count()
+    if run.device.device.type == "cuda" and gpus < config.learners:
+        raise UserError(f"cluster.learners: {config.learners} learners need a GPU each, this machine has {gpus}")
+    make = partial(load_update, experiment, env.spec, start, run.device)
+    from vla_rl.distributed.learners import Learners
+
+    return closing(Learners(algorithm.update, make, config))
+
+
+def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Device, rank: int) -> ClippedUpdate:
+    """That of the run's algorithm, on the learner ``rank``."""
+    if device.device.type == "cuda":
+        torch.cuda.set_device(rank)
+        device = replace(device, device=torch.device("cuda", rank))
+    algorithm = load_algorithm(experiment, SpecOnly(spec), bundle, device, Collector)
+    assert isinstance(algorithm, HasClippedUpdate)
+    return algorithm.update
 
 
 def load_algorithm(
