@@ -101,9 +101,9 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
     experiment, config = run.experiment, run.experiment.cluster
     if config is None or config.learners == 1 or not isinstance(algorithm, HasClippedUpdate):
         return nullcontext()
-    gpus = torch.cuda.device_count()
-    if run.device.device.type == "cuda" and gpus < config.learners:
-        raise UserError(f"cluster.learners: {config.learners} learners need a GPU each, this machine has {gpus}")
+    device = run.device.device
+    if device.type == "cuda" and (gpus := torch.cuda.device_count() - (device.index or 0)) < config.learners:
+        raise UserError(f"cluster.learners: {config.learners} learners need a GPU each, from {device} on there are {gpus}")
     make = partial(load_update, experiment, env.spec, start, run.device)
     from vla_rl.distributed.learners import Learners
 
@@ -113,8 +113,9 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
 def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Device, rank: int) -> ClippedUpdate:
     """That of the run's algorithm, on the learner ``rank``."""
     if device.device.type == "cuda":
-        torch.cuda.set_device(rank)
-        device = replace(device, device=torch.device("cuda", rank))
+        own = torch.device("cuda", (device.device.index or 0) + rank)
+        torch.cuda.set_device(own)
+        device = replace(device, device=own)
     algorithm = load_algorithm(experiment, SpecOnly(spec), bundle, device, Collector)
     assert isinstance(algorithm, HasClippedUpdate)
     return algorithm.update
