@@ -103,7 +103,7 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
         return nullcontext()
     device = run.device.device
     if device.type == "cuda" and (gpus := torch.cuda.device_count() - (device.index or 0)) < config.learners:
-        raise UserError(f"cluster.learners: {config.learners} learners need a GPU each, from {device} on there are {gpus}")
+        raise UserError(f"cluster.learners: {config.learners} need a GPU each, but from {device} on there are {gpus}")
     make = partial(load_update, experiment, env.spec, start, run.device)
     from vla_rl.distributed.learners import Learners
 
