@@ -15,8 +15,9 @@ class ClusterConfig:
     ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
     the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``;
     0: none, the run's own process collects, without Ray. ``learners``: processes of this machine that share the
-    micro-batches of an update, the run's own among them; on GPUs one for each. ``cpus``: reserved for each of them. ``gpus``: reserved for each of them. ``device``: of a collector; null: as the
-    run's. ``threads``: of a collector's networks; null: as many as the learner's, for the last bits of results may
+    micro-batches of an update, the run's own among them; on GPUs one for each. ``cpus``: reserved for each collector.
+    ``gpus``: reserved for each collector. ``device``: of a collector; null: as the run's. ``threads``: of a collector's
+    networks; null: as many as the learner's, for the last bits of results may
     depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
     without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
     collector. ``restarts``: collectors that a run replaces before it gives up.
