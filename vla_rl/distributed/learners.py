@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -37,7 +37,7 @@ from vla_rl.rollouts.experience import Experience
 
 P = TypeVar("P", bound=TensorDataclass)
 Make = Callable[[int], ClippedUpdate]
-JOIN_S = 5.0
+JOIN_S, END_S = 5.0, 30.0
 
 
 class RankedSum:
@@ -143,9 +143,11 @@ class Learners(RankedSum):
 
     def _lost(self) -> NoReturn:
         """Raises RunFailure that names a rank which ended, or says that all run but one does not answer."""
+        # One whose pipe is closed may take a while to be gone.
+        ended = wait([process.sentinel for process, _ in self._ranks], END_S)
         for rank, (process, _) in enumerate(self._ranks, start=1):
-            process.join(JOIN_S / self.size)
-            if process.exitcode is not None:
+            if process.sentinel in ended:
+                process.join()
                 raise RunFailure(
                     f"learner {rank} (process {process.pid}) ended with exit code {process.exitcode} (-9: killed, out "
                     "of memory?). Go on with --resume, with any number of cluster.learners"
