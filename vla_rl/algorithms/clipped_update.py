@@ -31,6 +31,7 @@ from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.average import WeightAverage
 from vla_rl.algorithms.decoupled import behavior_weight, decoupling_metrics
+from vla_rl.algorithms.gradient_sum import GradientSum, InTurn
 from vla_rl.algorithms.log_ratio import Reduction, approximate_kl, reduce_log_ratio
 from vla_rl.algorithms.surrogate import clipped_surrogate, value_loss
 from vla_rl.critics.value import ValueCritic
@@ -135,6 +136,7 @@ class ClippedUpdate:
         self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
         self.device = self.parameters[0].device
         self.generator = make_generator(self.device, seed)
+        self.gradient_sum: GradientSum = InTurn()
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
@@ -142,6 +144,7 @@ class ClippedUpdate:
         Once a minibatch exceeds the target KL only the critic goes on learning. ``version``: of the present weights;
         where older ones acted, the update is decoupled (decoupled.py).
         """
+        self.gradient_sum.begin(batch, train_policy=train_policy, version=version)
         decoupling: Metrics = {}
         if train_policy and version is not None and _any_older(batch, version):
             batch, decoupling = self._decouple(batch)
@@ -209,16 +212,17 @@ class ClippedUpdate:
 
     def _gradients(self, minibatch: Experience, train_policy: bool) -> Metrics:
         self._zero_grad()
-        metrics: dict[str, float] = defaultdict(float)
         size, at_once = len(minibatch), self.config.micro_batch
-        for first in range(0, size, at_once):
-            part = minibatch if size <= at_once else minibatch[first : first + at_once]  # views
+
+        def backward(part: Experience) -> Metrics:
             share = len(part) / size
             loss, parts = self._losses(part, train_policy)
             (loss * share).backward()
-            for name, value in read_numbers(parts).items():  # every micro-batch has the same names
-                metrics[name] += value * share
-        return metrics
+            return {name: value * share for name, value in read_numbers(parts).items()}
+
+        views = [minibatch[first : first + at_once] for first in range(0, size, at_once)]
+        parameters = [*self.parameters, *([] if self.critic is None else self.critic.parameters())]
+        return self.gradient_sum([minibatch] if size <= at_once else views, backward, parameters)
 
     def _minibatches(self, batch: Experience) -> Iterator[Experience]:
         """Of every epoch, with normalized advantages."""

@@ -1,4 +1,4 @@
-"""The section ``cluster``: rollouts in other processes, on this machine or on others (docs/scaling.md)."""
+"""The section ``cluster``: rollouts and updates in other processes, on this machine or on others (docs/scaling.md)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Where the shards of a rollout are collected; results do not depend on it.
+    """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it.
 
     ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
-    the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``.
-    ``cpus``: reserved for each of them. ``gpus``: reserved for each of them. ``device``: of a collector; null: as the
-    run's. ``threads``: of a collector's networks; null: as many as the learner's, for the last bits of results may
+    the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``;
+    0: none, the run's own process collects, without Ray. ``learners``: processes of this machine that share the
+    micro-batches of an update, the run's own among them; on GPUs one for each. ``cpus``: reserved for each collector.
+    ``gpus``: reserved for each collector. ``device``: of a collector; null: as the run's. ``threads``: of a collector's
+    networks; null: as many as the learner's, for the last bits of results may
     depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
     without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
     collector. ``restarts``: collectors that a run replaces before it gives up.
     """
 
     address: str = "auto"
-    collectors: PositiveInt | None = None
+    collectors: Count | None = None
+    learners: PositiveInt = 1
     cpus: NonNegativeFloat = 1.0
     gpus: NonNegativeFloat = 0.0
     device: str | None = None
@@ -31,3 +34,8 @@ class ClusterConfig:
     hang_s: PositiveFloat = 600.0
     start_timeout_s: PositiveFloat = 300.0
     restarts: Count = 20
+
+    @property
+    def collects(self) -> bool:
+        """Whether rollouts are collected on a Ray cluster."""
+        return self.collectors != 0

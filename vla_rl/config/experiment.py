@@ -14,6 +14,7 @@ from policies.residual.policy import ResidualConfig
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Seed
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
@@ -124,11 +125,30 @@ class Experiment:
 
     def _check_cluster(self) -> None:
         shards = self.algorithm.rollout_shards
-        if self.cluster is None:
+        if self.cluster is None or not self.cluster.collects:
             if self.algorithm.staleness:
-                raise ValueError("algorithm.staleness needs a cluster: add the section, or --cluster auto")
+                raise ValueError(
+                    "algorithm.staleness needs a cluster: add the section, or --cluster auto, with collectors above 0"
+                )
         elif (wanted := self.cluster.collectors) is not None and wanted > shards:
             raise ValueError(
                 f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "
                 "many shards in one process has the same results"
+            )
+        if self.cluster is not None and self.cluster.learners > 1:
+            self._check_learners(self.cluster.learners)
+
+    def _check_learners(self, learners: int) -> None:
+        update = getattr(self.algorithm, "update", None)
+        if not isinstance(update, UpdateConfig):
+            raise ValueError(f"cluster.learners: algorithm {self.algorithm.name} learns in one process; set learners 1")
+        if (parts := update.minibatch // update.micro_batch) < learners:
+            raise ValueError(
+                f"cluster.learners must be at most the micro-batches of a minibatch, which they share ({parts}), got "
+                f"{learners}; a smaller algorithm.update.micro_batch makes more"
+            )
+        if update.reference_weight:
+            raise ValueError(
+                "cluster.learners needs algorithm.update.reference_weight 0: the random numbers of that loss are drawn "
+                "in one sequence"
             )

@@ -45,8 +45,9 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
     """
     if experiment.wandb is not None:
         check_wandb()
-    if experiment.cluster is not None and find_spec("ray") is None:
-        raise UserError("cluster: Ray is not installed. Run: pip install 'vla-rl[ray]'")
+    collects = experiment.cluster is not None and experiment.cluster.collects
+    if collects and find_spec("ray") is None:
+        raise UserError("cluster: Ray is not installed. Run: pip install 'vla-rl[ray]', or set cluster.collectors 0")
     with torch.random.fork_rng(devices=[]):
         policy = (
             _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
@@ -57,7 +58,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         with naming("reward"):
             with_reward(experiment.reward, SpecOnly(env.spec), experiment_device(experiment))
         with naming("algorithm"):
-            placed = Collector if experiment.cluster is not None or experiment.algorithm.rollout_shards > 1 else None
+            placed = Collector if collects or experiment.algorithm.rollout_shards > 1 else None
             build_algorithm(
                 experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
             )

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from policies.audit import StepDifference
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device
 from policies.policy import RobotSpec
 from sims.errors import UserError
-from sims.vector_env import VectorEnv
+from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
-from vla_rl.algorithms.clipped_update import HasClippedUpdate
+from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.rewards.registry import with_reward
+from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
+from vla_rl.runners.checks import SpecOnly
 from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
@@ -48,7 +53,9 @@ def reinforce(
     algorithm = load_algorithm(experiment, env, start, run.device, make_rollouts)
     rollouts = algorithm.collector
     failures.watch(rollouts)
+    learners: AbstractContextManager[object] = nullcontext()
     try:
+        learners = place_learners(run, env, start, algorithm)
         if not env.spec.can_capture:
             console.print(f"{env.spec.name} cannot save its state: its episodes restart after validation and on resume")
         iterations = Iterations(algorithm, folder / run.checkpoints.name, experiment, failures)
@@ -61,7 +68,8 @@ def reinforce(
         with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
             iterations.run(folder, start, afterwards_s=afterwards)
     finally:
-        rollouts.close()
+        with learners:
+            rollouts.close()
     provenance = Provenance(git_revision=git_revision(), parent=read_bundle_info(start).sha256)
     save_bundle(algorithm.deployed(), folder / run.bundle.name, provenance=provenance)
     return {"iterations": algorithm.iteration}
@@ -78,7 +86,7 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
     """Where the configuration has rollouts collected; None: by one Collector in the environment of the run."""
     experiment = run.experiment
     shards = experiment.algorithm.rollout_shards
-    if experiment.cluster is not None:
+    if experiment.cluster is not None and experiment.cluster.collects:
         from vla_rl.distributed.rollouts import make_cluster_rollouts
 
         return make_cluster_rollouts(
@@ -93,6 +101,31 @@ def rewarded_shard(experiment: Experiment, device: Device) -> VectorEnv:
     """The environment of one shard, with the configured reward."""
     shard = make_shard_env(experiment.sim, experiment.algorithm.rollout_shards)
     return with_reward(experiment.reward, shard, device)
+
+
+def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) -> AbstractContextManager[object]:
+    """Where the configuration has several learners, the processes beside this one, ended with the context."""
+    experiment, config = run.experiment, run.experiment.cluster
+    if config is None or config.learners == 1 or not isinstance(algorithm, HasClippedUpdate):
+        return nullcontext()
+    device = run.device.device
+    if device.type == "cuda" and (gpus := torch.cuda.device_count() - (device.index or 0)) < config.learners:
+        raise UserError(f"cluster.learners: {config.learners} need a GPU each, but from {device} on there are {gpus}")
+    make = partial(load_update, experiment, env.spec, start, run.device)
+    from vla_rl.distributed.learners import Learners
+
+    return closing(Learners(algorithm.update, make, config))
+
+
+def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Device, rank: int) -> ClippedUpdate:
+    """That of the run's algorithm, on the learner ``rank``."""
+    if device.device.type == "cuda":
+        own = torch.device("cuda", (device.device.index or 0) + rank)
+        torch.cuda.set_device(own)
+        device = replace(device, device=own)
+    algorithm = load_algorithm(experiment, SpecOnly(spec), bundle, device, Collector)
+    assert isinstance(algorithm, HasClippedUpdate)
+    return algorithm.update
 
 
 def load_algorithm(

@@ -1,0 +1,81 @@
+"""One update in several processes: the same numbers as in one, a lost process ends the run."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from sims.errors import RunFailure
+from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
+from vla_rl.algorithms.off_policy import OffPolicyConfig
+from vla_rl.config.cluster import ClusterConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Three micro-batches of a minibatch: two learners do not both have one all the time.
+OF_THREE = replace(PPO, update=replace(PPO.update, minibatch=9, micro_batch=3))
+
+
+def learners(count: int) -> ClusterConfig:
+    return ClusterConfig(collectors=0, learners=count)
+
+
+def assert_same(folder: Path, expected: Path) -> None:
+    assert numbers(folder) == numbers(expected)
+    bundles = [load_file(next((one / "bundle").glob("*.safetensors"))) for one in (folder, expected)]
+    assert all((bundles[0][name] == bundles[1][name]).all() for name in bundles[1])
+
+
+@pytest.mark.slow
+def test_one_two_and_again_one_learner_continue_exactly(tmp_path: Path) -> None:
+    run_to_end(tmp_path / "one", experiment(OF_THREE))
+    for count, iterations in ((1, 2), (2, 4), (1, 6)):
+        wanted = experiment(replace(OF_THREE, iterations=iterations), learners(count))
+        run_to_end(tmp_path / "moved", wanted)
+    assert_same(tmp_path / "moved", tmp_path / "one")
+    assert all(row["kl"] > 0 for row in numbers(tmp_path / "one")[2:])
+
+
+@pytest.mark.slow
+def test_grpo_of_two_learners_equals_one(tmp_path: Path) -> None:
+    algorithm = replace(GRPO, update=replace(GRPO.update, micro_batch=2))
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    run_to_end(tmp_path / "two", experiment(algorithm, learners(2)))
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_ends_the_run_which_resumes_exactly(tmp_path: Path) -> None:
+    run_to_end(tmp_path / "whole", experiment(OF_THREE))
+
+    def kill() -> None:
+        while not (tmp_path / "killed/metrics.jsonl").exists() or len(numbers(tmp_path / "killed")) < 2:
+            time.sleep(0.005)
+        (learner,) = multiprocessing.active_children()
+        assert learner.pid is not None
+        os.kill(learner.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with pytest.raises(RunFailure, match=r"learner 1 .* ended with exit code -9 .*--resume"):
+        run_to_end(tmp_path / "killed", experiment(OF_THREE, learners(2)))
+    thread.join(5)
+    assert not multiprocessing.active_children()
+    assert 2 <= len(numbers(tmp_path / "killed")) < 6
+    run_to_end(tmp_path / "killed", experiment(OF_THREE, learners(2)))
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_learners_that_would_have_nothing_to_do_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at most the micro-batches of a minibatch, which they share \(1\), got 2"):
+        experiment(PPO, learners(2))
+    with pytest.raises(ValueError, match="reference_weight 0"):
+        experiment(replace(OF_THREE, update=replace(OF_THREE.update, reference_weight=0.1)), learners(2))
+    with pytest.raises(ValueError, match="off_policy learns in one process"):
+        experiment(OffPolicyConfig(), learners(2))
