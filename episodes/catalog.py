@@ -27,8 +27,8 @@ _FROM_ATTRIBUTES = ("id", "task", "instruction", "source", "split", "seed", "pol
 class Entry:
     """One episode in the catalog.
 
-    ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it. ``span``: the
-    first control step that is read, and the one after the last, where the episode was cut (never in the table).
+    ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it. ``span``:
+    the first control step that is read, and the one after the last, where the episode was cut (never in the table).
     """
 
     id: str

@@ -23,7 +23,7 @@ TRIM, SPLIT = "trim", "split"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Steps ``first`` .. ``end - 1`` of a recorded episode. ``lineage``: ids, from the recorded episode's to its own."""
+    """Steps ``first`` .. ``end - 1`` of a recorded episode. ``lineage``: ids from the recorded episode's to its own."""
 
     lineage: tuple[str, ...]
     first: int

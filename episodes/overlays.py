@@ -1,7 +1,7 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses four keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and ``split``
-cut it (cuts.py). A label of null takes the key away, so that what was recorded counts again.
+The store uses four keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
+``split`` cut it (cuts.py). A label of null takes the key away, so that what was recorded counts again.
 """
 
 from __future__ import annotations

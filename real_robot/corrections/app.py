@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from episodes.schema import EpisodeError
 from real_robot.corrections.access import COOKIE, SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
@@ -159,8 +160,25 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
 
     @app.post("/api/episodes/{id}/undo")
     def undo(id: str, person: Person = labeller) -> dict[str, Any]:
-        audit.write("undone", person=person.name, episode=id, label=browser.undo(id, person=person.name))
+        label, shown = browser.undo(id, person=person.name)
+        audit.write("undone", person=person.name, episode=id, label=label)
+        return browser.read(shown)
+
+    @app.exception_handler(EpisodeError)
+    async def unusable(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=422)
+
+    @app.post("/api/episodes/{id}/trim")
+    def trim(id: str, first: int, end: int, person: Person = labeller) -> dict[str, Any]:
+        browser.trim(id, first, end, person=person.name)
+        audit.write("trimmed", person=person.name, episode=id, first=first, end=end)
         return browser.read(id)
+
+    @app.post("/api/episodes/{id}/split")
+    def split(id: str, at: int, person: Person = labeller) -> dict[str, Any]:
+        part = browser.split(id, at, person=person.name)
+        audit.write("split", person=person.name, episode=id, at=at)
+        return browser.read(part)
 
 
 def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:

@@ -11,9 +11,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from episodes.schema import HOLD, HUMAN, POLICY
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, Selection
 from real_robot.corrections.server import CorrectionServer
 from tests.corrections.small_server import server
+from tests.episodes.episode_examples import make_episode
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 TIMEOUT_MS = 30_000
@@ -134,6 +135,41 @@ def test_a_person_takes_over_finishes_labels_and_finds_the_episode(
         wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Success;')")
         assert store.labels(entry.id) == {"outcome": "success", "success": True}
         assert len(store.history(entry.id)) == 6
+
+
+def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[..., Page], running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=9, task="cut"))
+        page = open_page("Cleo")
+        page.click("#link-episodes")
+        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'cut')")
+        page.select_option("#f-task", "cut")
+        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
+        page.click("#list tbody tr:first-child button")
+        page.wait_for_selector("#detail:not([hidden])")
+        assert page.is_disabled("#d-start")  # at the first picture nothing can be cut off
+        page.fill("#d-step", "2")
+        page.click("#d-start")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('2 to 9 of 9 steps')")
+        page.fill("#d-step", "5")
+        page.click("#d-end")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('2 to 7 of 9 steps')")
+        page.fill("#d-step", "3")
+        page.click("#d-split")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('5 to 7 of 9 steps')")
+        page.click("#d-failure")
+        wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Failure, relabelled')")
+        assert [(entry.id, entry.steps, entry.success) for entry in store.select(Selection(tasks=("cut",)))] == [
+            (f"{id}.2-5", 3, True),
+            (f"{id}.5-7", 2, False),
+        ]
+        assert page.text_content("#count") == "2 episodes"
+        assert "split: 5 (Cleo" in (page.text_content("#d-history") or "")
+        for left in ("5 to 7 of 9 steps", "2 to 7 of 9 steps", "2 to 9 of 9 steps", "9 steps, 0 %"):
+            page.click("#d-undo")
+            wait_until(page, f"document.getElementById('d-facts').textContent.includes('{left}')")
+        assert store.read(id).num_steps == 9
+        store.delete(id, author="the test")
 
 
 def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[..., Page], running: CorrectionServer):

@@ -49,6 +49,8 @@ export interface Row {
   task: string;
   instruction: string;
   steps: number;
+  span: [number, number] | null; // recorded steps that are read, where it was cut
+  recorded_steps: number;
   success: boolean;
   recorded_success: boolean;
   deleted: boolean;
