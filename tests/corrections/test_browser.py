@@ -232,6 +232,30 @@ def test_of_two_browsers_one_moves_the_robot(open_page: Callable[..., Page], run
     assert wait_for_mode(second, "human") == "You drive"
 
 
+def lines_drawn(page: Page) -> list[int]:
+    """Of each camera, how many of the pixels over its picture are drawn on."""
+    counted: list[int] = page.evaluate(
+        """[...document.querySelectorAll('canvas.lines')].map((canvas) =>
+            canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
+                .filter((value, i) => i % 4 === 3 && value > 0).length)"""
+    )
+    return counted
+
+
+def test_plan_and_path_are_drawn_over_the_pictures_and_can_be_switched_off(open_page: Callable[..., Page]):
+    page = open_page("Dora")
+    next_episode(page)
+    wait_until(page, "Number(document.getElementById('rewind-step').max) >= 8")
+    page.keyboard.press("p")
+    wait_for_mode(page, "hold")
+    page.wait_for_timeout(300)
+    assert min(lines_drawn(page)) > 0
+    page.uncheck("#show-paths")
+    assert lines_drawn(page) == [0, 0]
+    page.check("#show-paths")
+    assert min(lines_drawn(page)) > 0
+
+
 def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Page], running: CorrectionServer):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "color_scheme": "dark"}
     page = open_page("Piet", **phone)

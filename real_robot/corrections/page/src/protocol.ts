@@ -2,6 +2,14 @@
 
 export type Mode = "policy" | "human" | "hold" | "ended";
 
+export type Line = [number, number][]; // right and down, as shares of the picture
+
+/** The end effector's way in each camera's picture. */
+export interface Paths {
+  planned: Line[];
+  executed: Line[];
+}
+
 export interface Version {
   version: string;
   episodes: number;
@@ -30,6 +38,7 @@ export interface State {
   input_age_ms: number | null;
   executed: number[];
   planned: number[][];
+  paths: Paths | null; // null where the simulator does not know its cameras' projection
   versions: Version[];
   cameras: string[];
 }
