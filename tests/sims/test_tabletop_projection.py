@@ -15,7 +15,7 @@ SIZE = 96
 def test_blocks_are_seen_where_they_are_projected():
     env = TabletopEnv(TabletopConfig(tasks=("pick",), num_envs=1, image_size=(SIZE, SIZE), threads=1))
     assert isinstance(env, ProjectingEnv)
-    seen = {camera: 0 for camera in env.spec.cameras}
+    seen = dict.fromkeys(env.spec.cameras, 0)
     for seed in range(6):
         env.reset(start=[StartState(task=0, seed=seed)])
         blocks = env.scene.blocks[0, :, :3].numpy()

@@ -13,6 +13,7 @@ interface List {
 let rows: Row[] = [];
 let chosen: Episode | null = null;
 let playing: ReturnType<typeof setInterval> | null = null;
+let changes = Promise.resolve();
 let asked = 0; // pictures, so that a late answer is not shown
 
 export function startEpisodes(): void {
@@ -76,8 +77,13 @@ async function choose(id: string): Promise<void> {
   });
 }
 
-/** `observation`: to show then. */
-async function change(what: string, observation: number | null = null): Promise<void> {
+/** One after the other, each to the episode that the one before left. `observation`: to show then. */
+function change(what: string, observation: number | null = null): Promise<void> {
+  changes = changes.then(() => changeNow(what, observation));
+  return changes;
+}
+
+async function changeNow(what: string, observation: number | null): Promise<void> {
   if (chosen === null) return;
   const id = chosen.id;
   await attempt(async () => {
