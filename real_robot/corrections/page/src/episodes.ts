@@ -62,7 +62,7 @@ function showList(): void {
     open.addEventListener("click", () => void choose(row.id));
     const first = document.createElement("td");
     first.append(open);
-    line.append(first, cell(row.task), result(row), cell(stepsOf(row)), cell(`${Math.round(100 * row.human_share)} %`));
+    line.append(first, cell(row.task), result(row), cell(row.span === null ? String(row.steps) : `${row.steps} of ${row.recorded_steps}`), cell(`${Math.round(100 * row.human_share)} %`));
     return line;
   });
   element("list").querySelector("tbody")?.replaceChildren(...body);
