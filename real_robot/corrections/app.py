@@ -17,6 +17,7 @@ from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
 from real_robot.corrections.connections import serve_control, serve_pictures
 from real_robot.corrections.robot_thread import RobotThread
+from real_robot.corrections.training import TrainingReader
 
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
@@ -57,13 +58,25 @@ def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
     return with_headers
 
 
-def make_app(robot: RobotThread, browser: EpisodeBrowser, access: Access, origins: Origins, audit: AuditLog) -> FastAPI:
+def make_app(
+    robot: RobotThread,
+    browser: EpisodeBrowser,
+    training: TrainingReader,
+    access: Access,
+    origins: Origins,
+    audit: AuditLog,
+) -> FastAPI:
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OnlyFromHere, origins=origins)
     _add_page(app, access, audit)
     _add_episodes(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
+
+    @app.get("/api/training", dependencies=[_required(access, "viewer")])
+    def learned() -> dict[str, Any]:
+        versions = robot.session.versions
+        return training.read(versions.summary(), set(versions.rolled_back))
 
     @app.websocket("/ws/control")
     async def control(socket: WebSocket) -> None:

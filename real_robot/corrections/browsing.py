@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,11 +46,15 @@ class EpisodeBrowser:
 
     def list(self, wanted: Filter, *, first: int = 0) -> dict[str, Any]:
         """{total, tasks, episodes: [...]}, newest first, ``PAGE`` at most."""
-        with EpisodeStore(self._path) as store:
-            rows = [self._row(store, entry, labels) for entry, labels in reversed(store.labelled())]
+        rows = self.rows()
         chosen = [row for row in rows if _matches(row, wanted)]
         tasks = sorted({row["task"] for row in rows})
         return {"total": len(chosen), "tasks": tasks, "episodes": chosen[max(0, first) :][:PAGE]}
+
+    def rows(self) -> Sequence[dict[str, Any]]:
+        """All episodes, newest first."""
+        with EpisodeStore(self._path) as store:
+            return [self._row(store, entry, labels) for entry, labels in reversed(store.labelled())]
 
     def read(self, id: str) -> dict[str, Any]:
         """One episode: its row, every step's actor, action and proposal, its labels and their history."""

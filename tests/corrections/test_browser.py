@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore, Selection
 from real_robot.corrections.server import CorrectionServer
-from tests.corrections.small_server import server
+from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
@@ -256,6 +256,23 @@ def test_plan_and_path_are_drawn_over_the_pictures_and_can_be_switched_off(open_
     assert min(lines_drawn(page)) > 0
 
 
+def test_the_training_page_shows_versions_and_rolls_back(open_page: Callable[..., Page], running: CorrectionServer):
+    page = open_page("Tove")
+    page.click("#link-training")
+    wait_until(page, "document.querySelectorAll('#t-versions tbody tr').length === 1")
+    assert page.is_disabled("#t-rollback")
+    before = page.text_content("#t-versions tbody tr td") or ""
+    write_bundle(running.folder / "bundle", seed=5)
+    wait_until(page, "document.querySelectorAll('#t-versions tbody tr').length === 2")
+    newest = "#t-versions tbody tr:first-child"
+    assert (page.text_content(newest) or "").endswith("drives")
+    assert (page.text_content("#t-versions tbody tr:last-child") or "").startswith(before)
+    page.click("#t-rollback")
+    wait_until(page, "document.querySelector('#t-versions tbody tr').textContent.endsWith('rolled back')")
+    assert page.is_disabled("#t-rollback")
+    assert running.robot.session.versions.current.hello.fingerprint.startswith(before)
+
+
 def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Page], running: CorrectionServer):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "color_scheme": "dark"}
     page = open_page("Piet", **phone)
@@ -287,7 +304,7 @@ def test_axe_finds_nothing_serious(open_page: Callable[..., Page], running: Corr
     page = open_page("Axel", color_scheme=scheme)
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    for name in ("robot", "episodes"):
+    for name in ("robot", "episodes", "training"):
         page.click(f"#link-{name}")
         page.wait_for_selector(f"#{name}:not([hidden])")
         if name == "episodes":

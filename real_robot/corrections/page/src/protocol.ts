@@ -79,6 +79,20 @@ export interface Episode extends Row {
   history: { key: string; value: unknown; author: string; time_s: number; undoes: number | null }[];
 }
 
+export interface TrainingVersion {
+  version: string;
+  round: number | null;
+  episodes: number;
+  alone: number | null;
+  corrected: number | null;
+  state: "drives" | "kept" | "rolled back" | "";
+}
+
+export interface Training {
+  rounds: { round: number; version: string | null; steps: number[]; loss: number[] }[];
+  versions: TrainingVersion[];
+}
+
 export async function ask<T>(path: string, method: "GET" | "POST" = "GET"): Promise<T> {
   const answer = await fetch(path, { method });
   if (!answer.ok) throw new Error(await reason(answer));
