@@ -23,7 +23,7 @@ class TrainingReader:
         self._folder, self._browser = folder / LEARNING, browser
 
     def read(self, kept: Sequence[dict[str, Any]], rolled_back: set[str]) -> dict[str, Any]:
-        """{rounds, versions}, oldest first. ``kept``: versions that the robot has loaded (``Versions.summary``)."""
+        """{rounds, versions}, oldest first. ``kept``: the versions that the robot has loaded (``Versions.summary``)."""
         rounds = [_round(path) for path in sorted_rounds(self._folder)[-SHOWN_ROUNDS:]]
         return {"rounds": rounds, "versions": self._versions(rounds, kept, rolled_back)}
 
@@ -39,7 +39,7 @@ class TrainingReader:
                 by_version[row["policy"]].append(row)
         numbers = {one["version"]: one["round"] for one in rounds if one["version"] is not None}
         loaded = [str(one["version"]) for one in kept]
-        names = dict.fromkeys([*by_version, *numbers, *loaded])
+        names = dict.fromkeys([*by_version, *numbers, *loaded, *sorted(one[:12] for one in rolled_back)])
         return [
             {
                 "version": name,

@@ -45,7 +45,8 @@ function showVersions(versions: TrainingVersion[]): void {
   const percent = (share: number | null) => (share === null ? "" : `${Math.round(100 * share)} %`);
   const rows = versions.toReversed().map((one) => {
     const row = document.createElement("tr");
-    const cells = [one.version.slice(0, 8), one.round === null ? "" : String(one.round), String(one.episodes), percent(one.alone), percent(one.corrected), one.state];
+    const round = one.round === null ? "" : String(one.round);
+    const cells = [one.version.slice(0, 8), one.state, percent(one.alone), percent(one.corrected), String(one.episodes), round];
     row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
     return row;
   });
@@ -68,6 +69,7 @@ function draw(): void {
   const all = shown.rounds.flatMap((round) => round.loss);
   if (loss !== null && all.length > 0) {
     const top = Math.max(...all, 1e-9);
+    element("t-top").textContent = `0 to ${top.toPrecision(3)}`;
     let first = 0;
     for (const round of shown.rounds) {
       drawSeries(loss, round.loss, "policy", top, first, all.length);
