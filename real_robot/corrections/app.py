@@ -71,6 +71,7 @@ def make_app(
     app.add_middleware(OnlyFromHere, origins=origins)
     _add_page(app, access, audit)
     _add_episodes(app, access, browser, audit)
+    _add_cuts(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
 
     @app.get("/api/training", dependencies=[_required(access, "viewer")])
@@ -176,6 +177,10 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
         label, shown = browser.undo(id, person=person.name)
         audit.write("undone", person=person.name, episode=id, label=label)
         return browser.read(shown)
+
+
+def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
+    labeller = _required(access, "labeller")
 
     @app.exception_handler(EpisodeError)
     async def unusable(request: Request, error: Exception) -> Response:

@@ -301,6 +301,8 @@ def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: Callable[..., Page], running: CorrectionServer, scheme: str):
+    with EpisodeStore(running.folder / "episodes") as store:
+        store.add(make_episode())  # also where this test runs alone
     page = open_page("Axel", color_scheme=scheme)
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
