@@ -27,7 +27,8 @@ _FROM_ATTRIBUTES = ("id", "task", "instruction", "source", "split", "seed", "pol
 class Entry:
     """One episode in the catalog.
 
-    ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it.
+    ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it. ``span``:
+    the first control step that is read, and the one after the last, where the episode was cut (never in the table).
     """
 
     id: str
@@ -42,9 +43,10 @@ class Entry:
     seed: int
     policy_version: str
     locations: ArrayLocations
+    span: tuple[int, int] | None = None
 
 
-_COLUMNS = tuple(Entry.__dataclass_fields__)
+_COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "span")
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,
     steps INTEGER NOT NULL, observations INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,
@@ -85,7 +87,7 @@ class Catalog:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Insert or replace, in one transaction."""
-        rows = [[json.dumps(v) if isinstance(v, dict) else v for v in vars(entry).values()] for entry in entries]
+        rows = [[_to_column(getattr(entry, name)) for name in _COLUMNS] for entry in entries]
         with self._lock, self._db() as connection:
             connection.executemany(_INSERT, rows)
 
@@ -112,6 +114,10 @@ class Catalog:
     def close(self) -> None:
         if os.getpid() == self._pid:
             self._connection.close()
+
+
+def _to_column(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 def _from_row(row: Sequence) -> Entry:

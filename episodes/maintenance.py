@@ -51,7 +51,7 @@ def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:
         "episodes": len(entries),
         "steps": sum(entry.steps for entry in entries),
         "observations": sum(entry.observations for entry in entries),
-        "bytes": sum(entry.bytes for entry in entries),
+        "bytes": sum({store.file(entry.id): entry.bytes for entry in entries}.values()),
         "successes": sum(entry.success for entry in entries),
         "tasks": dict(Counter(entry.task for entry in entries)),
         "sources": dict(Counter(entry.source for entry in entries)),

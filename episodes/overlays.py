@@ -1,8 +1,8 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses two keys: ``deleted`` hides the episode, ``success`` replaces the recorded success. ``success_from``, a
-control step, is read by success classifiers: from there on observations show success. A label of null takes the key
-away, so that what was recorded counts again.
+The store uses four keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
+``split`` cut it (cuts.py). ``success_from``, a recorded control step, is read by success classifiers: from there on
+observations show success. A label of null takes the key away, so that what was recorded counts again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -77,9 +77,9 @@ def read_labels(folder: Path) -> tuple[Labels, int]:
     return labels, incomplete
 
 
-def read_history(folder: Path, episode: str) -> list[LabelChange]:
-    """Every change of this episode's labels, oldest first."""
-    return [change for _, change in _changes(folder) if change is not None and change.episode == episode]
+def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
+    """Every change of these episodes' labels, oldest first."""
+    return [change for _, change in _changes(folder) if change is not None and change.episode in episodes]
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:

@@ -92,7 +92,8 @@ class WindowSampler:
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
         self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
         self._instructions = encode_instructions([entry.instruction for entry in entries])
-        self._digest = hashlib.sha256("".join(entry.id for entry in entries).encode()).hexdigest()
+        read = "".join(f"{entry.id}{entry.span or ''}" for entry in entries)
+        self._digest = hashlib.sha256(read.encode()).hexdigest()
         self._index(store, entries, [ACTORS.index(actor) for actor in actors])
         if not len(self):
             raise EpisodeError(f"{store.path}: no window begins under {', '.join(actors)}")

@@ -2,7 +2,7 @@
 
     STORE/ep-<ulid>.zarr.zip   one immutable episode each, a zarr v3 group that any zarr reader opens
     STORE/catalog.sqlite       an index, rebuilt from the episode files when needed
-    STORE/labels.jsonl         append-only labels and deletions
+    STORE/labels.jsonl         append-only labels, deletions and cuts
 
 An episode is committed by renaming its file: it is written to a temporary file, synced and renamed, then the folder is
 synced. A file with an episode's name is therefore always complete, even if the writer is killed at any point. Any
@@ -24,6 +24,7 @@ from typing import Any
 
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
+from episodes.cuts import SPLIT, TRIM, Part, cut, parts_of, recorded_id
 from episodes.overlays import (
     DELETED,
     SUCCESS,
@@ -136,17 +137,46 @@ class EpisodeStore:
 
     def label(self, id: str, key: str, value: LabelValue | None, *, author: str) -> None:
         """Append a label; the episode's file does not change. ``select`` uses ``success`` and ``deleted``."""
-        self._entry(id)
+        self._lineage(id)
         append_label(self.path, episode=id, key=key, value=value, author=author)
 
+    def trim(self, id: str, first: int, end: int, *, author: str) -> None:
+        """From now on only control steps ``first`` .. ``end - 1`` are read, by everything that reads this store.
+
+        Steps are counted as ``read`` shows them now. Raises EpisodeError unless both were observed.
+        """
+        start = self._cuttable(id, first, end)
+        self.label(id, TRIM, f"{start + first}-{start + end}", author=author)
+
+    def split(self, id: str, at: int, *, author: str) -> tuple[str, str]:
+        """From now on two episodes are read: the steps before ``at``, and those from ``at`` on. Returns their ids."""
+        start = self._cuttable(id, 0, at, whole=False)
+        self.label(id, SPLIT, start + at, author=author)
+        before, after = (part.id for part in self._parts(id) if id in part.lineage)
+        return before, after
+
+    def _cuttable(self, id: str, first: int, end: int, *, whole: bool = True) -> int:
+        """The recorded step that is step 0 of episode ``id``. Raises EpisodeError if it cannot be cut at these."""
+        entry = self._entry(id)
+        observed = {*self.map(entry)["observation_steps"].tolist(), *([entry.steps] if whole else [])}
+        if not 0 <= first < end <= entry.steps or not {first, end} <= observed or (end == entry.steps and not whole):
+            raise EpisodeError(
+                f"episode {id} has {entry.steps} steps and cannot be cut at {first} and {end}: "
+                "cuts are at steps at which it was observed, and leave some on both sides"
+            )
+        return entry.span[0] if entry.span else 0
+
     def undo(self, id: str, *, author: str) -> LabelChange | None:
-        """Take back the last label or deletion of the episode that still holds; None if there is none."""
-        self._entry(id)
-        return undo_label(self.path, episode=id, author=author)
+        """Take back the last label, deletion or cut of the episode that still holds; None if there is none.
+
+        Where a part has none of its own, the last of what it was split from, in the end the split itself.
+        """
+        undone = (undo_label(self.path, episode=one, author=author) for one in reversed(self._lineage(id)))
+        return next((change for change in undone if change is not None), None)
 
     def history(self, id: str) -> list[LabelChange]:
-        """Every change of the episode's labels, undone ones too, oldest first."""
-        return read_history(self.path, id)
+        """Every change of the labels of the episode, and of what it was split from; undone ones too, oldest first."""
+        return read_history(self.path, set(self._lineage(id)))
 
     def delete(self, id: str, *, author: str) -> None:
         """Exclude the episode from ``select``; its file stays. ``label(id, "deleted", False)`` restores it."""
@@ -156,24 +186,32 @@ class EpisodeStore:
 
     def select(self, where: Selection = EVERYTHING) -> list[Entry]:
         """Entries of the episodes that match, oldest first, with labels applied and without the deleted ones."""
-        labels, _ = read_labels(self.path)
         selected = []
-        for entry in self.entries():
-            own = labels.get(entry.id, {})
-            if own.get(DELETED):
+        for entry, labels in self.labelled():
+            if labels.get(DELETED):
                 continue
-            if SUCCESS in own:
-                entry = dataclasses.replace(entry, success=bool(own[SUCCESS]))
+            if SUCCESS in labels:
+                entry = dataclasses.replace(entry, success=bool(labels[SUCCESS]))
             if where.matches(entry):
                 selected.append(entry)
         return selected
+
+    def labelled(self) -> list[tuple[Entry, dict[str, LabelValue]]]:
+        """All episodes as they are read, trimmed and split, each with its labels; success as recorded."""
+        labels, _ = read_labels(self.path)
+        return [
+            (self._cut(entry, part), part.labels)
+            for entry in self.entries()
+            for part in parts_of(entry.id, entry.steps, labels)
+        ]
 
     def entries(self) -> list[Entry]:
         """Entries of all committed episodes, oldest first, without labels applied."""
         return self._use_catalog(Catalog.entries)
 
     def labels(self, id: str) -> dict[str, LabelValue]:
-        return read_labels(self.path)[0].get(id, {})
+        """Of the episode; of a part also those of what it was split from, where it has none of its own."""
+        return next((part.labels for part in self._parts(id) if part.id == id), {})
 
     def read(self, id: str) -> Episode:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""
@@ -181,19 +219,21 @@ class EpisodeStore:
         arrays = self.map(entry)
         self.verify([entry])
         _, attributes = read_directory(self.file(id))
-        return unpack(arrays, attributes)
+        return unpack(arrays, attributes | {"id": id})
 
     def map(self, entry: Entry) -> Arrays:
         """The stored arrays of an episode, memory-mapped. Raises CorruptEpisode if the file is missing or truncated."""
-        return map_arrays(self.file(entry.id), entry.locations, size=entry.bytes)
+        arrays = map_arrays(self.file(entry.id), entry.locations, size=entry.bytes)
+        return arrays if entry.span is None else cut(arrays, *entry.span)
 
     def verify(self, entries: Iterable[Entry]) -> None:
         """Compare the content of these episodes with its hash, about 1 GB per second. Raises CorruptEpisode."""
-        for entry in entries:
-            verify_archive(self.file(entry.id))
+        for file in dict.fromkeys(self.file(entry.id) for entry in entries):
+            verify_archive(file)
 
     def file(self, id: str) -> Path:
-        return self.path / f"ep-{id}{_SUFFIX}"
+        """The file of an episode or of one of its parts."""
+        return self.path / f"ep-{recorded_id(id)}{_SUFFIX}"
 
     def close(self) -> None:
         self._catalog.close()
@@ -204,11 +244,44 @@ class EpisodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _entry(self, id: str) -> Entry:
-        entry = self._use_catalog(lambda catalog: catalog.entry(id))
+    def _recorded(self, id: str) -> Entry:
+        entry = self._use_catalog(lambda catalog: catalog.entry(recorded_id(id)))
         if entry is None:
             raise EpisodeError(f"{self.path}: no episode {id}")
         return entry
+
+    def _parts(self, id: str) -> list[Part]:
+        """Everything that is read of the recorded episode that ``id`` is, or is a part of."""
+        entry = self._recorded(id)
+        return list(parts_of(entry.id, entry.steps, read_labels(self.path)[0]))
+
+    def _lineage(self, id: str) -> tuple[str, ...]:
+        """The ids from the recorded episode's to ``id``."""
+        for part in self._parts(id):
+            if id in part.lineage:
+                return part.lineage[: part.lineage.index(id) + 1]
+        raise EpisodeError(f"{self.path}: no episode {id}")
+
+    def _entry(self, id: str) -> Entry:
+        """As it is read now."""
+        within = [part for part in self._parts(id) if id in part.lineage]
+        if not within:
+            raise EpisodeError(f"{self.path}: no episode {id}")
+        if within[0].id != id:
+            names = ", ".join(part.id for part in within)
+            raise EpisodeError(f"{self.path}: episode {id} is split; its parts are {names}")
+        return self._cut(self._recorded(id), within[0])
+
+    def _cut(self, entry: Entry, part: Part) -> Entry:
+        if (part.first, part.end) == (0, entry.steps):
+            return entry
+        observations = entry.observations
+        with contextlib.suppress(CorruptEpisode):  # whoever reads the file is told
+            name = "observation_steps"
+            observed = map_arrays(self.file(entry.id), {name: entry.locations[name]}, size=entry.bytes)[name]
+            observations = int(((observed >= part.first) & (observed <= part.end)).sum())
+        span = part.first, part.end
+        return dataclasses.replace(entry, id=part.id, span=span, steps=part.end - part.first, observations=observations)
 
     # -- the catalog -----------------------------------------------------------------------------------------------
 

@@ -176,6 +176,23 @@ class Expert(Protocol):
 
 
 @runtime_checkable
+class ProjectingEnv(Protocol):
+    """An environment that knows where its end effector is, and where points are in its cameras' pictures."""
+
+    def end_effector(self, env_id: int) -> Float[np.ndarray, " 3"]:
+        """Present position [m]."""
+        ...
+
+    def planned_path(self, env_id: int, actions: Float[np.ndarray, "n A"]) -> Float[np.ndarray, "n_plus_1 3"]:
+        """The present position, then where each of these actions is to bring the end effector [m]."""
+        ...
+
+    def project(self, env_id: int, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "cameras n 2"]:
+        """(right, down) as shares of each picture's width and height, seen now; NaN behind the camera."""
+        ...
+
+
+@runtime_checkable
 class DemonstratedEnv(Protocol):
     """An environment with a scripted expert."""
 

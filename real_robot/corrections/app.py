@@ -11,11 +11,13 @@ from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from episodes.schema import EpisodeError
 from real_robot.corrections.access import COOKIE, SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
 from real_robot.corrections.connections import serve_control, serve_pictures
 from real_robot.corrections.robot_thread import RobotThread
+from real_robot.corrections.training import TrainingReader
 
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
@@ -56,13 +58,26 @@ def _with_headers(send: Send) -> Callable[[Any], Awaitable[None]]:
     return with_headers
 
 
-def make_app(robot: RobotThread, browser: EpisodeBrowser, access: Access, origins: Origins, audit: AuditLog) -> FastAPI:
+def make_app(
+    robot: RobotThread,
+    browser: EpisodeBrowser,
+    training: TrainingReader,
+    access: Access,
+    origins: Origins,
+    audit: AuditLog,
+) -> FastAPI:
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OnlyFromHere, origins=origins)
     _add_page(app, access, audit)
     _add_episodes(app, access, browser, audit)
+    _add_cuts(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
+
+    @app.get("/api/training", dependencies=[_required(access, "viewer")])
+    def learned() -> dict[str, Any]:
+        versions = robot.session.versions
+        return training.read(versions.summary(), set(versions.rolled_back))
 
     @app.websocket("/ws/control")
     async def control(socket: WebSocket) -> None:
@@ -159,8 +174,29 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
 
     @app.post("/api/episodes/{id}/undo")
     def undo(id: str, person: Person = labeller) -> dict[str, Any]:
-        audit.write("undone", person=person.name, episode=id, label=browser.undo(id, person=person.name))
+        label, shown = browser.undo(id, person=person.name)
+        audit.write("undone", person=person.name, episode=id, label=label)
+        return browser.read(shown)
+
+
+def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
+    labeller = _required(access, "labeller")
+
+    @app.exception_handler(EpisodeError)
+    async def unusable(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=422)
+
+    @app.post("/api/episodes/{id}/trim")
+    def trim(id: str, first: int, end: int, person: Person = labeller) -> dict[str, Any]:
+        browser.trim(id, first, end, person=person.name)
+        audit.write("trimmed", person=person.name, episode=id, first=first, end=end)
         return browser.read(id)
+
+    @app.post("/api/episodes/{id}/split")
+    def split(id: str, at: int, person: Person = labeller) -> dict[str, Any]:
+        part = browser.split(id, at, person=person.name)
+        audit.write("split", person=person.name, episode=id, at=at)
+        return browser.read(part)
 
 
 def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:

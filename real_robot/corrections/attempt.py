@@ -17,7 +17,10 @@ Images = Mapping[str, UInt8[np.ndarray, "height width 3"]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutedStep:
-    """One control step. ``shadow``: what the policy proposed for it. ``intervention``: its number, -1 in none."""
+    """One control step. ``shadow``: what the policy proposed for it. ``intervention``: its number, -1 in none.
+
+    ``reached``: position of the end effector after it [m], where the environment knows it; shown, not recorded.
+    """
 
     action: Float32[np.ndarray, " A"]
     shadow: Float32[np.ndarray, " A"]
@@ -29,6 +32,7 @@ class ExecutedStep:
     terminated: bool
     truncated: bool
     success: bool
+    reached: Float32[np.ndarray, " 3"] | None = None
 
     @property
     def disagreement(self) -> float:

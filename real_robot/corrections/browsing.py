@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from episodes.catalog import Entry
-from episodes.overlays import DELETED, SUCCESS, read_labels
+from episodes.cuts import SPLIT
+from episodes.overlays import DELETED, SUCCESS
 from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore
@@ -41,25 +42,28 @@ class EpisodeBrowser:
 
     def __init__(self, path: Path, *, jpeg_quality: int) -> None:
         self._path, self._quality = path, jpeg_quality
-        self._persons: dict[str, tuple[float, int]] = {}  # of each episode; an episode never changes
+        self._persons: dict[tuple[str, tuple[int, int] | None], tuple[float, int]] = {}  # by id and span
 
     def list(self, wanted: Filter, *, first: int = 0) -> dict[str, Any]:
         """{total, tasks, episodes: [...]}, newest first, ``PAGE`` at most."""
-        with EpisodeStore(self._path) as store:
-            labels, _ = read_labels(self._path)
-            rows = [self._row(store, entry, labels.get(entry.id, {})) for entry in reversed(store.entries())]
+        rows = self.rows()
         chosen = [row for row in rows if _matches(row, wanted)]
         tasks = sorted({row["task"] for row in rows})
         return {"total": len(chosen), "tasks": tasks, "episodes": chosen[max(0, first) :][:PAGE]}
 
+    def rows(self) -> Sequence[dict[str, Any]]:
+        """All episodes, newest first."""
+        with EpisodeStore(self._path) as store:
+            return [self._row(store, entry, labels) for entry, labels in reversed(store.labelled())]
+
     def read(self, id: str) -> dict[str, Any]:
         """One episode: its row, every step's actor, action and proposal, its labels and their history."""
         with EpisodeStore(self._path) as store:
-            entry = self._entry(store, id)
+            entry, labels = self._find(store, id)
             arrays = store.map(entry)
             action, shadow = arrays["action"], arrays.get("shadow_action")
             return {
-                **self._row(store, entry, store.labels(id)),
+                **self._row(store, entry, labels),
                 "control_hz": store.read(id).control_hz,
                 "actors": actor_letters(arrays["actor"].tolist()),
                 "actor_names": list(ACTORS),
@@ -75,7 +79,7 @@ class EpisodeBrowser:
     def frame(self, id: str, camera: str, index: int) -> bytes:
         """JPEG of what ``camera`` saw at observation ``index``."""
         with EpisodeStore(self._path) as store:
-            entry = self._entry(store, id)
+            entry, _ = self._find(store, id)
             arrays = store.map(entry)
             if camera not in frame_sizes(arrays) or not 0 <= index < entry.observations:
                 raise NotFound("no such frame")
@@ -95,21 +99,37 @@ class EpisodeBrowser:
     def delete(self, id: str, *, person: str) -> None:
         self._change(id, lambda store: store.delete(id, author=person))
 
-    def undo(self, id: str, *, person: str) -> str | None:
-        """The key of the label that was taken back."""
-        change = self._change(id, lambda store: store.undo(id, author=person))
-        return None if change is None else change.key
+    def trim(self, id: str, first: int, end: int, *, person: str) -> None:
+        """Keep control steps ``first`` .. ``end - 1``. Raises EpisodeError where it cannot be cut."""
+        self._change(id, lambda store: store.trim(id, first, end, author=person))
+
+    def split(self, id: str, at: int, *, person: str) -> str:
+        """The id of the part that begins at ``at``. Raises EpisodeError where it cannot be cut."""
+        parts: tuple[str, str] = self._change(id, lambda store: store.split(id, at, author=person))
+        return parts[1]
+
+    def undo(self, id: str, *, person: str) -> tuple[str | None, str]:
+        """The key of the label that was taken back, and the episode's id, which is another where a split was undone."""
+
+        def undo(store: EpisodeStore) -> tuple[str | None, str]:
+            change = store.undo(id, author=person)
+            if change is None:
+                return None, id
+            return change.key, change.episode if change.key == SPLIT else id
+
+        undone: tuple[str | None, str] = self._change(id, undo)
+        return undone
 
     def _change(self, id: str, do: Callable[[EpisodeStore], Any]) -> Any:
         with EpisodeStore(self._path) as store:
-            self._entry(store, id)
+            self._find(store, id)
             return do(store)
 
-    def _entry(self, store: EpisodeStore, id: str) -> Entry:
-        entries = {entry.id: entry for entry in store.entries()} if re.fullmatch("[0-9A-Z]{26}", id) else {}
-        if id not in entries:
+    def _find(self, store: EpisodeStore, id: str) -> tuple[Entry, dict[str, Any]]:
+        found = (one for one in store.labelled() if one[0].id == id)
+        if not re.fullmatch(r"[0-9A-Z]{26}(\.\d+-\d+)?", id) or (one := next(found, None)) is None:
             raise NotFound("no such episode")
-        return entries[id]
+        return one
 
     def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:
         human, interventions = self._person_share(store, entry)
@@ -118,6 +138,8 @@ class EpisodeBrowser:
             "task": entry.task,
             "instruction": entry.instruction,
             "steps": entry.steps,
+            "span": entry.span,
+            "recorded_steps": entry.locations["action"][2][0],
             "success": bool(labels.get(SUCCESS, entry.success)),
             "recorded_success": entry.success,
             "deleted": bool(labels.get(DELETED, False)),
@@ -130,11 +152,13 @@ class EpisodeBrowser:
 
     def _person_share(self, store: EpisodeStore, entry: Entry) -> tuple[float, int]:
         """Share of a person's steps, and the number of interventions."""
-        if entry.id not in self._persons:
+        known = entry.id, entry.span
+        if known not in self._persons:
             arrays = store.map(entry)
-            interventions = int(arrays["intervention"].max()) + 1 if "intervention" in arrays else 0
-            self._persons[entry.id] = round(float((arrays["actor"] == HUMAN).mean()), 3), interventions
-        return self._persons[entry.id]
+            numbers = np.unique(arrays.get("intervention", np.array([-1])))
+            interventions = int((numbers >= 0).sum())
+            self._persons[known] = round(float((arrays["actor"] == HUMAN).mean()), 3), interventions
+        return self._persons[known]
 
 
 def _matches(row: dict[str, Any], wanted: Filter) -> bool:

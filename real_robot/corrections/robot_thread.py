@@ -217,6 +217,7 @@ class RobotThread:
             "input_age_ms": _input_age_ms(steps[-1].input_time_s, steps[-1].applied_time_s) if steps else None,
             "executed": _rounded(session.handover.last),
             "planned": [_rounded(action) for action in session.planned],
+            "paths": session.paths(),
             "versions": session.versions.summary(),
             "expert": session.expert_action(),
             "cameras": list(self._pictures.cameras),

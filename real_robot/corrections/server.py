@@ -22,6 +22,7 @@ from real_robot.corrections.pictures import Pictures
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession
 from real_robot.corrections.settings import ControlSettings
+from real_robot.corrections.training import TrainingReader
 from real_robot.serving.protocol import is_loopback
 from real_robot.serving.versions import Versions
 from sims.errors import RunFailure, UserError
@@ -92,7 +93,7 @@ def running(
     from real_robot.corrections.app import make_app
 
     browser = EpisodeBrowser(store.path, jpeg_quality=settings.jpeg_quality)
-    web = config(make_app(robot, browser, access, origins, audit))
+    web = config(make_app(robot, browser, TrainingReader(folder, browser), access, origins, audit))
     thread = threading.Thread(target=web.run, kwargs={"sockets": [listening]}, name="web server", daemon=True)
     robot.start()
     thread.start()

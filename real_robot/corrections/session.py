@@ -32,11 +32,15 @@ from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import DemonstratedEnv, VectorEnv, decode_instructions
+from sims.vector_env import DemonstratedEnv, ProjectingEnv, VectorEnv, decode_instructions
 
 Mode = Literal["policy", "human", "hold", "ended"]
 Outcome = Literal["success", "failure", "abort"]
 MAX_INSTRUCTION = 200  # characters
+
+
+SHOWN_PATH_STEPS = 40
+Point = tuple[float, float]
 
 
 class Refused(ValueError):
@@ -67,6 +71,7 @@ class CorrectionSession:
         self._expert = (
             env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
         )
+        self._projecting = env if isinstance(env, ProjectingEnv) else None
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
         self.handover = Handover(
@@ -277,6 +282,7 @@ class CorrectionSession:
                 terminated=bool(result.terminated[0]),
                 truncated=bool(result.truncated[0] or not result.valid[0]),
                 success=bool(result.success[0]),
+                reached=None if self._projecting is None else self._projecting.end_effector(0),
             )
         )
         if self.spec.can_capture:
@@ -297,6 +303,26 @@ class CorrectionSession:
         """The rest of the policy's chunk, [n, A]."""
         return self._chunk[max(0, self.attempt.length - self._chunk_at) :]
 
+    def paths(self) -> dict[str, list[list[Point]]] | None:
+        """{planned, executed}: of each camera the line of the end effector in its picture; None where unknown.
+
+        Points are (right, down) as shares of the picture. Planned: by the policy's chunk from here on, also while a
+        person drives. Executed: of the last ``SHOWN_PATH_STEPS``.
+        """
+        if self._projecting is None:
+            return None
+        reached = [step.reached for step in self.attempt.steps[-SHOWN_PATH_STEPS:] if step.reached is not None]
+        lines = {"planned": self._projecting.planned_path(0, self.planned), "executed": np.array(reached)}
+        return {
+            name: [_visible(line) for line in self._projecting.project(0, points.reshape(-1, 3))]
+            for name, points in lines.items()
+        }
+
     def expert_action(self) -> list[float] | None:
         """What the simulator's expert would do now, where it is shown."""
         return None if self._expert is None else [round(float(x), 5) for x in self._expert.act()[0].cpu()]
+
+
+def _visible(line: np.ndarray) -> list[Point]:
+    """Without the points behind the camera."""
+    return [(round(float(right), 4), round(float(down), 4)) for right, down in line if np.isfinite(right + down)]

@@ -21,10 +21,18 @@ from torch import Tensor
 from sims.tabletop.backend import open_backend
 from sims.tabletop.config import TabletopConfig
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, Demonstrator
-from sims.tabletop.end_effector_control import EndEffectorControl, EndEffectorState, EndEffectorTarget, finger_target
+from sims.tabletop.end_effector_control import (
+    POSITION_SCALE,
+    WORKSPACE,
+    EndEffectorControl,
+    EndEffectorState,
+    EndEffectorTarget,
+    finger_target,
+)
 from sims.tabletop.kinematics import end_effector_orientation
 from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE
+from sims.tabletop.projection import Projection
 from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.scene_state import SceneState
 from sims.tabletop.task import HOLD_STEPS, check_task
@@ -73,6 +81,8 @@ class TabletopEnv:
             },
         )
         self._starts: list[StartState | None] = [None] * n
+        self._layouts: list[Layout | None] = [None] * n
+        self._projection: Projection | None = None
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
         self._fixtures = torch.zeros(n, len(MOCAP), 4, device=device)
@@ -114,6 +124,7 @@ class TabletopEnv:
         self._instruction = update_instructions(self._instruction, ids, instructions)
         for env_id, state, layout in zip(ids, start, layouts, strict=True):
             self.backend.place(env_id, layout)
+            self._layouts[env_id] = layout
             self._starts[env_id] = state
             if state.snapshot is not None:
                 self._restore(env_id, state.snapshot)
@@ -259,6 +270,29 @@ class TabletopEnv:
     def expert(self, *, noise: float, seed: int) -> Demonstrator:
         """The demonstrator that the configuration names; ``noise`` 0 is the best it can do, 1 fails often."""
         return DEMONSTRATORS[self.config.demonstrator](self, noise=noise, seed=seed)
+
+    def end_effector(self, env_id: int) -> Float[np.ndarray, " 3"]:
+        """Present position [m]."""
+        return self._scene.end_effector[env_id].cpu().numpy()
+
+    def planned_path(self, env_id: int, actions: Float[np.ndarray, "n 7"]) -> Float[np.ndarray, "n_plus_1 3"]:
+        """The end effector, then the target positions of these actions [m], which the arm follows with a lag."""
+        positions = [self.end_effector(env_id)]
+        target = self._target.position[env_id].cpu().numpy()
+        for action in np.clip(actions, -1.0, 1.0):
+            target = np.clip(target + POSITION_SCALE * action[:3], *WORKSPACE)
+            positions.append(target)
+        return np.stack(positions)
+
+    def project(self, env_id: int, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "cameras n 2"]:
+        """(right, down) as shares of each picture's width and height, seen now; NaN behind the camera."""
+        if self._projection is None:
+            self._projection = Projection(self.spec.cameras, self.spec.image_size)
+        layout = self._layouts[env_id]
+        if layout is None:
+            raise RuntimeError(f"project: environment {env_id} was never reset")
+        qpos = self.backend.qpos[env_id].cpu().numpy()
+        return self._projection(points, qpos, layout.fixtures, layout.appearance)
 
     @property
     def scene(self) -> SceneState:

@@ -11,9 +11,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from episodes.schema import HOLD, HUMAN, POLICY
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, Selection
 from real_robot.corrections.server import CorrectionServer
-from tests.corrections.small_server import server
+from tests.corrections.small_server import server, write_bundle
+from tests.episodes.episode_examples import make_episode
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 TIMEOUT_MS = 30_000
@@ -136,6 +137,41 @@ def test_a_person_takes_over_finishes_labels_and_finds_the_episode(
         assert len(store.history(entry.id)) == 6
 
 
+def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[..., Page], running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=9, task="cut"))
+        page = open_page("Cleo")
+        page.click("#link-episodes")
+        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'cut')")
+        page.select_option("#f-task", "cut")
+        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
+        page.click("#list tbody tr:first-child button")
+        page.wait_for_selector("#detail:not([hidden])")
+        assert page.is_disabled("#d-start")  # at the first picture nothing can be cut off
+        page.fill("#d-step", "2")
+        page.click("#d-start")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('2 to 9 of 9 steps')")
+        page.fill("#d-step", "5")
+        page.click("#d-end")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('2 to 7 of 9 steps')")
+        page.fill("#d-step", "3")
+        page.click("#d-split")
+        wait_until(page, "document.getElementById('d-facts').textContent.includes('5 to 7 of 9 steps')")
+        page.click("#d-failure")
+        wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Failure, relabelled')")
+        assert [(entry.id, entry.steps, entry.success) for entry in store.select(Selection(tasks=("cut",)))] == [
+            (f"{id}.2-5", 3, True),
+            (f"{id}.5-7", 2, False),
+        ]
+        assert page.text_content("#count") == "2 episodes"
+        assert "split: 5 (Cleo" in (page.text_content("#d-history") or "")
+        for left in ("5 to 7 of 9 steps", "2 to 7 of 9 steps", "2 to 9 of 9 steps", "9 steps, 0 %"):
+            page.click("#d-undo")
+            wait_until(page, f"document.getElementById('d-facts').textContent.includes('{left}')")
+        assert store.read(id).num_steps == 9
+        store.delete(id, author="the test")
+
+
 def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[..., Page], running: CorrectionServer):
     page = open_page("Rita")
     next_episode(page)
@@ -196,6 +232,47 @@ def test_of_two_browsers_one_moves_the_robot(open_page: Callable[..., Page], run
     assert wait_for_mode(second, "human") == "You drive"
 
 
+def lines_drawn(page: Page) -> list[int]:
+    """Of each camera, how many of the pixels over its picture are drawn on."""
+    counted: list[int] = page.evaluate(
+        """[...document.querySelectorAll('canvas.lines')].map((canvas) =>
+            canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
+                .filter((value, i) => i % 4 === 3 && value > 0).length)"""
+    )
+    return counted
+
+
+def test_plan_and_path_are_drawn_over_the_pictures_and_can_be_switched_off(open_page: Callable[..., Page]):
+    page = open_page("Dora")
+    next_episode(page)
+    wait_until(page, "Number(document.getElementById('rewind-step').max) >= 8")
+    page.keyboard.press("p")
+    wait_for_mode(page, "hold")
+    page.wait_for_timeout(300)
+    assert min(lines_drawn(page)) > 0
+    page.uncheck("#show-paths")
+    assert lines_drawn(page) == [0, 0]
+    page.check("#show-paths")
+    assert min(lines_drawn(page)) > 0
+
+
+def test_the_training_page_shows_versions_and_rolls_back(open_page: Callable[..., Page], running: CorrectionServer):
+    page = open_page("Tove")
+    page.click("#link-training")
+    wait_until(page, "document.querySelectorAll('#t-versions tbody tr').length === 1")
+    assert page.is_disabled("#t-rollback")
+    before = page.text_content("#t-versions tbody tr td") or ""
+    write_bundle(running.folder / "bundle", seed=5)
+    wait_until(page, "document.querySelectorAll('#t-versions tbody tr').length === 2")
+    newest = "#t-versions tbody tr:first-child"
+    assert "drives" in (page.text_content(newest) or "")
+    assert (page.text_content("#t-versions tbody tr:last-child") or "").startswith(before)
+    page.click("#t-rollback")
+    wait_until(page, "document.querySelector('#t-versions tbody tr:first-child').textContent.includes('rolled back')")
+    assert page.is_disabled("#t-rollback")
+    assert running.robot.session.versions.current.hello.fingerprint.startswith(before)
+
+
 def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Page], running: CorrectionServer):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "color_scheme": "dark"}
     page = open_page("Piet", **phone)
@@ -224,10 +301,12 @@ def test_on_a_phone_the_page_fits_and_the_pad_drives(open_page: Callable[..., Pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: Callable[..., Page], running: CorrectionServer, scheme: str):
+    with EpisodeStore(running.folder / "episodes") as store:
+        store.add(make_episode())  # also where this test runs alone
     page = open_page("Axel", color_scheme=scheme)
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    for name in ("robot", "episodes"):
+    for name in ("robot", "episodes", "training"):
         page.click(f"#link-{name}")
         page.wait_for_selector(f"#{name}:not([hidden])")
         if name == "episodes":

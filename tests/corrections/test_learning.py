@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,10 @@ import pytest
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
+from real_robot.corrections.access import COOKIE
+from real_robot.corrections.browsing import EpisodeBrowser
+from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
+from real_robot.corrections.training import LEARNING, TrainingReader
 from sims.errors import UserError
 from tests.corrections.small_server import PATIENT, server, write_bundle
 from tests.episodes.episode_examples import make_episode
@@ -24,7 +30,7 @@ from vla_rl.config.packaged import find_config
 from vla_rl.runners.corrections import EPISODES, corrected_episodes, learn
 from vla_rl.runners.imitation import divide
 
-FAST = LearningConfig(bc=BCConfig(steps=3, batch_size=8, warmup=1))
+FAST = LearningConfig(bc=BCConfig(steps=20, batch_size=8, warmup=1))
 CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
 
 
@@ -54,6 +60,17 @@ def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
         next(learn(tmp_path, CONFIG, watch=False))
 
 
+def test_a_round_under_way_is_shown_without_its_incomplete_line(tmp_path: Path):
+    path = tmp_path / LEARNING / "round-002"
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text('{"iteration": 20, "bc_loss": 0.5}\n{"iteration": 40, "bc_l')
+    EpisodeStore(tmp_path / EPISODES, create=True).close()
+    browser = EpisodeBrowser(tmp_path / EPISODES, jpeg_quality=90)
+    shown = TrainingReader(tmp_path, browser).read([{"version": "abc"}], set())
+    assert shown["rounds"] == [{"round": 2, "version": None, "steps": [20], "loss": [0.5]}]
+    assert [(one["version"], one["alone"], one["state"]) for one in shown["versions"]] == [("abc", None, "drives")]
+
+
 def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_path: Path):
     with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
         robot, folder = one.robot, one.folder
@@ -73,9 +90,26 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
             operator.correct(2)
         versions = robot.session.versions
+        _, cookie = open_session(one.invite("viewer", "viewer"))
+
+        def training() -> dict:
+            with closing(http.client.HTTPConnection(f"127.0.0.1:{one.origins.port}", timeout=60)) as connection:
+                connection.request("GET", "/api/training", headers={"Cookie": f"{COOKIE}={cookie}"})
+                return json.loads(connection.getresponse().read())
+
+        shown = training()
+        (trained,) = shown["rounds"]
+        assert (trained["round"], trained["version"]) == (1, published.sha256[:12])
+        metrics = (folder / "learning" / "round-001" / "metrics.jsonl").read_text().splitlines()
+        assert trained["loss"] == [json.loads(line)["bc_loss"] for line in metrics]
+        old, new = shown["versions"]
+        assert (old["version"], old["round"], old["episodes"], old["state"]) == (before[:12], None, 2, "kept")
+        assert (old["alone"], old["corrected"]) == (0.0, 1.0)
+        assert (new["version"], new["round"], new["episodes"], new["state"]) == (trained["version"], 1, 1, "drives")
         assert versions.report_fault(published.sha256, "by anna")
         assert versions.current.hello.fingerprint == before
         assert versions.knows(published.sha256)  # not taken up again
+        assert [version["state"] for version in training()["versions"]] == ["drives", "rolled back"]
     with EpisodeStore(folder / EPISODES) as store:
         episodes = [store.read(entry.id) for entry in store.select()]
     assert episodes[0].id == first["episode"]

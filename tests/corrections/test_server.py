@@ -18,6 +18,7 @@ from real_robot.corrections.access import COOKIE
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from tests.corrections.small_server import server
+from tests.episodes.episode_examples import make_episode
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,29 @@ def test_who_only_watches_cannot_move_or_roll_back(running: CorrectionServer, ro
     assert ask(running, "/api/invite/operator", method="POST", cookie=cookie, Origin=origin)[0] == 403
     id = "0" * 26
     expected = {"viewer": 403, "labeller": 404}[role]
-    assert ask(running, f"/api/episodes/{id}/label/success", method="POST", cookie=cookie, Origin=origin)[0] == expected
+    for change in ("label/success", "trim?first=0&end=1", "split?at=1"):
+        path = f"/api/episodes/{id}/{change}"
+        assert ask(running, path, method="POST", cookie=cookie, Origin=origin)[0] == expected
+
+
+def test_wrong_cuts_are_refused_with_a_reason(running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        id = store.add(make_episode(steps=8, every=2))
+        origin, cookie = open_session(running.invite("Lara", "labeller"))
+
+        def cut(what: str) -> tuple[int, str]:
+            status, body = ask(running, f"/api/episodes/{id}/{what}", method="POST", cookie=cookie, Origin=origin)
+            return status, body.decode()
+
+        assert cut("trim?first=1&end=8")[0] == 422
+        status, reason = cut("split?at=8")
+        assert (status, "cannot be cut at 0 and 8" in reason) == (422, True)
+        assert store.history(id) == []
+        assert json.loads(cut("split?at=4")[1])["id"] == f"{id}.4-8"
+        assert cut("trim?first=0&end=2") == (404, "no such episode\n")  # only its parts are
+        assert [change.author for change in store.history(id)] == ["Lara"]
+        store.undo(id, author="the test")
+        store.delete(id, author="the test")
 
 
 def test_of_two_clients_one_moves_the_robot_and_a_lost_one_leaves_it_holding(running: CorrectionServer):

@@ -93,6 +93,21 @@ def test_after_a_person_is_lost_the_policy_never_resumes_by_itself(tmp_path):
         assert actors(robot)[at:] == [POLICY, POLICY]
 
 
+def test_plan_and_executed_path_begin_where_the_hand_is_seen(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 5)
+        robot.take_over(person="anna")
+        ticks(robot, 2, AWAY)
+        paths = robot.paths()
+        assert paths is not None
+        assert [len(line) for line in paths["executed"]] == [7, 7]  # both cameras see all of it
+        assert [len(line) for line in paths["planned"]] == [len(robot.planned) + 1] * 2
+        for executed, planned in zip(paths["executed"], paths["planned"], strict=True):
+            assert executed[-1] == planned[0]
+        robot.rewind(3, person="anna")
+        assert [len(line) for line in (robot.paths() or {})["executed"]] == [3, 3]
+
+
 def test_rewind_restores_the_robot_exactly_and_keeps_what_was_abandoned(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 10)

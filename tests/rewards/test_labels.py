@@ -59,6 +59,16 @@ def test_labels_of_people_count(tmp_path: Path) -> None:
     assert recorded.succeeded.tolist() == [False, True, True, True, False]
 
 
+def test_labels_count_recorded_steps_of_a_trimmed_episode_too(tmp_path: Path) -> None:
+    store = store_of(tmp_path, failed())
+    (entry,) = store.select()
+    store.label(entry.id, "success_from", 4, author="a")
+    store.trim(entry.id, 2, 6, author="a")
+    recorded = LabeledEpisodes([store])
+    assert recorded.step.tolist() == [0, 1, 2, 3, 4]
+    assert recorded.success.tolist() == [False, False, True, True, True]
+
+
 def test_the_images_are_those_of_the_chosen_camera(tmp_path: Path) -> None:
     recorded = LabeledEpisodes([store_of(tmp_path, make_episode(steps=6, every=2, seed=5))], cameras=("wrist",))
     read = recorded.read(np.array([3, 1]))

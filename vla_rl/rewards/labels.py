@@ -74,7 +74,7 @@ class LabeledEpisodes:
         self._instructions = encode_instructions([entry.instruction for entry in self.entries])
         steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         labels = [
-            _labels(arrays, at, store.labels(entry.id), success_steps)
+            _labels(arrays, at, store.labels(entry.id), success_steps, first=entry.span[0] if entry.span else 0)
             for (store, entry), arrays, at in zip(chosen, self._arrays, steps, strict=True)
         ]
         self.episode: Int[np.ndarray, " F"] = np.repeat(np.arange(len(steps)), [len(at) for at in steps])
@@ -128,14 +128,14 @@ class LabeledEpisodes:
 
 
 def _labels(
-    arrays: Arrays, at: Int[np.ndarray, " L"], labels: Mapping[str, LabelValue], success_steps: int
+    arrays: Arrays, at: Int[np.ndarray, " L"], labels: Mapping[str, LabelValue], success_steps: int, *, first: int
 ) -> Bool[np.ndarray, " L"]:
-    """Which of the observations at control steps ``at`` show success."""
+    """Which of the observations at control steps ``at`` show success. ``first``: the recorded step that is step 0."""
     recorded = np.flatnonzero(np.asarray(arrays["success"]))
     if SUCCESS in labels and not labels[SUCCESS]:
         return np.zeros(len(at), dtype=bool)
     if SUCCESS_FROM in labels:
-        return at >= int(labels[SUCCESS_FROM])
+        return at >= int(labels[SUCCESS_FROM]) - first
     if len(recorded):
         return at >= max(1, recorded[0] + 1 - success_steps)  # the observation after the step that succeeded
     return (at >= max(1, at[-1] - success_steps)) & bool(labels.get(SUCCESS, False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import shutil
 import sys
 import threading
@@ -22,6 +21,7 @@ from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bund
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
 from real_robot.corrections.server import Address, CorrectionServer, open_page, running
+from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
@@ -34,7 +34,7 @@ from vla_rl.runners.evaluate import locate
 from vla_rl.runners.imitation import SUCCESSES, Cloned, clone
 from vla_rl.runs.run_dir import git_revision, load_experiment
 
-BUNDLE, EPISODES, LEARNING = "bundle", "episodes", "learning"
+BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
 
 
@@ -167,7 +167,7 @@ def learn_round(
 ) -> dict[str, Any]:
     """Clone these actors' steps, and demonstrations, from the published policy on; publish the result."""
     settings, published = config.learning, folder / BUNDLE
-    number = 1 + max((int(round.name[6:]) for round in _rounds(folder)), default=0)
+    number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
     parent = read_bundle_info(published).sha256
     policy = load_bundle(published, device=select_device(config.device))
     rest = (1 - settings.human_share) / max(1, len(settings.demonstrations))
@@ -179,7 +179,3 @@ def learn_round(
     clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
     info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))
     return {"round": number, "version": info.sha256[:12], "bundle": str(trained / BUNDLE)}
-
-
-def _rounds(folder: Path) -> list[Path]:
-    return [path for path in (folder / LEARNING).glob("round-*") if re.fullmatch(r"round-\d+", path.name)]

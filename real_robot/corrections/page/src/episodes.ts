@@ -13,6 +13,7 @@ interface List {
 let rows: Row[] = [];
 let chosen: Episode | null = null;
 let playing: ReturnType<typeof setInterval> | null = null;
+let changes = Promise.resolve();
 let asked = 0; // pictures, so that a late answer is not shown
 
 export function startEpisodes(): void {
@@ -25,6 +26,9 @@ export function startEpisodes(): void {
   for (const what of ["label/success", "label/failure", "delete", "undo"]) {
     onClick(`d-${what.split("/").pop()}`, () => void change(what));
   }
+  onClick("d-start", () => void change(`trim?first=${stepShown()}&end=${chosen?.steps}`, 0));
+  onClick("d-end", () => void change(`trim?first=0&end=${stepShown()}`));
+  onClick("d-split", () => void change(`split?at=${stepShown()}`, 0));
   addEventListener("resize", () => showAt());
 }
 
@@ -58,7 +62,7 @@ function showList(): void {
     open.addEventListener("click", () => void choose(row.id));
     const first = document.createElement("td");
     first.append(open);
-    line.append(first, cell(row.task), result(row), cell(String(row.steps)), cell(`${Math.round(100 * row.human_share)} %`));
+    line.append(first, cell(row.task), result(row), cell(row.span === null ? String(row.steps) : `${row.steps} of ${row.recorded_steps}`), cell(`${Math.round(100 * row.human_share)} %`));
     return line;
   });
   element("list").querySelector("tbody")?.replaceChildren(...body);
@@ -73,10 +77,20 @@ async function choose(id: string): Promise<void> {
   });
 }
 
-async function change(what: string): Promise<void> {
+/** One after the other, each to the episode that the one before left. `observation`: to show then. */
+function change(what: string, observation: number | null = null): Promise<void> {
+  changes = changes.then(() => changeNow(what, observation));
+  return changes;
+}
+
+async function changeNow(what: string, observation: number | null): Promise<void> {
   if (chosen === null) return;
   const id = chosen.id;
-  await attempt(async () => showEpisode(await ask<Episode>(`/api/episodes/${id}/${what}`, "POST")));
+  await attempt(async () => {
+    const changed = await ask<Episode>(`/api/episodes/${id}/${what}`, "POST");
+    if (observation !== null) element<HTMLInputElement>("d-step").value = String(observation);
+    showEpisode(changed);
+  });
   await load();
 }
 
@@ -92,7 +106,7 @@ function showEpisode(episode: Episode): void {
   const changed = episode.success === episode.recorded_success ? "" : ", relabelled";
   element("d-facts").textContent =
     `${episode.success ? "Success" : "Failure"}${changed}${episode.deleted ? ", deleted" : ""}; ` +
-    `${episode.steps} steps, ${Math.round(100 * episode.human_share)} % by a person, interventions: ${episode.interventions}` +
+    `${stepsOf(episode)} steps, ${Math.round(100 * episode.human_share)} % by a person, interventions: ${episode.interventions}` +
     `${episode.operators.length ? ` (${[...new Set(episode.operators)].join(", ")})` : ""}; policy ${episode.policy.slice(0, 8)}.`;
   const lines = episode.history.map((one) => {
     const when = new Date(1000 * one.time_s).toLocaleString();
@@ -107,11 +121,24 @@ function showEpisode(episode: Episode): void {
 function showAt(): void {
   if (chosen === null || element("episodes").hidden) return;
   const index = Number(element<HTMLInputElement>("d-step").value);
-  const step = chosen.observation_steps[index] ?? 0;
+  const step = stepShown();
   element("d-at").textContent = `step ${step}`;
+  const labels = !element<HTMLButtonElement>("d-delete").disabled; // its role may
+  for (const id of ["d-start", "d-end", "d-split"]) {
+    element<HTMLButtonElement>(id).disabled = !labels || step === 0 || step >= chosen.steps;
+  }
   drawStrip("d-strip", chosen.actors, chosen.disagreement, chosen.steps, step);
   drawCurves("d-curves", chosen.action);
   if (chosen.cameras.length > 0) void showFrame(chosen.id, select("d-camera").value || chosen.cameras[0], index);
+}
+
+/** The control step before which the shown picture was taken. */
+function stepShown(): number {
+  return chosen?.observation_steps[Number(element<HTMLInputElement>("d-step").value)] ?? 0;
+}
+
+function stepsOf(row: Row): string {
+  return row.span === null ? String(row.steps) : `${row.span[0]} to ${row.span[1]} of ${row.recorded_steps}`;
 }
 
 async function showFrame(id: string, camera: string, index: number): Promise<void> {

@@ -3,8 +3,9 @@ import { element, showProblem } from "./dom";
 import { latencies } from "./pictures";
 import { ask } from "./protocol";
 import { startRobot } from "./robot";
+import { loadTraining, startTraining } from "./training";
 
-const PAGES = ["robot", "episodes"];
+const PAGES = ["robot", "episodes", "training"];
 const ROLES = ["viewer", "labeller", "operator"];
 
 function showPage(): void {
@@ -16,6 +17,7 @@ function showPage(): void {
     else link.removeAttribute("aria-current");
   }
   if (wanted === "episodes") void load();
+  if (wanted === "training") void loadTraining();
   scrollTo(0, 0);
 }
 
@@ -28,6 +30,7 @@ async function start(): Promise<void> {
   element("drive").hidden = me.role !== "operator";
   startEpisodes();
   startRobot();
+  startTraining(me.role === "operator");
   addEventListener("hashchange", showPage);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("resize"))); // drawn again
   showPage();

@@ -1,6 +1,7 @@
 // Pictures of the robot's cameras: one binary message each, decoded and drawn; only the newest counts.
 
-import { element } from "./dom";
+import { color, element } from "./dom";
+import type { Line, Paths } from "./protocol";
 
 const HEADER_BYTES = 16; // capture time (float64), number (uint32), camera (uint8), padding; little-endian
 const RECONNECT_MS = 1000;
@@ -21,7 +22,11 @@ export function showCameras(names: string[]): void {
       canvas.setAttribute("aria-label", `Camera ${name}`);
       const caption = document.createElement("figcaption");
       caption.textContent = name;
-      figure.append(canvas, caption);
+      const lines = document.createElement("canvas");
+      lines.id = `lines-${index}`;
+      lines.className = "lines";
+      lines.setAttribute("aria-hidden", "true");
+      figure.append(canvas, lines, caption);
       return figure;
     }),
   );
@@ -41,6 +46,35 @@ export function receivePictures(): void {
     image.close();
   };
   socket.onclose = () => setTimeout(receivePictures, RECONNECT_MS);
+}
+
+/** Over the pictures: what the policy plans, light, and what was executed. */
+export function drawPaths(paths: Paths | null): void {
+  for (const [index, lines] of document.querySelectorAll<HTMLCanvasElement>("canvas.lines").entries()) {
+    const picture = element<HTMLCanvasElement>(`camera-${index}`);
+    [lines.width, lines.height] = [2 * picture.width, 2 * picture.height];
+    if (paths === null) continue;
+    drawLine(lines, paths.executed[index] ?? [], color("executed-line"), 0);
+    drawLine(lines, paths.planned[index] ?? [], color("planned-line"), 7);
+  }
+}
+
+/** `dot`: radius at its end. A dark edge keeps it visible on every ground. */
+function drawLine(canvas: HTMLCanvasElement, line: Line, stroke: string, dot: number): void {
+  const draw = canvas.getContext("2d");
+  if (draw === null || line.length < 2) return;
+  const points = line.map(([right, down]) => [right * canvas.width, down * canvas.height] as const);
+  const [endX, endY] = points[points.length - 1];
+  [draw.lineJoin, draw.lineCap] = ["round", "round"];
+  for (const [style, width] of [["rgb(0 0 0 / 55%)", 8], [stroke, 4]] as const) {
+    [draw.strokeStyle, draw.fillStyle, draw.lineWidth] = [style, style, width];
+    draw.beginPath();
+    points.forEach(([x, y]) => draw.lineTo(x, y));
+    draw.stroke();
+    draw.beginPath();
+    draw.arc(endX, endY, dot > 0 ? dot + width / 2 - 2 : 0, 0, 2 * Math.PI);
+    draw.fill();
+  }
 }
 
 function draw(camera: number, image: ImageBitmap, takenMs: number): void {

@@ -2,6 +2,14 @@
 
 export type Mode = "policy" | "human" | "hold" | "ended";
 
+export type Line = [number, number][]; // right and down, as shares of the picture
+
+/** The end effector's way in each camera's picture. */
+export interface Paths {
+  planned: Line[];
+  executed: Line[];
+}
+
 export interface Version {
   version: string;
   episodes: number;
@@ -30,6 +38,7 @@ export interface State {
   input_age_ms: number | null;
   executed: number[];
   planned: number[][];
+  paths: Paths | null; // null where the simulator does not know its cameras' projection
   versions: Version[];
   cameras: string[];
 }
@@ -49,6 +58,8 @@ export interface Row {
   task: string;
   instruction: string;
   steps: number;
+  span: [number, number] | null; // recorded steps that are read, where it was cut
+  recorded_steps: number;
   success: boolean;
   recorded_success: boolean;
   deleted: boolean;
@@ -66,6 +77,20 @@ export interface Episode extends Row {
   operators: string[];
   cameras: string[];
   history: { key: string; value: unknown; author: string; time_s: number; undoes: number | null }[];
+}
+
+export interface TrainingVersion {
+  version: string;
+  round: number | null;
+  episodes: number;
+  alone: number | null;
+  corrected: number | null;
+  state: "drives" | "kept" | "rolled back" | "";
+}
+
+export interface Training {
+  rounds: { round: number; version: string | null; steps: number[]; loss: number[] }[];
+  versions: TrainingVersion[];
 }
 
 export async function ask<T>(path: string, method: "GET" | "POST" = "GET"): Promise<T> {

@@ -4,7 +4,7 @@ import { drawPlan, drawStrip } from "./charts";
 import { Connection } from "./connection";
 import { isTyping, readDevices, watchDevices } from "./devices";
 import { element, onClick, showProblem } from "./dom";
-import { receivePictures, showCameras } from "./pictures";
+import { drawPaths, receivePictures, showCameras } from "./pictures";
 import { ask, type Command, type State, type Version } from "./protocol";
 
 const HEARTBEAT_MS = 33;
@@ -44,6 +44,7 @@ export function startRobot(): void {
     },
   );
   setInterval(() => connection.input(readDevices()), HEARTBEAT_MS);
+  element("show-paths").addEventListener("change", redraw);
   addEventListener("resize", redraw);
 }
 
@@ -72,6 +73,8 @@ function redraw(): void {
   if (state === null || element("robot").hidden) return;
   showRewind();
   drawPlan(state.planned, state.executed);
+  element("paths-box").hidden = state.paths === null;
+  drawPaths(element<HTMLInputElement>("show-paths").checked ? state.paths : null);
 }
 
 function showRewind(): void {

@@ -1,0 +1,78 @@
+"""Trimmed and split episodes: which of the recorded control steps are read. Labels say so; files never change.
+
+    recorded   0 1 2 3 4 5 6 7 8 9      ID
+    trimmed        2 3 4 5 6 7 8        ID            trim = "2-9", the step after the last one is 9
+    split          2 3 4 | 5 6 7 8      ID.2-5 ID.5-9 split = 5
+
+Labels count steps as recorded. A part has the labels of what it was split from, until it gets its own, and can be
+trimmed and split again. Cutting does not change whether an episode counts as a success; a label of a part does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from episodes.overlays import Labels, LabelValue
+from episodes.packing import Arrays
+
+TRIM, SPLIT = "trim", "split"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Steps ``first`` .. ``end - 1`` of a recorded episode. ``lineage``: ids from the recorded episode's to its own."""
+
+    lineage: tuple[str, ...]
+    first: int
+    end: int
+    labels: dict[str, LabelValue]
+
+    @property
+    def id(self) -> str:
+        return self.lineage[-1]
+
+
+def recorded_id(id: str) -> str:
+    """Of the episode that ``id`` is, or is a part of."""
+    return id.partition(".")[0]
+
+
+def parts_of(id: str, steps: int, labels: Labels) -> Iterator[Part]:
+    """What is read of the recorded episode ``id``, in order of time: itself, or the parts that it is split into."""
+    yield from _parts((id,), 0, steps, labels, inherited={})
+
+
+def _parts(
+    lineage: tuple[str, ...], first: int, end: int, labels: Labels, *, inherited: Mapping[str, LabelValue]
+) -> Iterator[Part]:
+    own = {**inherited, **labels.get(lineage[-1], {})}
+    if TRIM in own:
+        first, end = (int(step) for step in str(own[TRIM]).split("-"))
+    at = int(own.get(SPLIT, first))
+    if not first < at < end:
+        yield Part(lineage=lineage, first=first, end=end, labels=own)
+        return
+    passed_on = {key: value for key, value in own.items() if key not in (TRIM, SPLIT)}
+    for begin, stop in ((first, at), (at, end)):
+        part = (*lineage, f"{recorded_id(lineage[0])}.{begin}-{stop}")
+        yield from _parts(part, begin, stop, labels, inherited=passed_on)
+
+
+def cut(arrays: Arrays, first: int, end: int) -> Arrays:
+    """Control steps ``first`` .. ``end - 1`` and their observations, that after the last step too; views."""
+    observed = arrays["observation_steps"]
+    low, high = np.searchsorted(observed, first), np.searchsorted(observed, end, side="right")
+    return {name: _cut_array(name, array, slice(first, end), slice(low, high)) for name, array in arrays.items()} | {
+        "observation_steps": observed[low:high] - np.int32(first)
+    }
+
+
+def _cut_array(name: str, array: np.ndarray, steps: slice, observations: slice) -> np.ndarray:
+    if name == "state" or name.startswith("images/"):
+        return array[observations]
+    if name.startswith("jpeg/"):  # offsets[i] .. offsets[i + 1] in the whole blob
+        return array[observations.start : observations.stop + 1] if name.endswith("/offsets") else array
+    return array[steps]
