@@ -20,7 +20,6 @@ import numpy as np
 from episodes.formats.recording import Recording
 from episodes.schema import EpisodeError
 
-
 OUTCOMES = ("rewards", "dones")  # about the state after each action
 
 
