@@ -56,8 +56,8 @@ class ImportMapping:
 class Recording:
     """One episode as its file has it: T steps, with an observation before every action.
 
-    ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``. ``outcomes``: those of
-    ``keys`` whose entries are about the state after the action. ``final(key)``: the observation after the last action;
+    ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``. ``outcomes``: those
+    of ``keys`` that are about the state after the action. ``final(key)``: the observation after the last action;
     None where the file has none.
     ``reward``, ``instruction`` and ``control_hz`` are None where the file has none.
     """

@@ -45,7 +45,7 @@ def successes(recording: Recording, rule: SuccessRule) -> Bool[np.ndarray, " T"]
     """Whether the episode has succeeded after each of the T recorded actions.
 
     ``recorded``: from the first reward of 1 on; a recording without rewards is a demonstration: success at its end.
-    ``end``: every episode succeeds at its end. ``none``: none does. Raises EpisodeError where the rule's key is missing.
+    ``end``: every episode succeeds at its end. ``none``: none does. EpisodeError where the rule's key is missing.
     """
     steps = len(recording.action)
     if isinstance(rule, Threshold):

@@ -257,8 +257,8 @@ def compare_success(
 ) -> dict[str, Any]:
     """Each policy's success in the world model and in ``env``, from the same held-out starts.
 
-    ``interval``: of the imagined success. ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over the
-    policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
+    ``interval``: of the imagined success. ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over
+    the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
     """
     fitted, clips = load_world_model(directory / WORLD_MODEL_FILE, device), open_clips(stores, config, "held_out")
     num_envs = min(count, len(clips.entries))
