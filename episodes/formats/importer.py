@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, UInt8
+from jaxtyping import Float32, UInt8
 
-from episodes.formats.recording import ImportMapping, Orientation, Recording
+from episodes.formats.recording import ImportMapping, Recording
 from episodes.formats.registry import read_recordings
+from episodes.formats.success import successes
 from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
 from episodes.store import EpisodeStore, Selection
 
@@ -24,23 +25,24 @@ def import_episodes(source: Path, store: EpisodeStore, mapping: ImportMapping) -
     ``present``: how many were in ``store`` already, with the same states and actions; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing; what was imported before stays.
     """
-    successes = present = 0
+    succeeded = present = 0
     known = {_digest(store.map(entry)) for entry in store.select(Selection(sources=(ACTORS[HUMAN],)))}
 
     def episodes() -> Iterator[Episode]:
-        nonlocal successes, present
-        for number, recording in enumerate(read_recordings(source)):
+        nonlocal succeeded, present
+        # Seeds tell episodes apart, also where several recordings are imported into one store.
+        for number, recording in enumerate(read_recordings(source), start=len(store.entries())):
             episode = to_episode(recording, mapping, number=number)
             if _digest({"state": episode.state, "action": episode.action}) in known:
                 present += 1
                 continue
-            successes += episode.succeeded
+            succeeded += episode.succeeded
             yield episode
 
     written = store.add_all(episodes())
     if not written and not present:
         raise EpisodeError(f"{source}: there is no episode in it")
-    return {"episodes": len(written), "successes": successes, "present": present}
+    return {"episodes": len(written), "successes": succeeded, "present": present}
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -48,17 +50,25 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> Episode:
-    """The recording as an episode with seed ``number``. Raises EpisodeError where something is missing."""
-    steps = len(recording.action)
+    """The recording as an episode with seed ``number``. Raises EpisodeError where something is missing.
+
+    An episode ends with an observation. Where the file has none after the last action, the last one that it has is kept
+    as that, without the action chosen there; its reward and success count for the step before.
+    """
+    rows = len(recording.action)
+    steps = rows if recording.final is not None else rows - 1
+    if steps < 1:
+        raise EpisodeError(f"{recording.name} has one action and no observation after it, so nothing can be learned")
     instruction, control_hz = _instruction(recording, mapping), _control_hz(recording, mapping)
-    reward, success = _reward_and_success(recording)
+    success = successes(recording, mapping.success)
+    success = np.append(success[: steps - 1], success[-1])
     last = np.arange(steps) == steps - 1
     return Episode(
         state=_state(recording, mapping),
-        images={camera: _images(recording, key, mapping.orientation) for camera, key in mapping.cameras.items()},
-        observation_steps=np.arange(steps, dtype=np.int32),
-        action=_scale_actions(recording, mapping),
-        reward=reward,
+        images={camera: _images(recording, key, mapping) for camera, key in mapping.cameras.items()},
+        observation_steps=np.arange(steps + 1, dtype=np.int32),
+        action=_scale_actions(recording, mapping)[:steps],
+        reward=_reward(recording, steps),
         terminated=last & success,
         truncated=last & ~success,
         success=success,
@@ -87,34 +97,50 @@ def _control_hz(recording: Recording, mapping: ImportMapping) -> float:
     return float(control_hz)
 
 
-def _reward_and_success(recording: Recording) -> tuple[Float32[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Success from the first reward of 1 on. A recording without rewards is a demonstration: success at its end."""
-    steps = len(recording.action)
+def _reward(recording: Recording, steps: int) -> Float32[np.ndarray, " steps"]:
+    """As recorded; the last action that is kept gets what the ones after it were rewarded with. 0 without rewards."""
     if recording.reward is None:
-        return np.zeros(steps, dtype=np.float32), np.arange(steps) == steps - 1
-    return recording.reward.astype(np.float32), np.maximum.accumulate(recording.reward >= 1.0)
+        return np.zeros(steps, dtype=np.float32)
+    return np.append(recording.reward[: steps - 1], recording.reward[steps - 1 :].sum()).astype(np.float32)
 
 
-def _state(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, "T state_dim"]:
+def _state(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, "L state_dim"]:
     if not mapping.state:
         raise EpisodeError(f"{recording.name}: name the keys of the state: --state, of {', '.join(recording.keys)}")
-    parts = [_read(recording, key).reshape(len(recording.action), -1) for key in mapping.state]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    observed = [_observed(recording, key) for key in mapping.state]
+    return np.concatenate([values.reshape(len(values), -1) for values in observed], axis=1).astype(np.float32)
 
 
-def _read(recording: Recording, key: str) -> np.ndarray:
-    if key not in recording.keys:
-        raise EpisodeError(f"{recording.name} has no {key!r}; it has {', '.join(recording.keys)}")
-    array = recording.read(key)
-    if len(array) != len(recording.action):
-        raise EpisodeError(f"{recording.name}: {key!r} has {len(array)} steps for {len(recording.action)} actions")
-    return array
+def _observed(recording: Recording, key: str) -> np.ndarray:
+    """[L, ...], with the observation after the last action where the file has it."""
+    array = recording.column(key)
+    return array if recording.final is None else np.concatenate([array, recording.final(key)[None]])
 
 
-def _images(recording: Recording, key: str, orientation: Orientation) -> UInt8[np.ndarray, "T height width 3"]:
-    images = _read(recording, key)
+def _images(recording: Recording, key: str, mapping: ImportMapping) -> UInt8[np.ndarray, "L height width 3"]:
+    images, orientation = _observed(recording, key), mapping.orientation
     upright = images if orientation == "as_recorded" else images[:, ::-1]
-    return np.ascontiguousarray(upright[:, :, ::-1] if orientation == "half_turn" else upright)
+    turned = np.ascontiguousarray(upright[:, :, ::-1] if orientation == "half_turn" else upright)
+    return turned if mapping.image_size is None else resize(turned, mapping.image_size)
+
+
+def resize(
+    images: UInt8[np.ndarray, "L height width 3"], size: tuple[int, int]
+) -> UInt8[np.ndarray, "L new_height new_width 3"]:
+    """Scaled to fit ``size`` (height, width) without distortion, averaged, in the middle of black borders."""
+    from PIL import Image
+
+    height, width = images.shape[1:3]
+    if (height, width) == size:
+        return images
+    scale = min(size[0] / height, size[1] / width)
+    inner = max(1, round(height * scale)), max(1, round(width * scale))
+    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    out = np.zeros((len(images), *size, 3), dtype=np.uint8)
+    for image, target in zip(images, out, strict=True):
+        scaled = Image.fromarray(image).resize(inner[::-1], Image.Resampling.BILINEAR)
+        target[top : top + inner[0], left : left + inner[1]] = np.asarray(scaled)
+    return out
 
 
 def _scale_actions(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, "T action_dim"]:

@@ -75,6 +75,7 @@ class _DataSet:
             name=f"{self.root.name}: episode {number}",
             read=read,
             keys=tuple(features),
+            outcomes=tuple(key for key in features if key.startswith("next.")),
             action=np.stack([table["action"][row] for row in rows]).astype(np.float64),
             reward=reward,
             instruction=self._instruction(episode, table, rows[0]),

@@ -9,7 +9,23 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float64
 
+from episodes.schema import EpisodeError
+
 Orientation = Literal["as_recorded", "upside_down", "half_turn"]
+Named = Literal["recorded", "end", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """Success from the first step on after which ``key`` (its entry ``index``) compares with ``limit`` like that."""
+
+    key: str
+    index: int
+    sign: str
+    limit: float
+
+
+SuccessRule = Named | Threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +36,8 @@ class ImportMapping:
     ``task``, ``instruction``, ``control_hz``: used instead of the recording's, or where it has none.
     ``action_low``, ``action_high``: actions of the recording that become -1 and 1; one number or one per dimension.
     ``orientation``: images of OpenGL cameras may be "upside_down" (row 0 at the bottom); "half_turn" rotates them by
-    180 degrees, as LIBERO's benchmark does with its own.
+    180 degrees, as LIBERO's benchmark does with its own. ``image_size``: (height, width) of all cameras; images keep
+    their proportions and are padded with black. None: as recorded. ``success``: see ``success.successes``.
     """
 
     cameras: Mapping[str, str] = field(default_factory=dict)
@@ -31,20 +48,35 @@ class ImportMapping:
     action_low: tuple[float, ...] = (-1.0,)
     action_high: tuple[float, ...] = (1.0,)
     orientation: Orientation = "as_recorded"
+    image_size: tuple[int, int] | None = None
+    success: SuccessRule = "recorded"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
     """One episode as its file has it: T steps, with an observation before every action.
 
-    ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``.
+    ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``. ``outcomes``: those
+    of ``keys`` that are about the state after the action. ``final(key)``: the observation after the last action;
+    None where the file has none.
     ``reward``, ``instruction`` and ``control_hz`` are None where the file has none.
     """
 
     name: str
     read: Callable[[str], np.ndarray]
     keys: tuple[str, ...]
+    outcomes: tuple[str, ...] = ()
+    final: Callable[[str], np.ndarray] | None = None
     action: Float64[np.ndarray, "T action_dim"]
     reward: Float64[np.ndarray, " T"] | None
     instruction: str | None
     control_hz: float | None
+
+    def column(self, key: str) -> np.ndarray:
+        """The array [T, ...] of ``key``. Raises EpisodeError if there is none, or if it has another length."""
+        if key not in self.keys:
+            raise EpisodeError(f"{self.name} has no {key!r}; it has {', '.join(self.keys)}")
+        array = self.read(key)
+        if len(array) != len(self.action):
+            raise EpisodeError(f"{self.name}: {key!r} has {len(array)} steps for {len(self.action)} actions")
+        return array

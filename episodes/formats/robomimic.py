@@ -3,7 +3,7 @@
     data                    attributes: env_args (JSON: env_name, env_kwargs), LIBERO: problem_info (JSON)
     data/demo_<n>           attributes: num_samples
     data/demo_<n>/actions   [T, A];  rewards, dones [T]
-    data/demo_<n>/obs/<key> [T, ...] observations before each action
+    data/demo_<n>/obs/<key> [T, ...] observations before each action; next_obs/<key>: after it, not in every file
 
 (robomimic.github.io, "Dataset Overview".)
 """
@@ -19,6 +19,8 @@ import numpy as np
 
 from episodes.formats.recording import Recording
 from episodes.schema import EpisodeError
+
+OUTCOMES = ("rewards", "dones")  # about the state after each action
 
 
 def is_robomimic(path: Path) -> bool:
@@ -55,10 +57,13 @@ def _open(path: Path) -> Any:
 
 
 def _recording(name: str, demo: Any, instruction: str | None, control_hz: float | None) -> Recording:
+    outcomes = tuple(key for key in OUTCOMES if key in demo)
     return Recording(
         name=name,
-        read=lambda key: np.asarray(demo["obs"][key]),
-        keys=tuple(demo["obs"]),
+        read=lambda key: np.asarray(demo[key] if key in outcomes else demo["obs"][key]),
+        keys=(*demo["obs"], *outcomes),
+        outcomes=outcomes,
+        final=(lambda key: np.asarray(demo["next_obs"][key][-1])) if "next_obs" in demo else None,
         action=np.asarray(demo["actions"], dtype=np.float64),
         reward=np.asarray(demo["rewards"], dtype=np.float64) if "rewards" in demo else None,
         instruction=instruction,

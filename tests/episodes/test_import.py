@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
+from episodes.formats.success import parse_success
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -35,7 +36,7 @@ def frames(episode: int) -> np.ndarray:
     return out
 
 
-def robomimic(path: Path, *, rewards: bool = True) -> Path:
+def robomimic(path: Path, *, rewards: bool = True, next_obs: bool = False) -> Path:
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         data.attrs["env_args"] = json.dumps({"env_name": "Lift", "env_kwargs": {"control_freq": 20}})
@@ -43,6 +44,9 @@ def robomimic(path: Path, *, rewards: bool = True) -> Path:
             demo = data.create_group(f"demo_{number}")
             demo["actions"], demo["obs/robot0_eef_pos"] = ACTIONS[number], STATES[number]
             demo["obs/agentview_image"] = frames(number)
+            if next_obs:
+                demo["next_obs/robot0_eef_pos"] = STATES[number] + 1
+                demo["next_obs/agentview_image"] = np.roll(frames(number), -1, axis=0)
             if rewards:
                 demo["rewards"] = np.eye(1, STEPS[number], STEPS[number] - 2)[0] * (1 - number)
                 demo["dones"] = np.zeros(STEPS[number])
@@ -131,11 +135,13 @@ def imported(source: Path, tmp_path: Path, **mapping: object) -> list[Episode]:
 
 
 def check(episodes: list[Episode], camera: str, *, tolerance: int) -> None:
+    """The last recorded observation ends the episode, without the action that was chosen there."""
     assert len(episodes) == 2
     for number, episode in enumerate(episodes):
-        np.testing.assert_allclose(episode.action, ACTIONS[number], atol=1e-5)
+        np.testing.assert_allclose(episode.action, ACTIONS[number][:-1], atol=1e-5)
         np.testing.assert_array_equal(episode.state, STATES[number])
         np.testing.assert_array_equal(episode.observation_steps, np.arange(STEPS[number]))
+        assert episode.observation_steps[-1] == episode.num_steps
         np.testing.assert_allclose(episode.images[camera].astype(int), frames(number), atol=tolerance)
 
 
@@ -145,10 +151,89 @@ def test_robomimic(tmp_path: Path) -> None:
         source, tmp_path, cameras={"agentview": "agentview_image"}, state=("robot0_eef_pos",), instruction="lift it"
     )
     check([first, second], "agentview", tolerance=0)
-    assert first.success.tolist() == [False, False, False, True, True]
+    assert first.success.tolist() == [False, False, False, True]
     assert (first.terminated[-1], first.truncated[-1]) == (True, False)
     assert (second.succeeded, second.truncated[-1]) == (False, True)
     assert (first.control_hz, first.instruction, first.source) == (20.0, "lift it", "human")
+
+
+def test_the_observation_after_the_last_action_is_read_where_the_file_has_it(tmp_path: Path) -> None:
+    first, _ = imported(
+        robomimic(tmp_path / "low_dim.hdf5", next_obs=True),
+        tmp_path,
+        cameras={"agentview": "agentview_image"},
+        state=("robot0_eef_pos",),
+        instruction="lift it",
+    )
+    assert (len(first.action), first.observation_steps.tolist()) == (5, [0, 1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(first.state[-1], STATES[0][-1] + 1)
+    np.testing.assert_array_equal(first.images["agentview"][-1], frames(0)[0])
+    assert first.success.tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("recorded", [False, False, False, True]),
+        ("end", [False, False, False, True]),
+        ("none", [False] * 4),
+        ("next.reward>=0.3", [False, False, True, True]),  # reward t is given after action t
+        ("next.reward > .5", [False, False, False, False]),
+        ("progress[1]>=30", [False, False, True, True]),  # observation t + 1 is seen after action t
+        ("progress[0]<-35", [False, False, False, True]),
+    ],
+)
+def test_success_by_a_rule(tmp_path: Path, rule: str, expected: list[bool]) -> None:
+    rows, sent = (
+        5,
+        {"progress": [[-10.0 * t, 10.0 * t] for t in range(5)], "next.reward": [[0.1], [0.2], [0.4], [0.1], [0.5]]},
+    )
+    root = lerobot_2(tmp_path / "pusht")
+    path = root / "data/chunk-000/episode_000000.parquet"
+    parquet.write_table(pa.table(parquet.read_table(path).to_pydict() | sent), path)
+    described = json.loads((root / "meta/info.json").read_text())
+    described["features"] |= {key: {"dtype": "float32", "shape": [2]} for key in sent}
+    described["features"] |= {"next.success": {"dtype": "bool", "shape": [1]}}
+    (root / "meta/info.json").write_text(json.dumps(described))
+    (root / "meta/episodes.jsonl").write_text(json.dumps({"episode_index": 0, "length": rows}) + "\n")
+    (episode,) = imported(root, tmp_path, **PIXELS, success=parse_success(rule))
+    assert episode.success.tolist() == expected
+    assert (bool(episode.terminated[-1]), bool(episode.truncated[-1])) == (expected[-1], not expected[-1])
+
+
+@pytest.mark.parametrize("text", ["sometimes", "next.reward", "next.reward>=", "next.reward>=-", "a b>=1"])
+def test_a_rule_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(EpisodeError, match=r"--success must be recorded, end, none or a rule such as"):
+        parse_success(text)
+
+
+def test_a_rule_names_a_key_of_the_recording(tmp_path: Path) -> None:
+    fits = {"state": ("robot0_eef_pos",), "instruction": "lift"}
+    source = robomimic(tmp_path / "demo.hdf5")
+    with pytest.raises(EpisodeError, match=r"demo_0 has no 'next.reward'; it has .*rewards"):
+        imported(source, tmp_path, **fits, success=parse_success("next.reward>=1"))
+    with pytest.raises(EpisodeError, match=r"'robot0_eef_pos' has 3 entries, --success names 3"):
+        imported(source, tmp_path, **fits, success=parse_success("robot0_eef_pos[3]>=1"))
+
+
+def test_images_are_resized_in_proportion_and_padded(tmp_path: Path) -> None:
+    """16 x 24, the upper half black, to 32 x 32: 21 rows between borders of 5 and 6."""
+    (first, _) = imported(lerobot_2(tmp_path / "pusht"), tmp_path, cameras=TOP, **PIXELS, image_size=(32, 32))
+    assert first.images["top"].shape == (5, 32, 32, 3)
+    rows = first.images["top"][1].mean((1, 2))
+    assert (rows[:14] == 0).all() and (rows[-6:] == 0).all()
+    np.testing.assert_allclose(rows[18:26], 100, atol=1)
+
+
+def test_seeds_of_several_imports_into_one_store_differ(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift")
+    import_episodes(robomimic(tmp_path / "a.hdf5"), store, mapping)
+    with h5py.File(robomimic(tmp_path / "b.hdf5"), "a") as file:
+        for demo in file["data"].values():
+            demo["actions"][:] = 0.5 * demo["actions"][:]
+    import_episodes(tmp_path / "b.hdf5", store, mapping)
+    assert sorted(entry.seed for entry in store.select()) == [0, 1, 2, 3]
 
 
 def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
@@ -171,7 +256,7 @@ def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(
         instruction="lift",
         orientation="upside_down",
     )
-    assert first.success.tolist() == [False] * 4 + [True]
+    assert first.success.tolist() == [False] * 3 + [True]
     np.testing.assert_array_equal(first.images["a"], frames(0)[:, ::-1])
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
-from sims.numbers.ranges import PositiveFloat
+from sims.numbers.ranges import PositiveFloat, PositiveInt
 from vla_rl.cli.arguments import Json
 
 
@@ -40,6 +40,10 @@ class Data:
     """import: action of the recording that becomes 1"""
     orientation: Literal["as_recorded", "upside_down", "half_turn"] = "as_recorded"
     """import: how the recording's images are oriented, relative to the simulator's"""
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    """import: HEIGHT WIDTH of all cameras; images keep their proportions, borders are black (default: as recorded)"""
+    success: str = "recorded"
+    """import: recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
     json: Json = False
 
     def run(self) -> None:
@@ -60,6 +64,7 @@ class Data:
     def _import(self) -> None:
         from episodes.formats.importer import import_episodes
         from episodes.formats.recording import ImportMapping
+        from episodes.formats.success import parse_success
         from episodes.store import EpisodeStore
 
         pairs = [pair.partition("=") for pair in self.camera]
@@ -74,6 +79,8 @@ class Data:
             action_low=self.action_low,
             action_high=self.action_high,
             orientation=self.orientation,
+            image_size=self.image_size,
+            success=parse_success(self.success),
         )
         result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
         print(json.dumps(result) if self.json else _imported(self.path, result))
@@ -81,4 +88,4 @@ class Data:
 
 def _imported(path: Path, result: Mapping[str, int]) -> str:
     present = f", {result['present']} were there already" if result["present"] else ""
-    return f"{path}: {result['episodes']} episodes imported{present}"
+    return f"{path}: {result['episodes']} episodes imported, {result['successes']} of them successes{present}"

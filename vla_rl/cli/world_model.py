@@ -30,7 +30,7 @@ class WorldModel:
     out: Path | None = None
     """folder of the world model (default: runs/<name of CONFIG>-world)"""
     bundles: tuple[Path, ...] = ()
-    """evaluate: also compare the imagined and the real success of these policies"""
+    """evaluate: also the imagined success of these policies, compared with the real one where sim is a simulator"""
     starts: PositiveInt = 64
     """evaluate: held-out starts for each of those policies"""
     episode: Count = 0
@@ -67,19 +67,19 @@ class WorldModel:
     def _evaluate(
         self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
     ) -> dict[str, Any]:
-        from sims.registry import make_env
+        from vla_rl.config.environments import NoSimulatorConfig, make_env
         from vla_rl.runners.imagination import compare_success
         from vla_rl.runners.world_model import evaluate_world_model
         from vla_rl.runs.run_dir import experiment_device
 
         device = experiment_device(experiment)
-        env = make_env(experiment.sim)
+        env = None if isinstance(experiment.sim, NoSimulatorConfig) else make_env(experiment.sim)
         try:
             report = evaluate_world_model(
                 settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=self.seed, device=device
             )
             if self.bundles:
-                report |= compare_success(
+                compared = compare_success(
                     settings.model,
                     self.folder(),
                     stores,
@@ -89,8 +89,10 @@ class WorldModel:
                     seed=self.seed,
                     device=device,
                 )
+                report |= compared if env is not None else {"policies": compared["policies"]}
         finally:
-            env.close()
+            if env is not None:
+                env.close()
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union
 
 from pydantic import Field
 
 from real_robot.registry import ENVIRONMENTS as ROBOTS
+from sims.errors import UserError
 from sims.registry import CONSTRUCTORS
 from sims.vector_env import VectorEnv
 
-ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {**CONSTRUCTORS, **ROBOTS}
+
+@dataclass(frozen=True, kw_only=True)
+class NoSimulatorConfig:
+    """No simulator: what is learned is learned from recorded episodes (docs/world-models.md, "Logs alone")."""
+
+    name: Literal["none"] = "none"
+
+
+def _refuse(config: NoSimulatorConfig) -> NoReturn:
+    raise UserError("sim.name is none, and this needs a simulator: name one in section sim (for eval: --sim CONFIG)")
+
+
+ENVIRONMENTS: Mapping[type[Any], Callable[[Any], VectorEnv]] = {
+    **CONSTRUCTORS,
+    **ROBOTS,
+    NoSimulatorConfig: _refuse,
+}
 
 if TYPE_CHECKING:
     EnvironmentConfig = Any

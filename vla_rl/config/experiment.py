@@ -19,7 +19,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
 from vla_rl.config.cluster import ClusterConfig
-from vla_rl.config.environments import EnvironmentConfig
+from vla_rl.config.environments import EnvironmentConfig, NoSimulatorConfig
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.rewards.registry import OutcomeConfig, RewardConfig
 
@@ -110,7 +110,8 @@ class Experiment:
         return self.seed if self.evaluation.seed is None else self.evaluation.seed
 
     def __post_init__(self) -> None:
-        self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
+        if not isinstance(self.sim, NoSimulatorConfig):
+            self.algorithm.check_num_envs(self.sim.num_envs, "sim.num_envs")
         if self.imagination is not None:
             setting = "imagination.model.imagined_env.num_envs"
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)

@@ -31,6 +31,7 @@ from sims.starts import StartSequence
 from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
+from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
 from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.observe_every import ObserveEvery
@@ -248,7 +249,7 @@ def compare_success(
     directory: Path,
     stores: Sequence[Path],
     *,
-    env: VectorEnv,
+    env: VectorEnv | None,
     bundles: Sequence[Path],
     count: int,
     seed: int,
@@ -256,19 +257,27 @@ def compare_success(
 ) -> dict[str, Any]:
     """Each policy's success in the world model and in ``env``, from the same held-out starts.
 
-    ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over the policies, from three on.
+    ``interval``: of the imagined success. ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over
+    the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
     """
     fitted, clips = load_world_model(directory / WORLD_MODEL_FILE, device), open_clips(stores, config, "held_out")
     num_envs = min(count, len(clips.entries))
     whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False, num_envs=num_envs)
-    starts = RecordedStarts(clips, tasks=env.spec.tasks)
-    imagined = make_imagined_env(replace(config, imagined_env=whole), fitted, starts, max_steps=env.spec.max_steps)
+    tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
+    longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
+    starts = RecordedStarts(clips, tasks=tasks)
+    imagined = make_imagined_env(replace(config, imagined_env=whole), fitted, starts, max_steps=longest)
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle, device=device)
         check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
-        rates = [_success(policy, place, starts, count=count, seed=seed) for place in (imagined, env)]
-        rows.append({"bundle": str(bundle), "imagined": rates[0], "real": rates[1]})
+        rate = _success(policy, imagined, starts, count=count, seed=seed)
+        episodes = len(starts.starts(count))
+        interval = wilson_interval(round(rate * episodes), episodes)
+        real = None if env is None else _success(policy, env, starts, count=count, seed=seed)
+        rows.append({"bundle": str(bundle), "imagined": rate, "interval": interval, "episodes": episodes, "real": real})
+    if env is None:
+        return {"policies": rows, "delta_success": None, "correlation": None}
     pairs = np.array([[row["imagined"], row["real"]] for row in rows])
     known = len(rows) >= 3 and (pairs.std(0) > 0).all()
     return {
