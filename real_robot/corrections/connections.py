@@ -28,7 +28,7 @@ from real_robot.corrections.messages import (
 from real_robot.corrections.robot_thread import Published, RobotThread
 from real_robot.corrections.session import Refused
 
-NO_SESSION, TOO_MUCH = 4401, 1008  # WebSocket close codes
+NO_SESSION, TOO_MUCH, NOT_TEXT = 4401, 1008, 1003  # WebSocket close codes
 NOT_YOURS = "another browser controls the robot, or your control has ended"
 
 
@@ -124,7 +124,12 @@ class Client:
 
     async def receive(self) -> None:
         while True:
-            text = await self._socket.receive_text()
+            received = await self._socket.receive()
+            if received["type"] == "websocket.disconnect":
+                return
+            text = received.get("text")
+            if text is None:
+                return await self._socket.close(NOT_TEXT, "messages are text")
             now = time.monotonic()
             if len(self._arrivals) == MAX_MESSAGES_PER_S and now - self._arrivals[0] < 1.0:
                 return await self._socket.close(TOO_MUCH, f"more than {MAX_MESSAGES_PER_S} messages per second")
