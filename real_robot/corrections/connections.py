@@ -126,7 +126,7 @@ class Client:
         while True:
             received = await self._socket.receive()
             if received["type"] == "websocket.disconnect":
-                return
+                return None
             text = received.get("text")
             if text is None:
                 return await self._socket.close(NOT_TEXT, "messages are text")
