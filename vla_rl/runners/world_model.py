@@ -15,7 +15,7 @@ from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
 from sims.numbers.seeding import spawn_seed
-from sims.registry import SimulatorConfig, object_locator
+from sims.registry import EnvConfig, object_locator
 from sims.vector_env import VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.intervals import wilson_interval
@@ -213,7 +213,7 @@ def evaluate_world_model(
     directory: Path,
     stores: Sequence[Path],
     *,
-    sim: SimulatorConfig,
+    sim: EnvConfig,
     env: VectorEnv | None,
     seed: int,
     device: Device = CPU,
