@@ -147,7 +147,7 @@ def truncate(folder: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "classifier.json").unlink(), "is not a success classifier"),
-        (lambda folder: edit(folder, "tresholds", 1), "tresholds: unknown key"),
+        (lambda folder: edit(folder, "limits", 1), "limits: unknown key"),
         (lambda folder: edit(folder, "format", 0), "has format 0; this version reads 1"),
         (lambda folder: edit(folder, "sensors", {"cameras": ["front"], "image_size": [16, 16], "state_dim": 2}),
          "do not fit the settings"),
