@@ -126,10 +126,11 @@ class EpisodeBrowser:
             return do(store)
 
     def _find(self, store: EpisodeStore, id: str) -> tuple[Entry, dict[str, Any]]:
-        found = (one for one in store.labelled() if one[0].id == id)
-        if not re.fullmatch(r"[0-9A-Z]{26}(\.\d+-\d+)?", id) or (one := next(found, None)) is None:
-            raise NotFound("no such episode")
-        return one
+        if re.fullmatch(r"[0-9A-Z]{26}(\.\d+-\d+)?", id):
+            for entry, labels in store.labelled():
+                if entry.id == id:
+                    return entry, labels
+        raise NotFound("no such episode")
 
     def _row(self, store: EpisodeStore, entry: Entry, labels: dict[str, Any]) -> dict[str, Any]:
         human, interventions = self._person_share(store, entry)

@@ -47,16 +47,18 @@ class TrainingReader:
                 "episodes": len(own := by_version.get(name, [])),
                 "alone": _share([row["success"] and not row["human_share"] for row in own]),
                 "corrected": _share([row["human_share"] > 0 for row in own]),
-                "state": "rolled back"
-                if any(one.startswith(name) for one in rolled_back)
-                else "drives"
-                if loaded[-1:] == [name]
-                else "kept"
-                if name in loaded
-                else "",
+                "state": _state(name, loaded, rolled_back),
             }
             for name in names
         ]
+
+
+def _state(name: str, loaded: Sequence[str], rolled_back: set[str]) -> str:
+    if any(one.startswith(name) for one in rolled_back):
+        return "rolled back"
+    if name not in loaded:
+        return ""
+    return "drives" if name == loaded[-1] else "kept"
 
 
 def sorted_rounds(folder: Path) -> list[Path]:

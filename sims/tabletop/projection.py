@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from jaxtyping import Float
 
-from sims.tabletop.layout import Appearance, fixture_quaternions
+from sims.tabletop.layout import Appearance
 from sims.tabletop.render import ModelAppearance
 from sims.tabletop.scene import build_mjcf
 
@@ -31,12 +31,7 @@ class Projection:
 
         ``points``: [m] in the base frame. The other arguments: as of ``Renderer.draw``.
         """
-        model, data = self._model, self._data
-        self._appearance.apply(appearance, qpos, fixtures)
-        data.qpos[:] = qpos
-        data.mocap_pos[:], data.mocap_quat[:] = fixtures[:, :3], fixture_quaternions(fixtures)
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_camlight(model, data)
+        self._appearance.pose(self._data, appearance, qpos, fixtures)
         seen = np.empty((len(self._ids), len(points), 2))
         for i, camera in enumerate(self._ids):
             seen[i] = self._project(points, camera)

@@ -89,6 +89,14 @@ class ModelAppearance:
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._agent_wrist = [model.camera(name).id for name in ("agent", "wrist")]
 
+    def pose(self, data: mujoco.MjData, appearance: Appearance, qpos: np.ndarray, fixtures: np.ndarray) -> None:
+        """Put bodies, cameras and lights where they are in this state, with its appearance."""
+        self.apply(appearance, qpos, fixtures)
+        data.qpos[:] = qpos
+        data.mocap_pos[:], data.mocap_quat[:] = fixtures[:, :3], fixture_quaternions(fixtures)
+        mujoco.mj_kinematics(self.model, data)
+        mujoco.mj_camlight(self.model, data)
+
     def apply(self, appearance: Appearance, qpos: np.ndarray, fixtures: np.ndarray) -> None:
         """Set colors, light and cameras; objects that are parked in this state become invisible."""
         model = self.model
@@ -147,11 +155,7 @@ class Renderer:
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance, out: np.ndarray) -> None:
         """Render every camera of this state into ``out`` [cameras, height, width, 3], first image row at the top."""
         model, data = self._model, self._data
-        self._appearance.apply(appearance, qpos, fixtures)
-        data.qpos[:] = qpos
-        data.mocap_pos[:], data.mocap_quat[:] = fixtures[:, :3], fixture_quaternions(fixtures)
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_camlight(model, data)
+        self._appearance.pose(data, appearance, qpos, fixtures)
         for camera, image in zip(self._cameras, out, strict=True):
             mujoco.mjv_updateScene(
                 model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene

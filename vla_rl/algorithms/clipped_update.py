@@ -216,13 +216,14 @@ class ClippedUpdate:
 
         def backward(part: Experience) -> Metrics:
             share = len(part) / size
-            loss, parts = self._losses(part, train_policy)
+            loss, metrics = self._losses(part, train_policy)
             (loss * share).backward()
-            return {name: value * share for name, value in read_numbers(parts).items()}
+            return {name: value * share for name, value in read_numbers(metrics).items()}
 
-        views = [minibatch[first : first + at_once] for first in range(0, size, at_once)]
+        whole = size <= at_once
+        parts = [minibatch] if whole else [minibatch[first : first + at_once] for first in range(0, size, at_once)]
         parameters = [*self.parameters, *([] if self.critic is None else self.critic.parameters())]
-        return self.gradient_sum([minibatch] if size <= at_once else views, backward, parameters)
+        return self.gradient_sum(parts, backward, parameters)
 
     def _minibatches(self, batch: Experience) -> Iterator[Experience]:
         """Of every epoch, with normalized advantages."""
