@@ -112,7 +112,11 @@ def learn(
         if steps >= min(curve[-1]["control_steps"] + arguments.every, arguments.steps):
             success = evaluate(algorithm, experiment, arguments.episodes)
             curve.append({"control_steps": steps, "cpu_s": round(cpu, 1), "success": success})
-            shown = {name: round(metrics[name], 4) for name in ("success", "q", "q_loss", "kl") if name in metrics}
+            shown = {
+                name: round(metrics[name], 4)
+                for name in ("success", "q", "q_loss", "correction", "kl")
+                if name in metrics
+            }
             done = f"{title}: {steps:.0f} steps, {cpu:.0f} CPU-s, success {success:.3f}"
             print(done, shown, file=sys.stderr, flush=True)
     env.close()

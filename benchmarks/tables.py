@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.learning import mean_row
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -101,6 +103,34 @@ def baselines() -> str:
         table(["", "success", *tasks], rows)
         + f"\n\n{minutes:.0f} minutes of processor time for a baseline, as for PPO. {note}"
     )
+
+
+METHODS = {
+    "learning_quickstart": "PPO",
+    "learning_quickstart_grpo": "GRPO",
+    "learning_quickstart_flow_noise": "PPO, learned noise",
+}
+
+
+def methods() -> str:
+    """Algorithms and kinds of exploration from the same imitation policies, over the seeds that all of them ran."""
+    records = {name: read(name) for name in METHODS if (RESULTS / f"{name}.json").exists()}
+    seeds = sorted(set.intersection(*({run["seed"] for run in record["runs"]} for record in records.values())))
+    rows = []
+    for name, record in records.items():
+        runs = [run for run in record["runs"] if run["seed"] in seeds]
+        tasks = (
+            f"{100 * mean(run['rl']['per_task'][task]['success'] for run in runs):.1f} %"
+            for task in runs[0]["rl"]["per_task"]
+        )
+        rows.append(
+            [METHODS[name], *(share(mean_row(stage, runs, stage)) for stage in ("bc", "rl", "stochastic")), *tasks]
+        )
+    head = ["", "imitation", "deployed", "exploring", *records["learning_quickstart"]["runs"][0]["rl"]["per_task"]]
+    note = (
+        f"Seeds {', '.join(map(str, seeds))}, the same imitation policies and held-out starts. Files: the list below."
+    )
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def learning() -> str:
@@ -231,6 +261,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
     "baselines": baselines,
+    "methods": methods,
     "learning": learning,
     "imagination": imagination,
     "families": families,

@@ -34,6 +34,10 @@ class CriticGuided(Protocol):
         """An exploring action and the log density of its draw per element, both differentiable."""
         ...
 
+    def correction(self, context: Any, action: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        """How far ``action`` is from what is corrected; 1 is the largest correction."""
+        ...
+
     def critic_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
         """As ``value_features``, with the gradient of what the critic trains."""
         ...

@@ -267,6 +267,10 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         drawn = Drawn(x=distribution.mean + distribution.stddev * noise)
         return self._to_action(context, drawn.x), self.log_prob(context, drawn).squeeze(1)
 
+    def correction(self, context: ResidualContext, action: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
+        """(action - b) / (scale * w)."""
+        return (action - context.center) / (self.residual_config.scale * self.normalizer.action_scale)
+
     def critic_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
         """Features and the base's next actions: with what is left of its chunk the state is Markov."""
         center = self.normalizer.normalize_action(context.center)

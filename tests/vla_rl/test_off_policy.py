@@ -216,6 +216,18 @@ def test_half_of_a_batch_is_demonstrations(store: Path) -> None:
     assert known.sum() == 8
 
 
+def test_a_large_weight_of_corrections_keeps_the_policy_at_its_base() -> None:
+    """Corrections that the critic's gradient makes; with a large weight none that is not undone by the next updates."""
+    sizes = []
+    for weight in (0.0, 100.0):
+        made = learner(PointEnv(num_envs=4), TD3, correction_weight=weight, actor_learning_rate=0.01)
+        with torch.no_grad():
+            made.critic.members[-1].weight.fill_(1.0)  # type: ignore[operator]
+        made.iterate()
+        sizes.append(made.iterate()["correction"])
+    assert sizes[0] > 0.1 and sizes[1] < 0.2 * sizes[0]
+
+
 def test_updates_follow_the_ratio_after_the_warm_up() -> None:
     made = learner(PointEnv(num_envs=4), TD3, chunks=5, warmup=12, critic_warmup=7, utd_ratio=0.5)
     made.iterate()

@@ -66,6 +66,9 @@ class OffPolicyConfig(AlgorithmConfig):
     ``demonstration_share`` of every batch is drawn from them. ``capacity``: chunks of the replay. ``target_noise``: std
     of the noise on the next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored
     images are shifted at random; without effect where the replay holds features.
+
+    ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
+    divided by its mean size. The policy corrects only where Q gains by it (TD3+BC, Fujimoto and Gu 2021, Eq. 5).
     """
 
     name: Literal["off_policy"] = "off_policy"
@@ -82,6 +85,7 @@ class OffPolicyConfig(AlgorithmConfig):
     critic_warmup: Count = 500
     actor_every: PositiveInt = 2
     actor_learning_rate: PositiveFloat = 3e-4
+    correction_weight: NonNegativeFloat = 0.0
     target_noise: NonNegativeFloat = 0.05
     entropy: EntropyConfig | None = None
     shift: Count = 4
@@ -93,6 +97,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
 
 FITTED = 1024  # observations that the scale of features is measured on
+LEAST_Q = 1e-3  # mean size of Q that the actor's loss is divided by
 TARGET_NOISE_LIMIT = 0.3  # Fujimoto et al. 2018 (TD3) clip at .5 of a range that is as large
 
 
@@ -299,11 +304,14 @@ class OffPolicy:
             log_prob = elements.sum((1, 2))
         q = self._q(self.critic, features, action).mean(0)
         loss = (self.log_temperature.detach().exp() * log_prob - q).mean()
+        correction = policy.correction(context, action).square().mean()
+        if weight := self.config.correction_weight:
+            loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q) + weight * correction
         gradients = torch.autograd.grad(loss, self.actor_parameters)
         for parameter, gradient in zip(self.actor_parameters, gradients, strict=True):
             parameter.grad = gradient
         norm = nn.utils.clip_grad_norm_(self.actor_parameters, self.config.max_grad_norm)
-        metrics = {"actor_loss": loss, "actor_grad_norm": norm, "actor_q": q.mean()}
+        metrics = {"actor_loss": loss, "actor_grad_norm": norm, "actor_q": q.mean(), "correction": correction.sqrt()}
         if (tuned := self.temperature_optimizer) is not None and (entropy := self.config.entropy) is not None:
             self.log_temperature.grad = None
             temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel()).backward()
