@@ -23,6 +23,7 @@ from torch import Tensor
 
 from episodes.schema import ACTORS, HUMAN, SOURCES, Episode, EpisodeError
 from episodes.store import EpisodeStore
+from sims.env_wrapper import EnvWrapper
 from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv, decode_instructions
 
 _STEP_FIELDS = ("reward", "terminated", "truncated", "success")
@@ -36,7 +37,7 @@ def keep_successes(episode: Episode) -> bool:
     return episode.succeeded
 
 
-class RecordedEnv:
+class RecordedEnv(EnvWrapper):
     """A VectorEnv that commits every ended episode for which ``keep`` holds.
 
     ``source``: the actor where ``Step.intervened`` is False, one of ``SOURCES`` (a person acts where it is True).
@@ -60,7 +61,8 @@ class RecordedEnv:
     ):
         if source not in SOURCES:
             raise EpisodeError(f"source is {source!r}, allowed are {', '.join(SOURCES)}")
-        self.env, self.store, self.spec = env, store, env.spec
+        super().__init__(env)
+        self.store = store
         self.source, self.split, self.policy_version, self.keep = source, split, policy_version, keep
         self.recorded = self.ended = 0
         self._unfinished = [_Unfinished() for _ in range(env.spec.num_envs)]
@@ -88,13 +90,10 @@ class RecordedEnv:
         self.commit(ids)
         return obs
 
-    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        return self.env.capture(env_ids)
-
     def close(self) -> None:
         """Commit ended episodes, drop unfinished ones, close the environment. The store stays open."""
         self.commit()
-        self.env.close()
+        super().close()
 
     def commit(self, env_ids: Sequence[int] | None = None) -> None:
         """Commit the ended episodes of these environments (default: all)."""

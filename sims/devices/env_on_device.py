@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sims.chunk import ChunkStep, step_chunk
 from sims.devices.crossing import crossing
+from sims.env_wrapper import EnvWrapper
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 
 
@@ -19,14 +20,12 @@ def on_device(env: VectorEnv, device: torch.device) -> VectorEnv:
     return env if env.spec.device == device else EnvOnDevice(env, device)
 
 
-class EnvOnDevice:
+class EnvOnDevice(EnvWrapper):
     """Moves actions to ``env`` and everything else to ``device``, a whole action chunk at a time."""
 
     def __init__(self, env: VectorEnv, device: torch.device) -> None:
-        self.env, self.spec = env, dataclasses.replace(env.spec, device=device)
-
-    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        self.env.reset(env_ids, start=start)
+        super().__init__(env)
+        self.spec = dataclasses.replace(env.spec, device=device)
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         step = self.env.step(self._to_env(action))
@@ -47,9 +46,6 @@ class EnvOnDevice:
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         with crossing("checkpoint"):
             return self.env.capture(env_ids)
-
-    def close(self) -> None:
-        self.env.close()
 
     def _to_env(self, action: Tensor) -> Tensor:
         with crossing("actions"):

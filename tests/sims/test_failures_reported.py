@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from sims.devices.env_on_device import EnvOnDevice
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
@@ -19,7 +20,7 @@ from vla_rl.runs.failures import FailureLog, read_failures
 def test_failure_is_logged_once_and_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     env = SubprocVectorEnv(CountingConfig(num_envs=2, fault="raise", workers=WorkerConfig()), Counting)
-    log = FailureLog(tmp_path, env)
+    log = FailureLog(tmp_path, EnvOnDevice(env, torch.device("cpu")))  # what is around an environment passes them on
     try:
         assert log.write("imitation") == 0
         env.reset(start=[StartState(task=0, seed=1), StartState(task=0, seed=FAULT_SEED)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +12,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sims.devices.crossing import crossing
+from sims.env_wrapper import EnvWrapper
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.rewards.classifier import SuccessClassifier
 from vla_rl.rewards.detector import SuccessDetector
 
 
-class ClassifiedEnv:
+class ClassifiedEnv(EnvWrapper):
     """Reward 1, success and the episode's end where the classifier declares success (detector.py); never elsewhere.
 
     Where ``env`` itself ends an episode it ends here too, with what the classifier says of its last observation.
@@ -28,7 +28,7 @@ class ClassifiedEnv:
     """
 
     def __init__(self, env: VectorEnv, classifier: SuccessClassifier) -> None:
-        self.env, self.spec = env, env.spec
+        super().__init__(env)
         self.detector = SuccessDetector(classifier, env.spec)
         n = env.spec.num_envs
         self._declared: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)
@@ -36,11 +36,6 @@ class ClassifiedEnv:
         self._true: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)  # its own success when it was declared
         self._held: dict[int, StartState] = {}  # the captured state of each declared environment
         self._seen: dict[int, Observation] = {}  # present observations that are known, of single environments
-
-    @property
-    def failures(self) -> Sequence[Any]:
-        """Of the environment's workers, where it has some."""
-        return getattr(self.env, "failures", ())
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
@@ -136,9 +131,6 @@ class ClassifiedEnv:
 
     def _ids(self, env_ids: Sequence[int] | None) -> list[int]:
         return list(range(self.spec.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
-
-    def close(self) -> None:
-        self.env.close()
 
 
 def _rows(obs: Observation) -> list[Observation]:

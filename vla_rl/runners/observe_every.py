@@ -7,17 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sims.vector_env import Observation, StartState, Step, VectorEnv
+from sims.env_wrapper import EnvWrapper
+from sims.vector_env import StartState, Step, VectorEnv
 
 
-class ObserveEvery:
+class ObserveEvery(EnvWrapper):
     """Observes ``env`` every ``every`` control steps and at every episode's end, for a recorder below.
 
     Without the observation at the end no recording would show a success.
     """
 
     def __init__(self, env: VectorEnv, *, every: int) -> None:
-        self.env, self.spec, self.every, self._count = env, env.spec, every, 0
+        super().__init__(env)
+        self.every, self._count = every, 0
         self._running = torch.zeros(env.spec.num_envs, dtype=torch.bool)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
@@ -34,12 +36,3 @@ class ObserveEvery:
         if due.any():
             self.env.observe(due.nonzero().flatten().tolist())
         return step
-
-    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        return self.env.observe(env_ids)
-
-    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        return self.env.capture(env_ids)
-
-    def close(self) -> None:
-        self.env.close()

@@ -20,9 +20,10 @@ from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
 from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
+from sims.env_wrapper import EnvWrapper
 from sims.numbers.seeding import spawn_seed
 from sims.registry import evaluation_starts
-from sims.vector_env import Observation, StartState, Step, VectorEnv
+from sims.vector_env import StartState, Step, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
@@ -227,11 +228,11 @@ def compare_with_truth(
     return {**rates(task >= 0), "per_task": per_task, "seed": seed}
 
 
-class WatchedEnv:
+class WatchedEnv(EnvWrapper):
     """``env`` as it is; ``declared``: (task, seed) of each episode -> the control step at which it was declared."""
 
     def __init__(self, env: VectorEnv, classifier: SuccessClassifier) -> None:
-        self.env, self.spec = env, env.spec
+        super().__init__(env)
         self.classifier, self.declared = classifier, dict[tuple[int, int], int]()
         self._detector = SuccessDetector(classifier, env.spec)
         self._running: Bool[Tensor, " N"] = torch.zeros(env.spec.num_envs, dtype=torch.bool)
@@ -254,12 +255,3 @@ class WatchedEnv:
             self.declared[key] = min(self.declared[key], int(self._detector.elapsed[env_id]))
         self._running &= ~(seen.terminated | seen.truncated)
         return step
-
-    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        return self.env.observe(env_ids)
-
-    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        return self.env.capture(env_ids)
-
-    def close(self) -> None:
-        self.env.close()
