@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 ARMS: Mapping[str, list[str]] = {
     "full": [],
     "no layer norm": ["--algorithm.critic.layer_norm", "false"],
+    "no weight of corrections": ["--algorithm.correction_weight", "0"],
     "no demonstrations": ["--algorithm.demonstration_share", "0"],
     "no residual": ["--start.residual.around", "middle", "--start.residual.scale", "1"],
     "ppo": ["--sim.num_envs", "64"],  # of the cloned policy itself, as quickstart.yaml says

@@ -105,16 +105,12 @@ def baselines() -> str:
     )
 
 
-METHODS = {
-    "learning_quickstart": "PPO",
-    "learning_quickstart_grpo": "GRPO",
-    "learning_quickstart_flow_noise": "PPO, learned noise",
-}
+METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 
 def methods() -> str:
-    """Algorithms and kinds of exploration from the same imitation policies, over the seeds that all of them ran."""
-    records = {name: read(name) for name in METHODS if (RESULTS / f"{name}.json").exists()}
+    """Algorithms from the same imitation policies, over the seeds that all of them ran."""
+    records = {name: read(name) for name in METHODS}
     seeds = sorted(set.intersection(*({run["seed"] for run in record["runs"]} for record in records.values())))
     rows = []
     for name, record in records.items():
@@ -163,6 +159,20 @@ def imagination() -> str:
         rows.append([name.removeprefix("world_model_"), *cells])
         sources.append(source(name, record))
     return table(["task", *arms.values()], rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
+
+
+def off_policy() -> str:
+    """A residual learned off-policy, and PPO of the same cloned policy, after as many control steps."""
+    record = read("off_policy_resfit_pick")
+    rows = []
+    for arm, text in {"full": "residual, off-policy", "ppo": "PPO"}.items():
+        seconds = mean(run["curve"][-1]["cpu_s"] for run in record["curves"][arm])
+        cells = (share(named(record, f"{arm}, success {when}")) for when in ("before", "after"))
+        rows.append([text, *cells, f"{seconds:.0f}"])
+    steps = mean(run["curve"][-1]["control_steps"] for run in record["curves"]["full"])
+    head = ["`pick`", "before", f"after {steps:,.0f} control steps", "processor time [s]"]
+    note = over_seeds("off_policy_resfit_pick", record, named(record, "full, success after"))
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def families() -> str:
@@ -264,6 +274,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "methods": methods,
     "learning": learning,
     "imagination": imagination,
+    "off_policy": off_policy,
     "families": families,
     "policies": policies,
     "robot": robot,
