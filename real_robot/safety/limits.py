@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, pi
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from real_robot.safety.kinematics import JointFrame
+from real_robot.safety.collisions import BASE, Capsule, Collisions, Obstacle, ObstacleKind
+from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
 
@@ -46,6 +47,7 @@ class RobotLimits:
     max_command_age_s: float
     max_measurement_age_s: float
     command_lead_s: float = 0.1
+    collisions: Collisions | None = None
 
 
 def load_limits(path: Path) -> RobotLimits:
@@ -68,14 +70,16 @@ def load_limits(path: Path) -> RobotLimits:
 def parse_limits(section: Any) -> RobotLimits:
     """As ``load_limits``, from the parsed section; messages start at ``.key``."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
-    table = check_table(section, "", required=keys, optional={"workspace", "command_lead"})
+    table = check_table(section, "", required=keys, optional={"workspace", "collisions", "command_lead"})
     rate = _positive(table["command_rate"], ".command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
         raise ValueError(".joints: expected a table from joint name to its limits")
+    workspace = _workspace(table["workspace"]) if "workspace" in table else None
     limits = RobotLimits(
         command_hz=rate,
         axes=tuple(_joint(str(name), entry) for name, entry in table["joints"].items()),
-        workspace=_workspace(table["workspace"]) if "workspace" in table else None,
+        workspace=workspace,
+        collisions=_collisions(table["collisions"], workspace) if "collisions" in table else None,
         max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
         max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
         command_lead_s=_positive(table.get("command_lead", "100 ms"), ".command_lead", "time"),
@@ -176,6 +180,70 @@ def _workspace(entry: Any) -> Workspace:
     return Workspace(low=low, high=high, frames=tuple(frames), end_effector=end_effector)
 
 
+def _collisions(entry: Any, workspace: Workspace | None) -> Collisions:
+    if workspace is None:
+        raise ValueError(".collisions: needs workspace.chain, the arm's kinematics")
+    table = check_table(entry, ".collisions", required={"margin", "links"}, optional={"obstacles", "also"})
+    joints = [BASE, *(frame.joint for frame in workspace.frames)]
+    also = []
+    for i, pair in enumerate(_list(table.get("also", []), ".collisions.also")):
+        where = f".collisions.also[{i}]"
+        first, second = (check_choice(name, joints, where) for name in _sequence(pair, where, 2))
+        also.append((first, second))
+    links = _list(table["links"], ".collisions.links")
+    return Collisions(
+        margin=_positive(table["margin"], ".collisions.margin", "length"),
+        frames=workspace.frames,
+        capsules=tuple(_capsule(link, joints, f".collisions.links[{i}]") for i, link in enumerate(links)),
+        obstacles=tuple(
+            _obstacle(obstacle, f".collisions.obstacles[{i}]")
+            for i, obstacle in enumerate(_list(table.get("obstacles", []), ".collisions.obstacles"))
+        ),
+        also=tuple(also),
+    )
+
+
+def _capsule(entry: Any, joints: Sequence[str], where: str) -> Capsule:
+    table = check_table(entry, where, required={"joint", "from", "radius"}, optional={"to"})
+    start = _vector(table["from"], f"{where}.from", "length")
+    return Capsule(
+        joint=check_choice(table["joint"], joints, f"{where}.joint"),
+        start=start,
+        end=_vector(table["to"], f"{where}.to", "length") if "to" in table else start,
+        radius=_positive(table["radius"], f"{where}.radius", "length"),
+    )
+
+
+def _obstacle(entry: Any, where: str) -> Obstacle:
+    kinds = {"plane": set(), "box": {"size"}, "sphere": {"radius"}}
+    if not isinstance(entry, Mapping) or "kind" not in entry:
+        raise ValueError(f"{where}: expected a table with the key 'kind', one of {sorted(kinds)}")
+    kind: ObstacleKind = check_choice(entry["kind"], kinds, f"{where}.kind")
+    table = check_table(entry, where, required={"kind", "position", *kinds[kind]}, optional={"rpy"})
+    size: Vector = (0.0, 0.0, 0.0)
+    if kind == "sphere":
+        radius = _positive(table["radius"], f"{where}.radius", "length")
+        size = (radius, radius, radius)
+    elif kind == "box":
+        x, y, z = (
+            _positive(edge, f"{where}.size[{i}]", "length")
+            for i, edge in enumerate(_sequence(table["size"], f"{where}.size", 3))
+        )
+        size = (x, y, z)
+    return Obstacle(
+        kind=kind,
+        position=_vector(table["position"], f"{where}.position", "length"),
+        rpy=_vector(table["rpy"], f"{where}.rpy", "angle") if "rpy" in table else (0.0, 0.0, 0.0),
+        size=size,
+    )
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: got {value!r}; expected a list")
+    return value
+
+
 def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> float:
     result = quantity(value, where, dimension, derivative)
     if result <= 0.0:
@@ -215,10 +283,11 @@ def check_table(
     return value
 
 
-def check_choice(value: Any, allowed: Iterable[str], where: str) -> None:
-    """ValueError that names the place ``where``, the allowed values and the nearest of them."""
+def check_choice(value: Any, allowed: Iterable[str], where: str) -> Any:
+    """``value``, if it is allowed; a ValueError names the place ``where``, the allowed values and the nearest."""
     names = sorted(allowed)
     if value not in names:
         near = difflib.get_close_matches(str(value), names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{where}: {value!r} is not one of {names}{hint}")
+    return value
