@@ -164,7 +164,7 @@ def _workspace(entry: Any) -> Workspace:
         optional={"end_effector"},
         renamed={"tool": "end_effector"},
     )
-    low, high = (_vector(table[key], f".workspace.{key}", "length") for key in ("low", "high"))
+    low, high = (vector(table[key], f".workspace.{key}", "length") for key in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
         raise ValueError(f".workspace: low {low} is not below high {high} in every direction")
     if not isinstance(table["chain"], list) or not table["chain"]:
@@ -173,10 +173,10 @@ def _workspace(entry: Any) -> Workspace:
     for i, link in enumerate(table["chain"]):
         where = f".workspace.chain[{i}]"
         link = check_table(link, where, required={"joint", "xyz"}, optional={"rpy"})
-        rpy = _vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
-        frames.append(JointFrame(joint=str(link["joint"]), xyz=_vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
+        rpy = vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
+        frames.append(JointFrame(joint=str(link["joint"]), xyz=vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
     offset = table.get("end_effector", ["0 m"] * 3)
-    end_effector = _vector(offset, ".workspace.end_effector", "length")
+    end_effector = vector(offset, ".workspace.end_effector", "length")
     return Workspace(low=low, high=high, frames=tuple(frames), end_effector=end_effector)
 
 
@@ -205,11 +205,11 @@ def _collisions(entry: Any, workspace: Workspace | None) -> Collisions:
 
 def _capsule(entry: Any, joints: Sequence[str], where: str) -> Capsule:
     table = check_table(entry, where, required={"joint", "from", "radius"}, optional={"to"})
-    start = _vector(table["from"], f"{where}.from", "length")
+    start = vector(table["from"], f"{where}.from", "length")
     return Capsule(
         joint=check_choice(table["joint"], joints, f"{where}.joint"),
         start=start,
-        end=_vector(table["to"], f"{where}.to", "length") if "to" in table else start,
+        end=vector(table["to"], f"{where}.to", "length") if "to" in table else start,
         radius=_positive(table["radius"], f"{where}.radius", "length"),
     )
 
@@ -232,8 +232,8 @@ def _obstacle(entry: Any, where: str) -> Obstacle:
         size = (x, y, z)
     return Obstacle(
         kind=kind,
-        position=_vector(table["position"], f"{where}.position", "length"),
-        rpy=_vector(table["rpy"], f"{where}.rpy", "angle") if "rpy" in table else (0.0, 0.0, 0.0),
+        position=vector(table["position"], f"{where}.position", "length"),
+        rpy=vector(table["rpy"], f"{where}.rpy", "angle") if "rpy" in table else (0.0, 0.0, 0.0),
         size=size,
     )
 
@@ -251,7 +251,8 @@ def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> fl
     return result
 
 
-def _vector(value: Any, where: str, dimension: str) -> tuple[float, float, float]:
+def vector(value: Any, where: str, dimension: str) -> Vector:
+    """Three quantities in SI, as ``quantity``."""
     x, y, z = (quantity(item, f"{where}[{i}]", dimension) for i, item in enumerate(_sequence(value, where, 3)))
     return x, y, z
 
