@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
-from real_robot.serving.limits import MAX_VALUES, check_values
+from real_robot.serving.limits import DEBT_S, MAX_VALUES, PROBATION, Turn, Turns, check_values
 from real_robot.serving.protocol import Refused, WireError, pack_map, unpack
 from tests.real_robot.abusive_clients import ACT, TOKEN, dial, fuzz, greedy, latency, paced, resident, slow
 
@@ -87,6 +88,47 @@ def _count(value: object) -> int:
     if isinstance(value, dict):
         return 1 + sum(1 + _count(item) for item in value.values())
     return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def test_who_connects_anew_all_the_time_goes_behind_those_that_stay() -> None:
+    """Among ten clients that are always new, one that stays waits for the turn that runs, no more. Behind two that stay
+    and always wait, new ones are served too, when those have computed for DEBT_S."""
+
+    async def crowd(stay: int, turns_each: int, pause_s: float) -> tuple[int, int]:
+        """Most turns that one that stays has waited for; turns of new ones, but for the first."""
+        turns, done, new, most = Turns(), 0, -1, 0
+
+        async def take(turn: Turn) -> int:
+            nonlocal done
+            before = done
+            async with turns.take(turn):
+                waited = done - before
+                await asyncio.sleep(0.005)
+                done += 1
+            return waited
+
+        async def always_new() -> None:
+            nonlocal new
+            while True:
+                await take(Turn())
+                new += 1
+
+        async def staying() -> None:
+            nonlocal most
+            turn = Turn(answers=PROBATION)
+            for _ in range(turns_each):
+                most = max(most, await take(turn))
+                await asyncio.sleep(pause_s)
+
+        crowd = [asyncio.create_task(always_new()) for _ in range(10)]
+        await asyncio.gather(*(staying() for _ in range(stay)))
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        return most, new
+
+    assert asyncio.run(crowd(stay=1, turns_each=30, pause_s=0.012))[0] <= 1
+    assert asyncio.run(crowd(stay=2, turns_each=int(1.3 * DEBT_S / 0.005), pause_s=0.0))[1] > 0
 
 
 def test_slow_greedy_and_fuzzing_clients_do_not_wedge_the_server(server: tuple[int, int]) -> None:
