@@ -1,8 +1,9 @@
-"""Distances of an arm's links to each other and to declared obstacles.
+"""Distances of the links of one or several arms to each other and to declared obstacles.
 
 Every link is covered by capsules, which a robot file names; MuJoCo computes their poses and distances. Checked are
 capsules whose joints are at least ``MIN_JOINTS_APART`` apart, as nearer ones touch by construction, the pairs of joints
-named in ``also``, and every capsule beyond the first joint with every obstacle: base and first link stay in place.
+named in ``also``, capsules of different arms, and every capsule with every obstacle, except what stays in place: bases
+and first links.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import dist, hypot
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mujoco
 import numpy as np
@@ -63,10 +64,13 @@ class Obstacle:
 
 @dataclass(frozen=True, kw_only=True)
 class Collisions:
-    """What the arm must keep a distance of ``margin`` [m] from: itself and the obstacles."""
+    """What the arms must keep a distance of ``margin`` [m] from: themselves, each other and the obstacles.
+
+    ``chains``: every arm's joints from the common base on. ``also``: pairs of joints whose capsules are checked too.
+    """
 
     margin: float
-    frames: tuple[JointFrame, ...]
+    chains: tuple[tuple[JointFrame, ...], ...]
     capsules: tuple[Capsule, ...]
     obstacles: tuple[Obstacle, ...] = ()
     also: tuple[tuple[str, str], ...] = ()
@@ -80,11 +84,11 @@ class CollisionClearance:
     def __init__(self, collisions: Collisions, axes: Sequence[AxisLimits]) -> None:
         names = [axis.name for axis in axes]
         self._margin = collisions.margin
-        self._order = [names.index(frame.joint) for frame in collisions.frames]
+        self._order = [names.index(frame.joint) for chain in collisions.chains for frame in chain]
         self._model = _model(collisions, axes)
         self._data = mujoco.MjData(self._model)
-        pairs = _pairs(collisions)
-        self._travel = np.stack([_levers(collisions, axes, a, b) for a, b in pairs])
+        pairs = checked_pairs(collisions)
+        self._travel = np.stack([_travel_per_joint(collisions, axes, a, b) for a, b in pairs])
         geoms = [self._model.geom(str(i)).id for i in range(self._model.ngeom)]
         self._pairs = [(geoms[a], geoms[b]) for a, b in pairs]
         shapes = [f"{c.joint} (links[{i}])" for i, c in enumerate(collisions.capsules)]
@@ -119,19 +123,20 @@ class CollisionClearance:
 
 
 def _model(collisions: Collisions, axes: Sequence[AxisLimits]) -> mujoco.MjModel:
-    """Bodies of the chain; geometries named by their number, capsules before obstacles."""
+    """Bodies of the chains; geometries named by their number, capsules before obstacles."""
     units = {axis.name: axis.unit for axis in axes}
     spec = mujoco.MjSpec()
     bodies = {BASE: spec.worldbody}
-    body = spec.worldbody
-    for frame in collisions.frames:
-        body = body.add_body(pos=frame.xyz, quat=_quaternion(frame.rpy))
-        slides = units[frame.joint] == "m"
-        kind = mujoco.mjtJoint.mjJNT_SLIDE if slides else mujoco.mjtJoint.mjJNT_HINGE
-        body.add_joint(type=kind, axis=[0.0, 0.0, 1.0])
-        body.mass, body.inertia = 1.0, [1.0, 1.0, 1.0]  # MuJoCo wants them; nothing here depends on them
-        body.explicitinertial = True
-        bodies[frame.joint] = body
+    for chain in collisions.chains:
+        body = spec.worldbody
+        for frame in chain:
+            body = body.add_body(pos=frame.xyz, quat=_quaternion(frame.rpy))
+            slides = units[frame.joint] == "m"
+            kind = mujoco.mjtJoint.mjJNT_SLIDE if slides else mujoco.mjtJoint.mjJNT_HINGE
+            body.add_joint(type=kind, axis=[0.0, 0.0, 1.0])
+            body.mass, body.inertia = 1.0, [1.0, 1.0, 1.0]  # MuJoCo wants them; nothing here depends on them
+            body.explicitinertial = True
+            bodies[frame.joint] = body
     for i, capsule in enumerate(collisions.capsules):
         length = dist(capsule.start, capsule.end)
         shape = (
@@ -158,48 +163,65 @@ def _quaternion(rpy: Vector) -> list[float]:
     return quaternion.tolist()
 
 
-def _links(collisions: Collisions) -> list[int]:
-    """Of every capsule: its joint's place in the chain, -1 for the base."""
-    order = [BASE, *(frame.joint for frame in collisions.frames)]
-    return [order.index(capsule.joint) - 1 for capsule in collisions.capsules]
+class _Link(NamedTuple):
+    """The arm and the place in its chain of a capsule's joint; (-1, -1) for the base of all."""
+
+    arm: int
+    place: int
 
 
-def _pairs(collisions: Collisions) -> list[tuple[int, int]]:
-    """Geometries whose distance counts."""
+def _links(collisions: Collisions) -> list[_Link]:
+    """Of every capsule."""
+    known = {BASE: _Link(-1, -1)}
+    for arm, chain in enumerate(collisions.chains):
+        known |= {frame.joint: _Link(arm, place) for place, frame in enumerate(chain)}
+    return [known[capsule.joint] for capsule in collisions.capsules]
+
+
+def checked_pairs(collisions: Collisions) -> list[tuple[int, int]]:
+    """Numbers of the geometries whose distance counts: capsules, then obstacles."""
     links = _links(collisions)
     also = {frozenset(pair) for pair in collisions.also}
     joints = [capsule.joint for capsule in collisions.capsules]
-    pairs = [
-        (a, b)
-        for a, b in combinations(range(len(links)), 2)
-        if abs(links[a] - links[b]) >= MIN_JOINTS_APART or frozenset((joints[a], joints[b])) in also
-    ]
+
+    def counts(a: int, b: int) -> bool:
+        (arm, place), (other_arm, other_place) = links[a], links[b]
+        if frozenset((joints[a], joints[b])) in also:
+            return True
+        if arm == other_arm or BASE in (joints[a], joints[b]):
+            return abs(place - other_place) >= MIN_JOINTS_APART
+        return place > 0 or other_place > 0
+
     obstacles = range(len(links), len(links) + len(collisions.obstacles))
-    return pairs + [(a, b) for b in obstacles for a in range(len(links)) if links[a] > 0]
+    pairs = [(a, b) for a, b in combinations(range(len(links)), 2) if counts(a, b)]
+    return pairs + [(a, b) for b in obstacles for a in range(len(links)) if links[a].place > 0]
 
 
-def _levers(collisions: Collisions, axes: Sequence[AxisLimits], a: int, b: int) -> NDArray[np.float64]:
-    """Upper bound of how far the shapes move against each other [m] per rad or m of each joint's own path.
+def _travel_per_joint(collisions: Collisions, axes: Sequence[AxisLimits], a: int, b: int) -> NDArray[np.float64]:
+    """Upper bound of how far the shapes move against each other [m] per rad or m of each joint's own path."""
+    links = _links(collisions)
+    if b >= len(links):
+        return _reach(collisions, axes, a, -1)
+    if links[a].arm == links[b].arm:
+        far = a if links[a].place > links[b].place else b
+        return _reach(collisions, axes, far, min(links[a].place, links[b].place))
+    return _reach(collisions, axes, a, -1) + _reach(collisions, axes, b, -1)
+
+
+def _reach(collisions: Collisions, axes: Sequence[AxisLimits], capsule: int, first: int) -> NDArray[np.float64]:
+    """The same of one capsule against the link at the place ``first`` of its chain.
 
     A point that a joint turns moves by at most its distance from the joint's axis, which is at most the length of the
-    chain from there to the shape's farthest point, however the joints between them stand.
+    chain from there to the capsule's farthest point, however the joints between them stand.
     """
-    units = {axis.name: axis for axis in axes}
     names = [axis.name for axis in axes]
-    links = _links(collisions)
-    if b < len(links):
-        near, far = sorted((a, b), key=lambda i: links[i])
-        first, last = links[near], links[far]
-    else:
-        near, far, first, last = b, a, -1, links[a]
-    ends = (collisions.capsules[far].start, collisions.capsules[far].end)
-    radius = collisions.capsules[far].radius
+    shape, (arm, place) = collisions.capsules[capsule], _links(collisions)[capsule]
     result = np.zeros(len(axes))
-    beyond = max(hypot(*end) for end in ends) + radius  # of the shape from the last joint that was passed
-    from_axis = max(hypot(*end[:2]) for end in ends) + radius
-    for at in range(last, first, -1):
-        frame = collisions.frames[at]
-        axis = units[frame.joint]
+    from_axis = max(hypot(*end[:2]) for end in (shape.start, shape.end)) + shape.radius
+    beyond = max(hypot(*end) for end in (shape.start, shape.end)) + shape.radius  # from the origin of the frame
+    for at in range(place, first, -1):
+        frame = collisions.chains[arm][at]
+        axis = axes[names.index(frame.joint)]
         result[names.index(frame.joint)] = from_axis if axis.unit == "rad" else 1.0
         if axis.unit == "m":
             beyond += max(map(abs, axis.position))

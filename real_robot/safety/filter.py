@@ -71,8 +71,9 @@ class SafetyFilter:
         self._held = [min(axis.hold_tolerance, axis.step_from_measured) for axis in limits.axes]
         self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
         self._checks: list[SweptCheck[Any]] = []
-        if limits.workspace:
-            self._checks.append(SweptCheck(WorkspaceClearance(limits.workspace, limits.axes)))
+        for box in (limits.workspace, *limits.more_arms):
+            if box is not None:
+                self._checks.append(SweptCheck(WorkspaceClearance(box, limits.axes)))
         if limits.collisions:
             self._checks.append(SweptCheck(CollisionClearance(limits.collisions, limits.axes)))
         self._stop_reason: str | None = None

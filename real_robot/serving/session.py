@@ -107,6 +107,8 @@ class ClientSession:
             if self._waiting.full():
                 await self._refuse(self._waiting.get_nowait(), "superseded by a newer request")
                 self._metrics.superseded += 1
+                # who sends faster than is answered is read more slowly: a crowd of them does not delay the others
+                await asyncio.sleep(1.0 / self._max_rate_hz)
             self._waiting.put_nowait(data)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_distances_by_hand() -> None:
         (Obstacle(kind="box", position=(0.1, 1.0, 0.3), size=(0.2, 0.4, 0.2)), 0.0, 0.0, 0.25),
         (Obstacle(kind="box", position=(0.1, 1.0, 0.3), size=(0.2, 0.4, 0.2)), 0.5, 0.0, math.hypot(0.3, 0.4) - 0.05),
     ):  # fmt: skip
-        model = Collisions(margin=0.02, frames=frames, capsules=(rod,), obstacles=(obstacle,))
+        model = Collisions(margin=0.02, chains=(frames,), capsules=(rod,), obstacles=(obstacle,))
         assert CollisionClearance(model, axes).at([lift, turn])[0] + 0.02 == pytest.approx(expected, abs=1e-5)
 
 
@@ -75,7 +76,7 @@ def test_capsules_are_where_the_kinematic_chain_puts_them() -> None:
         lines = {}
         turn, origin = np.eye(3), np.zeros(3)
         poses = {"base": (turn, origin)}
-        for frame, q in zip(model.frames, joints, strict=True):
+        for frame, q in zip(model.chains[0], joints, strict=True):
             origin = origin + turn @ frame.xyz
             turn = turn @ np.reshape(rotation(frame.rpy), (3, 3)) @ np.reshape(rotation((0.0, 0.0, q)), (3, 3))
             poses[frame.joint] = (turn, origin)
@@ -100,17 +101,19 @@ def test_no_distance_changes_more_than_the_bound(seed: int, size: float) -> None
     assert (change <= check._travel @ np.abs(steps) + 1e-6).all()
 
 
-def drive(limits: RobotLimits, seed: int, swing: float, period: int) -> tuple[float, set[str]]:
+def drive(
+    limits: RobotLimits, seed: int, swing: float, period: int, ready: Sequence[float] = READY
+) -> tuple[float, set[str]]:
     """Random jumps, late ticks and a stop: the least clearance of all that was sent, and what the filter named."""
     check, rng, safety = clearance(limits), random.Random(seed), SafetyFilter(limits, lead_s=0.1)
-    safety.start(READY, 0.0)
+    safety.start(ready, 0.0)
     least, named, tick = math.inf, set(), 0
     stop_at = rng.randrange(80, 200)
-    target = list(READY)
+    target = list(ready)
     for step in range(1, 151):
         tick += rng.randint(2, 3) if rng.random() < 0.02 else 1
         if step % period == 1:
-            target = [q + rng.uniform(-swing, swing) for q in READY]
+            target = [q + rng.uniform(-swing, swing) for q in ready]
         if step == stop_at:
             safety.stop("test")
         now = tick / limits.command_hz
@@ -137,6 +140,40 @@ def test_a_command_that_would_collide_is_rejected_and_comes_close() -> None:
     least, named = zip(*(drive(panda(), seed, swing=2.5, period=10) for seed in range(3)), strict=True)
     assert any("collision" in reasons for reasons in named)
     assert min(least) < 0.02
+
+
+def two_pandas() -> dict:
+    """The limits section of two arms that face each other, 0.9 m apart; the right one's joints are named right_..."""
+    section = yaml.safe_load((ROBOTS / "franka_panda.yaml").read_text())["limits"]
+    right = yaml.safe_load(yaml.safe_dump(section).replace("panda_joint", "right_joint"))
+    section["joints"] |= right["joints"]
+    for arm in (section["workspace"], right["workspace"]):
+        arm["low"], arm["high"] = ["-1 m", "-1 m", "0 m"], ["2 m", "1 m", "1.5 m"]
+    right["workspace"]["chain"][0] |= {"xyz": ["0.9 m", "0 m", "0.333 m"], "rpy": ["0 deg", "0 deg", "180 deg"]}
+    section["more_arms"] = [right["workspace"]]
+    section["collisions"]["links"] += [link for link in right["collisions"]["links"] if link["joint"] != "base"]
+    for joint in section["joints"].values():
+        del joint["contact_residual"]
+        joint["step_from_measured"] = "10 rad"
+    return section
+
+
+def test_two_arms_have_one_filter_and_keep_apart() -> None:
+    limits = parse_limits(two_pandas())
+    apart = [0.6, -1.2, 0.0, -2.6, 0.0, math.pi / 2, math.pi / 4]
+    check = clearance(limits)
+    assert check.least(check.at([*apart, *apart])) > 0.0
+    assert any("panda" in a and "right" in b for a, b in check._names)
+    least, named = zip(*(drive(limits, seed, 1.5, 60, [*apart, *apart]) for seed in range(3)), strict=True)
+    assert min(least) >= -1e-6
+    assert any("collision" in reasons for reasons in named)
+
+
+def test_a_joint_belongs_to_one_arm() -> None:
+    section = two_pandas()
+    section["more_arms"][0]["chain"][2]["joint"] = "panda_joint3"
+    with pytest.raises(ValueError, match=r"\.more_arms\[0\]\.chain\[2\]\.joint: 'panda_joint3' is in a chain already"):
+        parse_limits(section)
 
 
 def test_an_arm_within_the_margin_may_not_start() -> None:
