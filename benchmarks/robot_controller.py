@@ -29,7 +29,7 @@ from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import UNKNOWN_OFFSET, SafetyFilter
 from real_robot.safety.kinematics import rotation
 from real_robot.safety.limits import RobotLimits, load_limits
-from real_robot.safety.workspace import Workspace, WorkspaceCheck
+from real_robot.safety.workspace import Workspace, WorkspaceClearance
 from vla_rl.bench.record import row, write_record
 
 ROBOTS = Path(__file__).parents[1] / "configs" / "robots"
@@ -95,14 +95,14 @@ def make_stream(seed: int) -> Stream:
 
 def _start(limits: RobotLimits, safety: SafetyFilter, draw: random.Random) -> list[float]:
     """A position from which the filter starts, such that what the controller holds is inside the limits too."""
-    check = WorkspaceCheck(limits.workspace, limits.axes) if limits.workspace else None
+    check = WorkspaceClearance(limits.workspace, limits.axes) if limits.workspace else None
     while True:
         start = [
             draw.uniform(low + UNKNOWN_OFFSET[axis.unit], high - UNKNOWN_OFFSET[axis.unit])
             for axis in limits.axes
             for low, high in [axis.position]
         ]
-        if check is None or check.depth(start)[0] > START_DEPTH_M:
+        if check is None or check.at(start)[0] > START_DEPTH_M:
             safety.start(start, 0.0)
             return start
 

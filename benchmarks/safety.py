@@ -19,8 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from real_robot.safety.collisions import Obstacle
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.limits import load_limits
@@ -46,9 +48,21 @@ def far(tick: int) -> float:
     return 0.45 if (tick // 60) % 2 else -0.45
 
 
-def command_times(offset: Callable[[int], float]) -> list[float]:
-    """Microseconds of each of TICKS commands of a Franka Panda, the arm exactly where it was sent."""
+# A post in front of the arm, beside its hand, and the table it stands on.
+OBSTACLES = (
+    Obstacle(kind="box", position=(0.45, 0.3, 0.4), size=(0.1, 0.1, 0.8)),
+    Obstacle(kind="plane", position=(0.0, 0.0, -0.01)),
+)
+
+
+def command_times(offset: Callable[[int], float], *, collisions: bool = False) -> list[float]:
+    """Microseconds of each of TICKS commands of a Franka Panda, the arm exactly where it was sent.
+
+    ``collisions``: with those of its links, with each other and with OBSTACLES.
+    """
     limits = load_limits(ROOT / "configs/robots/franka_panda.yaml")
+    assert limits.collisions is not None
+    limits = replace(limits, collisions=replace(limits.collisions, obstacles=OBSTACLES) if collisions else None)
     safety, spent = SafetyFilter(limits), []
     safety.start(READY, 0.0)
     for tick in range(1, TICKS + 1):
@@ -75,8 +89,14 @@ def rows_of_times() -> Iterator[Row]:
     loop = loop_times()
     for share in (50, 99):
         yield row(f"yardstick_p{share}", sorted(loop)[TICKS * share // 100], "us")
-    for name, offset in (("smooth", smooth), ("saturated", saturated), ("near_the_walls", far)):
-        runs = [command_times(offset) for _ in range(REPEATS)]
+    for name, offset, collisions in (
+        ("smooth", smooth, False),
+        ("saturated", saturated, False),
+        ("near_the_walls", far, False),
+        ("collisions_smooth", smooth, True),
+        ("collisions_near", far, True),
+    ):
+        runs = [command_times(offset, collisions=collisions) for _ in range(REPEATS)]
         undisturbed = [min(times) for times in zip(*runs, strict=True)]
         for share in (50, 99):
             value, against = sorted(runs[0])[TICKS * share // 100], sorted(loop)[TICKS * share // 100]
@@ -87,6 +107,7 @@ def rows_of_times() -> Iterator[Row]:
 def check_properties(streams: int) -> Row:
     """Hypothesis, in a process of its own. RuntimeError if a property is broken."""
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", "tests/real_robot/test_safety_streams.py"]
+    command.append("tests/real_robot/test_collisions.py")
     done = subprocess.run(
         command,
         env={**os.environ, "SAFETY_STREAMS": str(streams)},
@@ -110,7 +131,7 @@ def main() -> None:
         rows.append(check_properties(options.streams))
     write_record("safety", rows, command="python -m benchmarks.safety " + " ".join(sys.argv[1:]))
     for entry in rows:
-        print(f"{entry['name']:28} {entry['value']:10.2f} {entry['unit']}")
+        print(f"{entry['name']:40} {entry['value']:10.2f} {entry['unit']}")
 
 
 if __name__ == "__main__":

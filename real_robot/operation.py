@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from real_robot.robot_file import Robot, RobotError, load_robot
 from real_robot.ros.installation import require_ros
 
@@ -15,8 +17,11 @@ LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
 
 
-def check(path: Path, *, live: bool) -> dict[str, Any]:
-    """What the file says, in SI units; ``live``: ``problems`` of what is heard. RobotError if the file is wrong."""
+def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, Any]:
+    """What the file says, in SI units; ``live``: ``problems`` of what is heard. RobotError if the file is wrong.
+
+    ``pictures``: a folder for one picture of each camera, with a cross where its calibration has the end effector.
+    """
     robot = _load(path)
     stop_s = max(axis.velocity / axis.acceleration + axis.acceleration / axis.jerk for axis in robot.limits.axes)
     result: dict[str, Any] = {
@@ -31,13 +36,15 @@ def check(path: Path, *, live: bool) -> dict[str, Any]:
         if robot.limits.workspace is None
         else [*robot.limits.workspace.low, *robot.limits.workspace.high],
         "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead",
+        "collisions": None if robot.limits.collisions is None else f"{robot.limits.collisions.margin:g} m apart",
         "cameras": dict(robot.ros.cameras),
+        "calibrated": sorted(robot.calibration),
         "emergency_stop": robot.ros.emergency_stop or "none",
         "enabling_device": robot.ros.enabling_device or "none",
         "contact": [axis.name for axis in robot.limits.axes if axis.contact_residual is not None],
     }
     if live:
-        result["problems"] = _listen(robot)
+        result["problems"] = _listen(robot, pictures)
     return result
 
 
@@ -93,14 +100,19 @@ def _load(path: Path) -> Robot:
         raise RobotError(str(error)) from error
 
 
-def _listen(robot: Robot) -> list[str]:
-    """What is not heard within some seconds, or is not as the file says."""
+def _listen(robot: Robot, pictures: Path | None) -> list[str]:
+    """What is not heard within some seconds, or is not as the file says; ``pictures`` as in ``check``."""
     require_ros()
     from real_robot.ros.operator import Listener
 
     with Listener(robot) as listener:
         _wait(lambda: not listener.problems(), LISTEN_S)
-        return listener.problems()
+        problems = listener.problems()
+        if pictures is not None and not problems:
+            pictures.mkdir(parents=True, exist_ok=True)
+            for name, image in listener.pictures().items():
+                Image.fromarray(image).save(pictures / f"{name}.png")
+        return problems
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> None:

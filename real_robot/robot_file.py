@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
+from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
 from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
@@ -74,6 +75,8 @@ class RosSection:
     ``end_effector_frame``: TF's name of the end effector. Before the arm first moves, its published position in
     ``command_frame`` must agree with the kinematic chain of the limits.
 
+    ``calibration``: a file with the cameras' poses (``real_robot.calibration``), relative to the robot file.
+
     ``residuals``: a JointState topic whose effort is the external torque, for the limits' contact_residual.
     ``emergency_stop``: a Bool topic, true while pressed. ``enabling_device``: a Bool topic, true while it is held.
     Both are published at 10 Hz at least; silence counts as pressed, or released. Either latches the stop.
@@ -88,6 +91,7 @@ class RosSection:
     command_frame: str = "base_link"
     gripper: str = ""
     end_effector_frame: str = ""
+    calibration: str = ""
     residuals: str = ""
     emergency_stop: str = ""
     enabling_device: str = ""
@@ -96,11 +100,12 @@ class RosSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Contents of a robot file."""
+    """Contents of a robot file. ``calibration``: of the cameras that have one."""
 
     limits: RobotLimits
     control: ControlSection
     ros: RosSection
+    calibration: Mapping[str, Camera] = field(default_factory=dict)
 
     @property
     def lead_s(self) -> float:
@@ -122,7 +127,9 @@ def load_robot(path: Path) -> Robot:
             chunking=_section(ChunkingConfig, chunking, ".control.chunking"),
             scales=_action_scales(scales, str(table["embodiment"]), limits.axes),
         )
-        robot = Robot(limits=limits, control=control, ros=_section(RosSection, document["ros"], ".ros"))
+        ros = _section(RosSection, document["ros"], ".ros")
+        calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
+        robot = Robot(limits=limits, control=control, ros=ros, calibration=calibration)
         _check_output(robot)
         return robot
     except ValueError as error:
@@ -167,6 +174,10 @@ def _check_output(robot: Robot) -> None:
         raise ValueError(".ros.residuals: the limits name a contact_residual, name the topic that measures it")
     if ros.end_effector_frame and robot.limits.workspace is None:
         raise ValueError(".ros.end_effector_frame: needs limits.workspace.chain to compare with")
+    if ros.calibration and robot.limits.workspace is None:
+        raise ValueError(".ros.calibration: needs limits.workspace.chain to know where the end effector is")
+    for name in robot.calibration:
+        check_choice(name, ros.cameras, f".ros.calibration: {ros.calibration}: camera")
     if ros.command_type != "twist_stamped":
         return
     if robot.limits.workspace is None:

@@ -6,14 +6,17 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from jaxtyping import UInt8
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import SetBool, Trigger
 
+from real_robot.calibration import end_effector_pixel, marked
 from real_robot.robot_file import Robot, RobotError
 from real_robot.ros.inputs import CameraInput, JointInput, StopInputs, image_array
 
@@ -82,6 +85,20 @@ class Listener(_Participant):
         self._joints = JointInput(self.node, robot.ros, [axis.name for axis in robot.limits.axes])
         self._cameras = {name: CameraInput(self.node, {name: topic}) for name, topic in robot.ros.cameras.items()}
         self._stops = StopInputs(self.node, robot.ros)
+
+    def pictures(self) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
+        """The newest picture of every camera that is heard, with a cross where its calibration has the end effector."""
+        measured, result = self._joints.measure(), {}
+        for name, input in self._cameras.items():
+            if (newest := input.newest()) is None:
+                continue
+            image = image_array(newest[0][name])
+            camera = self._robot.calibration.get(name)
+            if camera is not None and measured is not None:
+                size = image.shape[0], image.shape[1]
+                image = marked(image, end_effector_pixel(camera, self._robot.limits, list(measured.positions), size))
+            result[name] = image
+        return result
 
     def problems(self) -> list[str]:
         """What is not heard, or not as the robot file says."""

@@ -19,6 +19,7 @@ from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from real_robot.robot_file import RosSection
+from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
 from real_robot.safety.commands import PathPoint, SafeCommand
 from real_robot.safety.kinematics import EndEffectorPoint
@@ -214,7 +215,7 @@ class TrajectoryBuilder:
         return f"the ROS clock was set by {step_s:.3f} s" if moving and abs(step_s) > MAX_CLOCK_STEP_S else ""
 
     def _clock_offset_s(self) -> float:
-        return float(self._node.get_clock().now().nanoseconds * 1e-9 - time.monotonic())
+        return offset_s(lambda: float(self._node.get_clock().now().nanoseconds * 1e-9))
 
 
 def _time_fields(seconds: float) -> dict[str, int]:

@@ -15,6 +15,7 @@ Rejection = Literal[  # the whole command is dropped and every joint brakes
     "step_from_measured",
     "contact",
     "workspace",
+    "collision",
 ]
 Clamp = Literal["position", "velocity", "acceleration", "braking_distance"]  # one joint is limited
 Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # irregular calls

@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import ceil, inf, isfinite, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint, SafeCommand, SafetyEvent
 from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AT_REST, Axis, Stop, along, duration, rest_of
-from real_robot.safety.workspace import Motions, WorkspaceCheck
+from real_robot.safety.swept import Motions, SweptCheck
+from real_robot.safety.workspace import WorkspaceClearance
 
 # A command may pass this close to its limits: rad or m.
 _SLACK = 1e-9
@@ -68,8 +70,12 @@ class SafetyFilter:
         self._steps = [axis.step_from_measured for axis in limits.axes]
         self._held = [min(axis.hold_tolerance, axis.step_from_measured) for axis in limits.axes]
         self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
-        box = limits.workspace
-        self._workspace = WorkspaceCheck(box, limits.axes) if box else None
+        self._checks: list[SweptCheck[Any]] = []
+        for box in (limits.workspace, *limits.more_arms):
+            if box is not None:
+                self._checks.append(SweptCheck(WorkspaceClearance(box, limits.axes)))
+        if limits.collisions:
+            self._checks.append(SweptCheck(CollisionClearance(limits.collisions, limits.axes)))
         self._stop_reason: str | None = None
         self._started = self.lost = False
         kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
@@ -206,8 +212,9 @@ class SafetyFilter:
         if rejection is None:
             assert command is not None
             motions = self._follow(command.positions, events)
-            if self._workspace is not None:
-                rejection = self._workspace.violation(self._path[-1].motions.positions, motions)
+            before = self._path[-1].motions.positions
+            for check in self._checks:
+                rejection = rejection or check.violation(before, motions)
         if rejection is not None:
             events.append(rejection)
             self._brake()
@@ -302,11 +309,9 @@ class SafetyFilter:
                 raise ValueError(
                     f"joint {axis.name!r} is at {q:.4f} {axis.unit}, allowed is {low} to {high}; move it inside by hand"
                 )
-        if self._workspace and self._workspace.depth(positions)[0] < 0.0:
-            where = ", ".join(f"{x:.3f}" for x in self._workspace.position(positions))
-            raise ValueError(
-                f"the end effector is at ({where}) m, outside the workspace box; move the arm inside by hand"
-            )
+        for check in self._checks:
+            if problem := check.clearance.start_problem(positions):
+                raise ValueError(problem)
 
     def _advance_clock(self, now_s: float, events: list[SafetyEvent]) -> bool:
         """Move to the tick nearest to ``now_s``; False if that is not a new one."""

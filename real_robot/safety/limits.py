@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, pi
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from real_robot.safety.kinematics import JointFrame
+from real_robot.safety.collisions import BASE, Capsule, Collisions, Obstacle, ObstacleKind, checked_pairs
+from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
 
@@ -37,7 +38,8 @@ class RobotLimits:
 
     ``max_command_age_s``: of the observation that a command is based on. ``command_lead_s``: how long before its time
     every point of the motion is sent to a trajectory controller; a message may be late, or the messages of some ticks
-    lost, for so long (less one tick) without any effect on the motion.
+    lost, for so long (less one tick) without any effect on the motion. ``more_arms``: box and chain of every arm after
+    the first, in the same base frame.
     """
 
     command_hz: float
@@ -46,6 +48,8 @@ class RobotLimits:
     max_command_age_s: float
     max_measurement_age_s: float
     command_lead_s: float = 0.1
+    collisions: Collisions | None = None
+    more_arms: tuple[Workspace, ...] = ()
 
 
 def load_limits(path: Path) -> RobotLimits:
@@ -68,22 +72,29 @@ def load_limits(path: Path) -> RobotLimits:
 def parse_limits(section: Any) -> RobotLimits:
     """As ``load_limits``, from the parsed section; messages start at ``.key``."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
-    table = check_table(section, "", required=keys, optional={"workspace", "command_lead"})
+    table = check_table(section, "", required=keys, optional={"workspace", "more_arms", "collisions", "command_lead"})
     rate = _positive(table["command_rate"], ".command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
         raise ValueError(".joints: expected a table from joint name to its limits")
+    workspace = _workspace(table["workspace"], ".workspace") if "workspace" in table else None
+    more = _list(table.get("more_arms", []), ".more_arms")
+    more_arms = tuple(_workspace(entry, f".more_arms[{i}]") for i, entry in enumerate(more))
+    arms = (workspace, *more_arms) if workspace else more_arms
+    if more and workspace is None:
+        raise ValueError(".more_arms: give the first arm as workspace")
+    _check_chains(arms, table["joints"])
     limits = RobotLimits(
         command_hz=rate,
         axes=tuple(_joint(str(name), entry) for name, entry in table["joints"].items()),
-        workspace=_workspace(table["workspace"]) if "workspace" in table else None,
+        workspace=workspace,
+        collisions=_collisions(table["collisions"], arms) if "collisions" in table else None,
+        more_arms=more_arms,
         max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
         max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
         command_lead_s=_positive(table.get("command_lead", "100 ms"), ".command_lead", "time"),
     )
     for axis in limits.axes:
         _check_stop(axis, rate)
-    for i, frame in enumerate(limits.workspace.frames if limits.workspace else ()):
-        check_choice(frame.joint, table["joints"], f".workspace.chain[{i}].joint")
     return limits
 
 
@@ -152,28 +163,107 @@ def _check_stop(axis: AxisLimits, rate_hz: float) -> None:
         )
 
 
-def _workspace(entry: Any) -> Workspace:
+def _check_chains(arms: Sequence[Workspace], joints: Iterable[str]) -> None:
+    """Every frame belongs to a joint of the robot, and no joint to two frames."""
+    seen: set[str] = set()
+    for k, arm in enumerate(arms):
+        for i, frame in enumerate(arm.frames):
+            where = f".more_arms[{k - 1}].chain[{i}].joint" if k else f".workspace.chain[{i}].joint"
+            check_choice(frame.joint, joints, where)
+            if frame.joint in seen:
+                raise ValueError(f"{where}: {frame.joint!r} is in a chain already")
+            seen.add(frame.joint)
+
+
+def _workspace(entry: Any, place: str) -> Workspace:
     table = check_table(
         entry,
-        ".workspace",
+        place,
         required={"low", "high", "chain"},
         optional={"end_effector"},
         renamed={"tool": "end_effector"},
     )
-    low, high = (_vector(table[key], f".workspace.{key}", "length") for key in ("low", "high"))
+    low, high = (vector(table[key], f"{place}.{key}", "length") for key in ("low", "high"))
     if not all(a < b for a, b in zip(low, high, strict=True)):
-        raise ValueError(f".workspace: low {low} is not below high {high} in every direction")
+        raise ValueError(f"{place}: low {low} is not below high {high} in every direction")
     if not isinstance(table["chain"], list) or not table["chain"]:
-        raise ValueError(".workspace.chain: expected a list of joint frames from the base to the end effector")
+        raise ValueError(f"{place}.chain: expected a list of joint frames from the base to the end effector")
     frames = []
     for i, link in enumerate(table["chain"]):
-        where = f".workspace.chain[{i}]"
+        where = f"{place}.chain[{i}]"
         link = check_table(link, where, required={"joint", "xyz"}, optional={"rpy"})
-        rpy = _vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
-        frames.append(JointFrame(joint=str(link["joint"]), xyz=_vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
+        rpy = vector(link["rpy"], f"{where}.rpy", "angle") if "rpy" in link else (0.0, 0.0, 0.0)
+        frames.append(JointFrame(joint=str(link["joint"]), xyz=vector(link["xyz"], f"{where}.xyz", "length"), rpy=rpy))
     offset = table.get("end_effector", ["0 m"] * 3)
-    end_effector = _vector(offset, ".workspace.end_effector", "length")
+    end_effector = vector(offset, f"{place}.end_effector", "length")
     return Workspace(low=low, high=high, frames=tuple(frames), end_effector=end_effector)
+
+
+def _collisions(entry: Any, arms: Sequence[Workspace]) -> Collisions:
+    if not arms:
+        raise ValueError(".collisions: needs workspace.chain, the arm's kinematics")
+    table = check_table(entry, ".collisions", required={"margin", "links"}, optional={"obstacles", "also"})
+    joints = [BASE, *(frame.joint for arm in arms for frame in arm.frames)]
+    also = []
+    for i, pair in enumerate(_list(table.get("also", []), ".collisions.also")):
+        where = f".collisions.also[{i}]"
+        first, second = (check_choice(name, joints, where) for name in _sequence(pair, where, 2))
+        also.append((first, second))
+    links = _list(table["links"], ".collisions.links")
+    collisions = Collisions(
+        margin=_positive(table["margin"], ".collisions.margin", "length"),
+        chains=tuple(arm.frames for arm in arms),
+        capsules=tuple(_capsule(link, joints, f".collisions.links[{i}]") for i, link in enumerate(links)),
+        obstacles=tuple(
+            _obstacle(obstacle, f".collisions.obstacles[{i}]")
+            for i, obstacle in enumerate(_list(table.get("obstacles", []), ".collisions.obstacles"))
+        ),
+        also=tuple(also),
+    )
+    if not checked_pairs(collisions):
+        raise ValueError(".collisions: no two of these shapes can come closer; name more links, or obstacles")
+    return collisions
+
+
+def _capsule(entry: Any, joints: Sequence[str], where: str) -> Capsule:
+    table = check_table(entry, where, required={"joint", "from", "radius"}, optional={"to"})
+    start = vector(table["from"], f"{where}.from", "length")
+    return Capsule(
+        joint=check_choice(table["joint"], joints, f"{where}.joint"),
+        start=start,
+        end=vector(table["to"], f"{where}.to", "length") if "to" in table else start,
+        radius=_positive(table["radius"], f"{where}.radius", "length"),
+    )
+
+
+def _obstacle(entry: Any, where: str) -> Obstacle:
+    kinds = {"plane": set(), "box": {"size"}, "sphere": {"radius"}}
+    if not isinstance(entry, Mapping) or "kind" not in entry:
+        raise ValueError(f"{where}: expected a table with the key 'kind', one of {sorted(kinds)}")
+    kind: ObstacleKind = check_choice(entry["kind"], kinds, f"{where}.kind")
+    table = check_table(entry, where, required={"kind", "position", *kinds[kind]}, optional={"rpy"})
+    size: Vector = (0.0, 0.0, 0.0)
+    if kind == "sphere":
+        radius = _positive(table["radius"], f"{where}.radius", "length")
+        size = (radius, radius, radius)
+    elif kind == "box":
+        x, y, z = (
+            _positive(edge, f"{where}.size[{i}]", "length")
+            for i, edge in enumerate(_sequence(table["size"], f"{where}.size", 3))
+        )
+        size = (x, y, z)
+    return Obstacle(
+        kind=kind,
+        position=vector(table["position"], f"{where}.position", "length"),
+        rpy=vector(table["rpy"], f"{where}.rpy", "angle") if "rpy" in table else (0.0, 0.0, 0.0),
+        size=size,
+    )
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: got {value!r}; expected a list")
+    return value
 
 
 def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> float:
@@ -183,7 +273,8 @@ def _positive(value: Any, where: str, dimension: str, derivative: int = 0) -> fl
     return result
 
 
-def _vector(value: Any, where: str, dimension: str) -> tuple[float, float, float]:
+def vector(value: Any, where: str, dimension: str) -> Vector:
+    """Three quantities in SI, as ``quantity``."""
     x, y, z = (quantity(item, f"{where}[{i}]", dimension) for i, item in enumerate(_sequence(value, where, 3)))
     return x, y, z
 
@@ -215,10 +306,11 @@ def check_table(
     return value
 
 
-def check_choice(value: Any, allowed: Iterable[str], where: str) -> None:
-    """ValueError that names the place ``where``, the allowed values and the nearest of them."""
+def check_choice(value: Any, allowed: Iterable[str], where: str) -> Any:
+    """``value``, if it is allowed; a ValueError names the place ``where``, the allowed values and the nearest."""
     names = sorted(allowed)
     if value not in names:
         near = difflib.get_close_matches(str(value), names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{where}: {value!r} is not one of {names}{hint}")
+    return value

@@ -6,15 +6,23 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from real_robot.serving.protocol import Hello, WireError
+
+T = TypeVar("T")
 
 MAX_VALUES = 512  # of one frame: fields, keys and numbers outside of arrays; a request has about a hundred
 # Images may be larger than the policy's, as clients of openpi's protocol send what their cameras give.
 IMAGE_BYTES = 640 * 480 * 3
 OTHER_BYTES = 64 * 2**10
+# A client's first answers, about a second of a robot's, and how much later [s of computing] it gets them.
+PROBATION = 20
+DEBT_S = 1.0
 
 # msgpack (github.com/msgpack/msgpack/blob/master/spec.md): first byte -> bytes of the value, or of its length
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
@@ -72,25 +80,44 @@ def _head(data: bytes, at: int) -> tuple[int, int]:
 
 @dataclass
 class Turn:
-    """One client's use of the policy: seconds of computing, so that who used least goes first."""
+    """One client's use of the policy. ``finish_s``: where its last turn ended in the time of ``Turns``."""
 
-    used_s: float = 0.0
+    finish_s: float = 0.0
+    answers: int = 0
 
 
 @dataclass
 class Turns:
-    """One computation at a time. Of the clients that wait, the one that used least goes next."""
+    """One computation at a time, by start-time fair queuing (Goyal, Vin and Cheng 1996).
+
+    Time is counted in seconds of computing: a turn starts where its client's last one ended, or now, which is the start
+    of the turn that runs. Of the clients that wait, the one whose turn starts first goes next. Clients with less than
+    ``PROBATION`` answers start ``DEBT_S`` later: who connects anew all the time goes behind those that stay, yet not
+    for ever.
+    """
 
     _busy: bool = False
+    _now_s: float = 0.0
     _waiting: list[tuple[float, int, asyncio.Future[None]]] = field(default_factory=list)
     _order: itertools.count[int] = field(default_factory=itertools.count)
+    # of its own: in asyncio's pool the computation would wait for a thread behind the frames that others send
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "policy"))
+
+    async def compute(self, turn: Turn, work: Callable[[], T]) -> tuple[T, float]:
+        """``work`` in a thread, when it is this client's turn; its result and how long it took [s]."""
+        async with self.take(turn):
+            began = time.perf_counter()
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return result, time.perf_counter() - began
 
     @contextlib.asynccontextmanager
     async def take(self, turn: Turn) -> AsyncIterator[None]:
         """The policy, for as long as the block lasts."""
+        start_s = max(turn.finish_s, self._now_s)
         if self._busy:
             mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (turn.used_s, next(self._order), mine))
+            key_s = start_s + (DEBT_S if turn.answers < PROBATION else 0.0)
+            heapq.heappush(self._waiting, (key_s, next(self._order), mine))
             try:
                 await mine
             except asyncio.CancelledError:
@@ -98,11 +125,13 @@ class Turns:
                     self._next()
                 raise
         self._busy = True
+        self._now_s = max(self._now_s, start_s)
         began = asyncio.get_running_loop().time()
         try:
             yield
         finally:
-            turn.used_s += asyncio.get_running_loop().time() - began
+            turn.finish_s = start_s + asyncio.get_running_loop().time() - began
+            turn.answers += 1
             self._next()
 
     def _next(self) -> None:

@@ -68,6 +68,7 @@ class PolicyServer:
             compression=None,
             ping_interval=5,
             ping_timeout=10,
+            close_timeout=2,  # a client that does not end its side keeps its place for so long
         )
         return self
 

@@ -85,10 +85,9 @@ class Cell:
         flags = [flag for key, value in parameters.items() for flag in ("-p", f"{key}:={value}")]
         self.spawn("node", [sys.executable, "-m", "real_robot.ros.node", "--ros-args", *flags])
 
-    def start_operator(self) -> None:
-        self.spawn(
-            "operator", [sys.executable, "-m", "tests.ros.operator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+    def start_operator(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "tests.ros.operator", *arguments]
+        self.spawn("operator", command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, *request: Any) -> Any:
         operator = self.processes["operator"]

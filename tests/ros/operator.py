@@ -2,6 +2,8 @@
 
 ["transition", id]   ["state"]   ["trigger", service]   ["end", success]
     ["set", node, parameter, value]   ["get", node, parameter]   ["status"]   ["speed"]   ["joints"]
+
+With --without-joints it does not follow the joints, which are many messages.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from std_srvs.srv import SetBool, Trigger
 
 
 class Operator(Node):
-    def __init__(self) -> None:
+    def __init__(self, *, joints: bool) -> None:
         super().__init__("operator")
         self.status: dict[str, str] = {}
         self.clients_kept: dict = {}
@@ -37,11 +39,12 @@ class Operator(Node):
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._subs = [
             self.create_subscription(DiagnosticArray, "/diagnostics", self._on_status, 10),
-            self.create_subscription(JointState, "/joint_states", self._on_joints, 1),
             self.create_subscription(Bool, "/fake_arm/success", self._on_success, latched),
             self.create_subscription(Bool, "/fake_arm/failure", self._on_failure, latched),
             self.create_subscription(Bool, "/vla_rl_policy/stopped", self._on_stopped, latched),
         ]
+        if joints:
+            self._subs.append(self.create_subscription(JointState, "/joint_states", self._on_joints, 1))
 
     def _on_status(self, message: DiagnosticArray) -> None:
         status = message.status[0]
@@ -116,7 +119,7 @@ class Operator(Node):
 
 if __name__ == "__main__":
     rclpy.init()
-    operator = Operator()
+    operator = Operator(joints="--without-joints" not in sys.argv)
     executor = SingleThreadedExecutor()
     executor.add_node(operator)
     thread = threading.Thread(target=executor.spin)

@@ -92,7 +92,8 @@ class Robot:
     """Operate an arm: check its file, or see and change what its node does, or drive it by hand. Needs ROS 2 but for
     ``check``.
 
-    check FILE: what the robot file says; with --live also whether joints, cameras, and stop inputs are heard.
+    check FILE: what the robot file says; with --live also whether joints, cameras, and stop inputs are heard, and with
+    --pictures a picture of each camera, with a cross where its calibration has the end effector.
     status | begin | stop | resume | end: of the node that ``vla-rl deploy`` started. resume: also after a stop.
     teleop FILE | record FILE: with the keyboard, or --leader TOPIC; record needs --store.
     """
@@ -102,6 +103,8 @@ class Robot:
     """check, record, teleop: the robot's YAML file, or the name of a packaged one such as fake_arm"""
     live: bool = False
     """check: listen to the robot, too"""
+    pictures: Path | None = None
+    """check --live: a folder for the cameras' pictures"""
     success: bool = False
     """end: the task was achieved"""
     leader: str = ""
@@ -137,8 +140,10 @@ class Robot:
                 image_size=self.image_size,
             )
             return
+        if self.pictures is not None and not (self.verb == "check" and self.live):
+            raise UserError("--pictures goes with: robot check FILE --live")
         if file is not None:
-            result = operation.check(file, live=self.live)
+            result = operation.check(file, live=self.live, pictures=self.pictures)
         else:
             result = operation.ask(self.verb, success=self.success)
         print(json.dumps(result) if self.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
