@@ -20,7 +20,9 @@ from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import ChainEnv, PointEnv
-from vla_rl.algorithms.off_policy import EnsembleConfig, OffPolicy, OffPolicyConfig
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay, walks
 from vla_rl.replay.replay import Entries, Replay
