@@ -306,9 +306,9 @@ def test_a_cloned_policy_improves(noise: str) -> None:
 # -- every configuration ----------------------------------------------------------------------------------------------
 
 SMALLER = [
-    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]", "--start.residual.hidden", "[16]"),
-    *("--algorithm.iterations", "1", "--algorithm.chunks", "6", "--algorithm.warmup", "8"),
-    *("--algorithm.batch_size", "8"),
+    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]"),
+    *("--algorithm.chunks", "6", "--algorithm.warmup", "8", "--algorithm.batch_size", "8"),
+    *("--algorithm.offline_updates", "4"),
     *("--algorithm.critic_warmup", "1", "--algorithm.critic.hidden", "[16]", "--algorithm.utd_ratio", "1"),
     *("--evaluation.episodes", "2", "--evaluation.validation_episodes", "2", "--evaluation.videos_per_task", "0"),
 ]
@@ -328,16 +328,21 @@ def test_a_configuration_runs_a_few_updates(name: str, tmp_path: Path) -> None:
         recorder.step(torch.zeros(2, 7))
     recorder.commit()
     env.close()
-    residual = dataclasses.asdict(probe.start.residual)  # type: ignore[arg-type]
+    residual = None if probe.start.residual is None else dataclasses.asdict(probe.start.residual)
+    settings = probe.algorithm
+    assert isinstance(settings, OffPolicyConfig)
+    offline, acts = min(settings.offline_iterations, 1), settings.iterations > settings.offline_iterations
+    stages = ["--algorithm.iterations", str(offline + acts), "--algorithm.offline_iterations", str(offline)]
     start = json.dumps({"name": "bundle", "path": str(tmp_path / "bundle"), "residual": _plain(residual)})
     stores = json.dumps([str(tmp_path / "store")])
     experiment = load_config(
-        Experiment, CONFIGURATIONS / f"{name}.yaml", [*SMALLER, "--start", start, "--algorithm.stores", stores]
+        Experiment, CONFIGURATIONS / f"{name}.yaml", [*SMALLER, *stages, "--start", start, "--algorithm.stores", stores]
     )
     train(experiment, tmp_path / "run", resume=False, command="")
-    (metrics,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert metrics["updates"] >= 4
-    assert {"q_loss", "actor_loss"} <= set(metrics)
+    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["control_steps"] > 0 for row in written] == [False] * offline + [True] * acts
+    assert written[-1]["updates"] >= 4 + 2 * offline * acts
+    assert all({"q_loss", "actor_loss"} <= set(row) for row in written)
 
 
 def _plain(tree: Any) -> Any:
@@ -345,6 +350,6 @@ def _plain(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {
             k: ({"width": 32, "text_width": 16, "image_widths": [8]} if k == "encoder" and v else _plain(v))
-            for k, v in tree.items()
+            for k, v in (tree | ({"hidden": [16]} if "hidden" in tree else {})).items()
         }
     return list(tree) if isinstance(tree, tuple) else tree

@@ -12,7 +12,7 @@ def expectile_loss(difference: Float[Tensor, " B"], expectile: float) -> Float[T
 
     Least where V is that expectile of Q: .5 is the mean, towards 1 it is the largest value.
     """
-    weight = torch.where(difference < 0, 1 - expectile, expectile)
+    weight = (expectile - (difference < 0).to(difference.dtype)).abs()
     return (weight * difference.square()).mean()
 
 
