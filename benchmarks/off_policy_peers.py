@@ -3,12 +3,13 @@
     pip install stable-baselines3 d3rlpy
     python -m benchmarks.off_policy_peers --seeds 0 1 2
 
-Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden layers 256, 256 with ReLU, two critics,
-batch 256, learning rates, discount, target rate, number of control steps and updates. SAC learns for --steps control
-steps, an update after each from step 500 on. What our SAC of the first seed did, with rewards times .1, is the one data
-set from which the offline methods of both sides learn for --updates updates. Returns: mean of 10 episodes from the same
-seeds, deployed. Cal-QL is only timed, at the same batch. An update is timed with its drawing of the batch, without the
-environment. Writes benchmarks/results/off_policy_peers.json.
+Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden layers with ReLU, two critics, batch,
+learning rates, discount, target rate, number of control steps and updates. SAC learns for --steps control steps, an
+update after each from step 500 on; what ours of the first seed did, with rewards times .1, is the one data set from
+which the offline methods of both sides learn for --updates updates, with two hidden layers of 64 and batch 64. Returns:
+mean of 10 episodes from the same seeds, deployed. Then updates are timed, with the drawing of the batch and without the
+environment, with two hidden layers of 256 and batch 256, the sides in turn; Cal-QL is only timed. Writes
+benchmarks/results/off_policy_peers.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from d3rlpy.algos import CalQLConfig as TheirCalQL
 from d3rlpy.algos import IQLConfig as TheirIQL
 from d3rlpy.algos import TD3PlusBCConfig as TheirTD3BC
 from d3rlpy.logging import NoopAdapterFactory
+from d3rlpy.models.encoders import VectorEncoderFactory
 from stable_baselines3 import SAC
 
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
@@ -44,10 +46,19 @@ from vla_rl.config.environments import make_env
 from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.replay.replay import Entries, Replay
 
-TASK, WARMUP, BATCH, RATE, GAMMA, TAU = "Pendulum-v1", 500, 256, 1e-3, 0.99, 0.005
-HIDDEN = (256, 256)
+TASK, WARMUP, RATE, GAMMA, TAU = "Pendulum-v1", 500, 1e-3, 0.99, 0.005
 OFFLINE_REWARD_SCALE = 0.1
 Act = Callable[[np.ndarray], np.ndarray]  # state -> action in [-1, 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    hidden: tuple[int, ...]
+    batch: int
+
+
+LEARNED, TIMED = Size((64, 64), 64), Size((256, 256), 256)
+ROUNDS = 3  # of timing
 
 
 @dataclasses.dataclass
@@ -98,10 +109,10 @@ def mean_return(act: Act, episodes: int = 10) -> float:
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 COMMON = OffPolicyConfig(
-    n_step=1, batch_size=BATCH, demonstration_share=0.0, gamma=GAMMA, actor_every=1, actor_learning_rate=RATE,
+    n_step=1, demonstration_share=0.0, gamma=GAMMA, actor_every=1, actor_learning_rate=RATE,
     critic_warmup=0, warmup=WARMUP, utd_ratio=1.0, chunks=100, max_grad_norm=1e6,
     critic=EnsembleConfig(
-        hidden=HIDDEN, members=2, least_of=2, layer_norm=False, trunk_width=None, learning_rate=RATE, polyak_tau=TAU
+        members=2, least_of=2, layer_norm=False, trunk_width=None, learning_rate=RATE, polyak_tau=TAU
     ),
 )  # fmt: skip
 ENTROPY = EntropyConfig(target=-1.0, temperature=1.0, learning_rate=RATE, backup=True)
@@ -113,14 +124,17 @@ OURS: dict[str, OffPolicyConfig] = {
 }
 
 
-def our_learner(method: str, seed: int, updates: int = 0) -> TimedLearner:
+def our_learner(method: str, size: Size, seed: int, updates: int = 0) -> TimedLearner:
     env = make_env(GymnasiumConfig(id=TASK, num_envs=1, reward="shaped", success="terminated"))
-    config, torch_seed = OURS[method], seed
-    config = dataclasses.replace(config, offline_iterations=int(updates > 0), offline_updates=max(updates, 1))
-    torch.manual_seed(torch_seed)
+    config = OURS[method]
+    config = dataclasses.replace(
+        config, offline_iterations=int(updates > 0), offline_updates=max(updates, 1), batch_size=size.batch,
+        critic=dataclasses.replace(config.critic, hidden=size.hidden),
+    )  # fmt: skip
+    torch.manual_seed(seed)
     noise = FixedNoiseConfig() if config.entropy is None else SquashedNoiseConfig(std=1.0)
     residual = ResidualConfig(
-        scale=1.0, around="middle", hidden=HIDDEN, layer_norm=False, trunk_width=None, noise=noise
+        scale=1.0, around="middle", hidden=size.hidden, layer_norm=False, trunk_width=None, noise=noise
     )
     policy = residual_on(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), residual)
     made = TimedLearner(config, policy, env, seed=seed)
@@ -144,8 +158,8 @@ def our_action(made: OffPolicy) -> Act:
     return act
 
 
-def our_sac(seed: int, steps: int) -> tuple[float, Timed, Entries]:
-    made = our_learner("SAC", seed)
+def our_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed, Entries]:
+    made = our_learner("SAC", size, seed)
     for _ in range(steps // made.config.chunks):
         made.iterate()
     made.collector.env.close()
@@ -153,8 +167,8 @@ def our_sac(seed: int, steps: int) -> tuple[float, Timed, Entries]:
     return mean_return(our_action(made)), made.timed, made.replay.entries()[:written]
 
 
-def our_offline(method: str, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
-    made = our_learner(method, seed, updates)
+def our_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
+    made = our_learner(method, size, seed, updates)
     held = Replay(
         data.inputs, (1, data.action.shape[-1]), streams=1, capacity=len(data), gamma=GAMMA, seed=seed,
         device=torch.device("cpu"),
@@ -169,25 +183,34 @@ def our_offline(method: str, seed: int, data: Entries, updates: int) -> tuple[fl
 # -- theirs -----------------------------------------------------------------------------------------------------------
 
 
-def their_sac(seed: int, steps: int) -> tuple[float, Timed]:
+def their_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed]:
     model = TimedSAC(
-        "MlpPolicy", TASK, learning_rate=RATE, batch_size=BATCH, learning_starts=WARMUP, gamma=GAMMA, tau=TAU,
-        policy_kwargs={"net_arch": list(HIDDEN)}, seed=seed, device="cpu",
+        "MlpPolicy", TASK, learning_rate=RATE, batch_size=size.batch, learning_starts=WARMUP, gamma=GAMMA, tau=TAU,
+        policy_kwargs={"net_arch": list(size.hidden)}, seed=seed, device="cpu",
     )  # fmt: skip
     model.timed = Timed()
     model.learn(steps)
     return mean_return(lambda state: model.predict(state, deterministic=True)[0] / 2.0), model.timed
 
 
-RATES = {"actor_learning_rate": RATE, "critic_learning_rate": RATE}
-THEIRS: dict[str, Callable[[], Any]] = {
-    "IQL": lambda: TheirIQL(batch_size=BATCH, gamma=GAMMA, tau=TAU, expectile=0.7, weight_temp=3.0, **RATES),
-    "TD3+BC": lambda: TheirTD3BC(batch_size=BATCH, gamma=GAMMA, tau=TAU, alpha=2.5, **RATES),
-    "Cal-QL": lambda: TheirCalQL(batch_size=BATCH, gamma=GAMMA, tau=TAU, **RATES),
+THEIRS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "IQL": (TheirIQL, {"expectile": 0.7, "weight_temp": 3.0}),
+    "TD3+BC": (TheirTD3BC, {"alpha": 2.5}),
+    "Cal-QL": (TheirCalQL, {}),
 }
 
 
-def their_offline(method: str, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
+def their_algorithm(method: str, size: Size) -> Any:
+    make, settings = THEIRS[method]
+    parts = ("actor", "critic", "value") if method == "IQL" else ("actor", "critic")
+    encoders = {f"{part}_encoder_factory": VectorEncoderFactory(list(size.hidden)) for part in parts}
+    return make(
+        batch_size=size.batch, gamma=GAMMA, tau=TAU, actor_learning_rate=RATE, critic_learning_rate=RATE, **settings,
+        **encoders,
+    ).create(device="cpu")  # fmt: skip
+
+
+def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
     d3rlpy.seed(seed)
     real = data.num_executed > 0
     ends = torch.cat([data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)])  # the next one is a last observation
@@ -198,7 +221,7 @@ def their_offline(method: str, seed: int, data: Entries, updates: int) -> tuple[
         terminals=data.terminated[real].numpy(),
         timeouts=ends[real].numpy(),
     )
-    algorithm = THEIRS[method]().create(device="cpu")
+    algorithm = their_algorithm(method, size)
     algorithm.build_with_dataset(set_)
     began = time.process_time()
     algorithm.fit(
@@ -217,56 +240,74 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=3000, help="control steps of SAC")
     parser.add_argument("--updates", type=int, default=1500, help="of the offline methods")
+    parser.add_argument("--timed", type=int, default=40, help="updates of a round of timing")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    d3rlpy.logging.LOG.disabled = True
-    found: dict[str, list[tuple[float, Timed, float, Timed]]] = {}
+    returns: dict[str, list[tuple[float, float]]] = {}
     data: Entries | None = None
     for seed in chosen.seeds:
-        ours, own, acted = our_sac(seed, chosen.steps)
+        ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
-        note(found, "SAC", ours, own, *their_sac(seed, chosen.steps), chosen)
+        returns.setdefault("SAC", []).append((ours, their_sac(LEARNED, seed, chosen.steps)[0]))
         for method in ("IQL", "TD3+BC"):
-            ours, own = our_offline(method, seed, data, chosen.updates)
-            note(found, method, ours, own, *their_offline(method, seed, data, chosen.updates), chosen)
+            ours, _ = our_offline(method, LEARNED, seed, data, chosen.updates)
+            theirs, _ = their_offline(method, LEARNED, seed, data, chosen.updates)
+            returns.setdefault(method, []).append((ours, theirs))
+        print(f"seed {seed}: {returns}", file=sys.stderr, flush=True)
+        write(return_rows(returns, chosen.seeds), chosen)
     assert data is not None
-    ours, own = our_offline("Cal-QL", 0, data, 60)
-    note(found, "Cal-QL", ours, own, *their_offline("Cal-QL", 0, data, 60), chosen)
+    times = timing_rows(data, chosen.timed)
+    write([*return_rows(returns, chosen.seeds), *times], chosen)
 
 
-def note(
-    found: dict[str, list[tuple[float, Timed, float, Timed]]], method: str, ours: float, own: Timed, theirs: float,
-    their: Timed, chosen: argparse.Namespace,
-) -> None:  # fmt: skip
-    """Keep it, say it, and write what there is so far."""
-    found.setdefault(method, []).append((ours, own, theirs, their))
-    print(f"{method}: {ours:.0f} in {own.ms:.1f} ms, {theirs:.0f} in {their.ms:.1f} ms", file=sys.stderr, flush=True)
-    peers = {name: version(name) for name in ("stable-baselines3", "d3rlpy", "gymnasium")}
-    rows = [made for name, results in found.items() for made in rows_of(name, results, chosen.seeds)]
-    command = "python -m benchmarks.off_policy_peers " + " ".join(sys.argv[1:])
-    write_record("off_policy_peers", rows, command=command, peers=peers, task=TASK)
-
-
-def rows_of(method: str, results: Sequence[tuple[float, Timed, float, Timed]], seeds: Sequence[int]) -> list[Row]:
-    peer = "stable-baselines3" if method == "SAC" else "d3rlpy"
-    ours, own, theirs, their = zip(*results, strict=True)
-    times = [statistics.median(one.ms for one in side) for side in (own, their)]
-    used = list(seeds[: len(ours)])
-    made = [
-        row(
-            f"{method}, update, processor time", times[0], "ms", ratio=times[0] / times[1], against=peer,
-            theirs=times[1], seeds=used, ours_all=[one.ms for one in own], theirs_all=[one.ms for one in their],
-        )
-    ]  # fmt: skip
-    if method != "Cal-QL":
-        made.append(
+def timing_rows(data: Entries, updates: int) -> list[Row]:
+    """Median of the rounds of each side, which take turns."""
+    found: dict[str, list[tuple[float, float]]] = {method: [] for method in OURS}
+    for _ in range(ROUNDS):
+        for method, pairs in found.items():
+            if method == "SAC":
+                steps = WARMUP + 2 * updates
+                pairs.append((our_sac(TIMED, 0, steps)[1].ms, their_sac(TIMED, 0, steps)[1].ms))
+            else:
+                ours, theirs = (side(method, TIMED, 0, data, updates)[1].ms for side in (our_offline, their_offline))
+                pairs.append((ours, theirs))
+        print(found, file=sys.stderr, flush=True)
+    rows = []
+    for method, pairs in found.items():
+        ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+        rows.append(
             row(
-                f"{method}, return", statistics.fmean(ours), "return", against=peer, theirs=statistics.fmean(theirs),
-                seeds=used, ours_all=list(ours), theirs_all=list(theirs), interval=[min(ours), max(ours)],
-                their_interval=[min(theirs), max(theirs)],
+                f"{method}, update, processor time", ours, "ms", ratio=ours / theirs, against=peer_of(method),
+                theirs=theirs, pairs=pairs,
             )
         )  # fmt: skip
-    return made
+    return rows
+
+
+def return_rows(returns: dict[str, list[tuple[float, float]]], seeds: Sequence[int]) -> list[Row]:
+    """Means over seeds, with the lowest and the highest."""
+    rows = []
+    for method, pairs in returns.items():
+        ours, theirs = zip(*pairs, strict=True)
+        rows.append(
+            row(
+                f"{method}, return", statistics.fmean(ours), "return", against=peer_of(method),
+                theirs=statistics.fmean(theirs), seeds=list(seeds[: len(pairs)]), values=list(ours),
+                their_values=list(theirs), interval=[min(ours), max(ours)], their_interval=[min(theirs), max(theirs)],
+            )
+        )  # fmt: skip
+    return rows
+
+
+def peer_of(method: str) -> str:
+    return "stable-baselines3" if method == "SAC" else "d3rlpy"
+
+
+def write(rows: Sequence[Row], chosen: argparse.Namespace) -> None:
+    peers = {name: version(name) for name in ("stable-baselines3", "d3rlpy", "gymnasium")}
+    command = "python -m benchmarks.off_policy_peers " + " ".join(sys.argv[1:])
+    settings = {"steps": chosen.steps, "updates": chosen.updates}
+    write_record("off_policy_peers", rows, command=command, peers=peers, task=TASK, settings=settings)
 
 
 if __name__ == "__main__":
