@@ -63,14 +63,15 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
     success = successes(recording, mapping.success)
     success = np.append(success[: steps - 1], success[-1])
     last = np.arange(steps) == steps - 1
+    terminated = success[-1] if recording.terminated is None else recording.terminated
     return Episode(
         state=_state(recording, mapping),
         images={camera: _images(recording, key, mapping) for camera, key in mapping.cameras.items()},
         observation_steps=np.arange(steps + 1, dtype=np.int32),
         action=_scale_actions(recording, mapping)[:steps],
         reward=_reward(recording, steps),
-        terminated=last & success,
-        truncated=last & ~success,
+        terminated=last & terminated,
+        truncated=last & (not terminated),
         success=success,
         actor=np.full(steps, HUMAN, dtype=np.uint8),
         instruction=instruction,

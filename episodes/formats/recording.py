@@ -58,7 +58,8 @@ class Recording:
 
     ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``. ``outcomes``: those
     of ``keys`` that are about the state after the action. ``final(key)``: the observation after the last action;
-    None where the file has none.
+    None where the file has none. ``terminated``: whether nothing followed its end, as opposed to a time limit; None where
+    the file does not say, and then it is so where the episode succeeded.
     ``reward``, ``instruction`` and ``control_hz`` are None where the file has none.
     """
 
@@ -71,6 +72,7 @@ class Recording:
     reward: Float64[np.ndarray, " T"] | None
     instruction: str | None
     control_hz: float | None
+    terminated: bool | None = None
 
     def column(self, key: str) -> np.ndarray:
         """The array [T, ...] of ``key``. Raises EpisodeError if there is none, or if it has another length."""

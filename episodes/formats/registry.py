@@ -9,6 +9,7 @@ from pathlib import Path
 from episodes.formats.lerobot import is_lerobot, read_lerobot
 from episodes.formats.recording import Recording
 from episodes.formats.robomimic import is_robomimic, read_robomimic
+from episodes.formats.transitions import is_transitions, read_transitions
 from episodes.schema import EpisodeError
 
 
@@ -22,6 +23,9 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
+    "transitions": Format(
+        description="transitions of D4RL (.hdf5) or Minari (a folder)", matches=is_transitions, read=read_transitions
+    ),
     "robomimic": Format(description="a robomimic file (.hdf5)", matches=is_robomimic, read=read_robomimic),
     "lerobot": Format(
         description="a LeRobot data set (a folder with meta/info.json)", matches=is_lerobot, read=read_lerobot

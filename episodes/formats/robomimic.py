@@ -29,7 +29,7 @@ def is_robomimic(path: Path) -> bool:
 
 def read_robomimic(path: Path) -> Iterator[Recording]:
     """Every demonstration, in order of its number. Raises EpisodeError if the file has another layout."""
-    with _open(path) as file:
+    with open_hdf5(path) as file:
         if "data" not in file:
             raise EpisodeError(f"{path} has no group 'data', so it is not robomimic's layout; it has {list(file)}")
         data = file["data"]
@@ -45,7 +45,8 @@ def read_robomimic(path: Path) -> Iterator[Recording]:
             yield _recording(f"{path.name}: {name}", data[name], instruction, control_hz)
 
 
-def _open(path: Path) -> Any:
+def open_hdf5(path: Path) -> Any:
+    """Open to read. Raises EpisodeError without h5py, and if it is no HDF5 file."""
     try:
         import h5py
     except ModuleNotFoundError as error:

@@ -26,12 +26,18 @@ class CriticGuided(Protocol):
         """Measure the scale of what ``store`` kept of some observations, once, before the first update."""
         ...
 
-    def act_from_noise(self, context: Any, noise: Tensor) -> Float[Tensor, "B H A"]: ...
+    def mean_action(self, context: Any) -> Float[Tensor, "B H A"]:
+        """The deployed action, differentiable."""
+        ...
 
     def rsample(
-        self, context: Any, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
-        """An exploring action and the log density of its draw per element, both differentiable."""
+        self, context: Any, generator: torch.Generator, draws: int = 1
+    ) -> tuple[Float[Tensor, "draws B H A"], Float[Tensor, "draws B H A"]]:
+        """Exploring actions and the log densities of their draws per element, all differentiable."""
+        ...
+
+    def within_range(self, context: Any, share: Float[Tensor, "draws B H A"]) -> Float[Tensor, "draws B H A"]:
+        """Actions at ``share``, from -1 to 1, of the largest correction: a squashed draw's density is of this."""
         ...
 
     def correction(self, context: Any, action: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:

@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from torch import nn
 
 TRUNK_WIDTH = 128
+LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
 
 
-def trunk(feature_dim: int, *, layer_norm: bool) -> nn.Sequential:
-    """Features to ``TRUNK_WIDTH`` numbers of order one (Yarats et al. 2022, DrQ-v2, Appendix B)."""
-    norm: nn.Module = nn.LayerNorm(TRUNK_WIDTH) if layer_norm else nn.Identity()
-    return nn.Sequential(nn.Linear(feature_dim, TRUNK_WIDTH), norm, nn.Tanh())
+def trunk(feature_dim: int, width: int | None, *, layer_norm: bool) -> tuple[nn.Sequential, int]:
+    """Features to ``width`` numbers of order one (Yarats et al. 2022, DrQ-v2, Appendix B), or as they are; the width."""
+    if width is None:
+        return nn.Sequential(), feature_dim
+    norm: nn.Module = nn.LayerNorm(width) if layer_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(feature_dim, width), norm, nn.Tanh()), width
 
 
-def mlp(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
+def mlp(width: int, hidden: Sequence[int], out: int, *, layer_norm: bool) -> nn.Sequential:
     """LayerNorm and ReLU after each hidden layer; the last layer starts at zero."""
     layers: list[nn.Module] = []
     for size in hidden:
-        layers += [nn.Linear(width, size), nn.LayerNorm(size), nn.ReLU()]
+        layers += [nn.Linear(width, size), *([nn.LayerNorm(size)] if layer_norm else []), nn.ReLU()]
         width = size
     last = nn.Linear(width, out)
     nn.init.zeros_(last.weight)

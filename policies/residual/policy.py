@@ -36,14 +36,13 @@ from policies.device import Precision
 from policies.normalizer import HasNormalizer, Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.registry import PolicyConfig, build_policy
-from policies.residual.network import TRUNK_WIDTH, mlp, trunk
+from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
 LOG_STD = (-5.0, 2.0)  # limits of a squashed actor's log standard deviation
-LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
 R = TypeVar("R", bound=TensorDataclass)
 
 
@@ -72,7 +71,8 @@ class ResidualConfig:
     """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
 
     ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
-    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network.
+    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network, with
+    ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, for few numbers.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
     features, which are then all that a replay keeps of an observation.
     """
@@ -81,6 +81,8 @@ class ResidualConfig:
     around: Literal["base", "middle"] = "base"
     action_horizon: Width = 1
     hidden: tuple[Width, ...] = (256, 256)
+    layer_norm: bool = True
+    trunk_width: Width | None = TRUNK_WIDTH
     noise: Annotated[FixedNoiseConfig | SquashedNoiseConfig, Field(discriminator="name")] = field(
         default_factory=FixedNoiseConfig
     )
@@ -147,8 +149,9 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         self.register_buffer("feature_mean", torch.zeros(feature_dim))
         self.register_buffer("feature_std", torch.ones(feature_dim))
         self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
-        self.trunk = trunk(feature_dim, layer_norm=True)
-        self.head = mlp(TRUNK_WIDTH + actions, residual.hidden, actions * (2 if self.squashed else 1))
+        self.trunk, width = trunk(feature_dim, residual.trunk_width, layer_norm=residual.layer_norm)
+        out = actions * (2 if self.squashed else 1)
+        self.head = mlp(width + actions, residual.hidden, out, layer_norm=residual.layer_norm)
         self.spec = PolicySpec(robot=robot, action_horizon=horizon, value_dim=feature_dim + actions)
 
     @property
@@ -228,8 +231,10 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(context, self._distribution(context).mean)
-        return keep_committed(action, committed, known)
+        return keep_committed(self.mean_action(context), committed, known)
+
+    def mean_action(self, context: ResidualContext) -> Float[Tensor, "B H A"]:
+        return self._to_action(context, self._distribution(context).mean)
 
     # -- learning by likelihood ---------------------------------------------------------------------------------------
 
@@ -244,8 +249,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         return record if record.obs is None else replace(record, features=self._features(record.obs))
 
     def log_prob(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
-        log_prob = self._distribution(context).log_prob(trace.x)
-        return (log_prob - _log_slope(trace.x) if self.squashed else log_prob).unsqueeze(1)
+        return self._score(self._distribution(context), trace.x).unsqueeze(1)
 
     def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
         """Of a squashed actor: estimated at ``trace``."""
@@ -259,13 +263,20 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
     # -- learning by the gradient of a critic -------------------------------------------------------------------------
 
     def rsample(
-        self, context: ResidualContext, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, "B H A"]]:
-        """An exploring action and the log density of its draw, both differentiable (SAC, Haarnoja et al. 2018)."""
+        self, context: ResidualContext, generator: torch.Generator, draws: int = 1
+    ) -> tuple[Float[Tensor, "draws B H A"], Float[Tensor, "draws B H A"]]:
+        """Exploring actions and the log densities of their draws, all differentiable (SAC, Haarnoja et al. 2018)."""
         distribution = self._distribution(context)
-        noise = torch.randn(distribution.mean.shape, generator=generator, device=self.device)
-        drawn = Drawn(x=distribution.mean + distribution.stddev * noise)
-        return self._to_action(context, drawn.x), self.log_prob(context, drawn).squeeze(1)
+        shape = (draws, *distribution.mean.shape)
+        noise = torch.randn(shape, generator=generator, device=self.device)
+        x = distribution.mean + distribution.stddev * noise
+        return self._to_action(context, x), self._score(distribution, x)
+
+    def within_range(
+        self, context: ResidualContext, share: Float[Tensor, "*draws B H A"]
+    ) -> Float[Tensor, "*draws B H A"]:
+        """The actions at ``share``, from -1 to 1, of the largest correction."""
+        return (context.center + self.residual_config.scale * self.normalizer.action_scale * share).clamp(-1, 1)
 
     def correction(self, context: ResidualContext, action: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
         """(action - b) / (scale * w)."""
@@ -280,7 +291,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     def bc_loss(self, context: ResidualContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the corrected action over valid actions."""
-        error = self._to_action(context, self._distribution(context).mean) - targets.action
+        error = self.mean_action(context) - targets.action
         return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
 
     # -- the network --------------------------------------------------------------------------------------------------
@@ -305,10 +316,14 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         log_std = (log_std + math.log(config.noise.std)).clamp(*LOG_STD)
         return Normal(mean, log_std.exp(), validate_args=False)
 
-    def _to_action(self, context: ResidualContext, x: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-        if self.squashed:
-            x = context.center + self.residual_config.scale * self.normalizer.action_scale * x.tanh()
-        return x.clamp(-1, 1)
+    def _score(self, distribution: Normal, x: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
+        log_prob = distribution.log_prob(x)
+        return log_prob - _log_slope(x) if self.squashed else log_prob
+
+    def _to_action(
+        self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]
+    ) -> Float[Tensor, "*draws B H A"]:
+        return self.within_range(context, x.tanh()) if self.squashed else x.clamp(-1, 1)
 
 
 def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:

@@ -115,7 +115,7 @@ def test_a_sample_scores_as_it_was_drawn_also_from_a_stored_record(name: str) ->
 def test_log_probs_are_those_of_a_squashed_gaussian() -> None:
     policy = trained(SQUASHED)
     context, _ = policy.encode(observe(5), policy.initial_state(5))
-    action, log_prob = policy.rsample(context, generator())
+    action, log_prob = (drawn[0] for drawn in policy.rsample(context, generator()))
     inside = policy._distribution(context)
     exact = TransformedDistribution(Normal(inside.mean, inside.stddev), [TanhTransform()])
     drawn = policy.sample(context, generator()).trace.x

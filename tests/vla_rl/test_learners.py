@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from sims.errors import RunFailure
 from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
-from vla_rl.algorithms.off_policy import OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -24,7 +24,8 @@ from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
-from vla_rl.algorithms.off_policy import EntropyConfig, OffPolicy, OffPolicyConfig
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
@@ -44,14 +45,19 @@ SMALL = OffPolicyConfig(
 
 
 def learner(
-    env: PointEnv, residual: ResidualConfig, *, base: str = "gaussian", store: Path | None = None, **settings: Any
+    env: PointEnv, config: ResidualConfig, *, base: str = "gaussian", store: Path | None = None, **settings: Any
 ) -> OffPolicy:
     torch.manual_seed(0)
-    policy = residual_on(build_policy(CONFIGS[base], RobotSpec.of(env.spec)), residual)
+    policy = residual_on(build_policy(CONFIGS[base], RobotSpec.of(env.spec)), config)
     entropy = EntropyConfig() if policy.squashed else None
     share = 0.0 if store is None else 0.5
-    config = dataclasses.replace(SMALL, entropy=entropy, demonstration_share=share, **settings)
-    return OffPolicy(config.with_demonstrations([] if store is None else [store]), policy, env, seed=0)
+    chosen = dataclasses.replace(SMALL, **{"entropy": entropy, "demonstration_share": share} | settings)
+    return OffPolicy(chosen.with_demonstrations([] if store is None else [store]), policy, env, seed=0)
+
+
+def residual(made: OffPolicy) -> ResidualPolicy:
+    assert isinstance(made.policy, ResidualPolicy)
+    return made.policy
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +115,20 @@ def test_soft_values_of_a_two_state_chain() -> None:
 def test_the_learner_s_target_is_that_target(backup: bool) -> None:
     made = learner(PointEnv(num_envs=4), SAC, chunks=6)
     made.iterate()
-    made.config = dataclasses.replace(made.config, entropy=EntropyConfig(backup=backup))
+    made.actor.config = dataclasses.replace(made.config, entropy=EntropyConfig(backup=backup))
+    policy = residual(made)
     with torch.no_grad():
-        made.log_temperature.fill_(math.log(0.3))
-        for parameter in made.target.parameters():
+        made.actor.log_temperature.fill_(math.log(0.3))
+        for parameter in made.critics.target.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-        made.guided.normalizer.action_scale.fill_(0.5)  # the critic reads actions in this unit
+        policy.normalizer.action_scale.fill_(0.5)  # the critic reads actions in this unit
         batch, state = made._draw(16), made.generator.get_state()
-        y = made._target(batch)
+        context, following = policy.restore(batch.inputs), policy.restore(batch.next_inputs)
+        proposals = made.actor.propose(context, following, made.generator, compare=False)
+        y = made.critics.target_value(following, batch, proposals, made.generator)
         again = torch.Generator().set_state(state)
-        following = made.policy.restore(batch.next_inputs)
-        action, log_prob = made.guided.rsample(following, again)
-        q = made.target(made.guided.critic_features(following), action / 0.5)
+        action, log_prob = (drawn[0] for drawn in policy.rsample(following, again))
+        q = made.critics.target(policy.critic_features(following), action / 0.5)
         least = q[torch.randperm(3, generator=again)[:2]].amin(0)
         expected = batch.reward + batch.discount * (least - backup * 0.3 * log_prob.sum((1, 2)))
     torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
@@ -163,22 +171,22 @@ def test_members_are_independent_and_the_target_follows() -> None:
 # -- the learner ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("residual", "base"), [(TD3, "denoising"), (SAC, "categorical")])
-def test_a_resumed_run_is_the_same_run(residual: ResidualConfig, base: str, store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "base"), [(TD3, "denoising"), (SAC, "categorical")])
+def test_a_resumed_run_is_the_same_run(kind: ResidualConfig, base: str, store: Path, tmp_path: Path) -> None:
     """Through a checkpoint in the middle of episodes and of the base's chunks; everything that is learned moved."""
-    whole = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
+    whole = learner(PointEnv(num_envs=3), kind, base=base, store=store, warmup_noise=0.1)
     before = {name: value.clone() for name, value in whole.policy.state_dict().items()}
     whole.iterate()
     save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
     first = whole.iterate()
-    resumed = learner(PointEnv(num_envs=3), residual, base=base, store=store, warmup_noise=0.1)
+    resumed = learner(PointEnv(num_envs=3), kind, base=base, store=store, warmup_noise=0.1)
     restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
     second = resumed.iterate()
     timed = {name for name in first if name.startswith("time/")}
     assert {k: v for k, v in first.items() if k not in timed and k != "success"} == {
         k: v for k, v in second.items() if k not in timed and k != "success"
     }
-    for one, two in ((whole.policy, resumed.policy), (whole.critic, resumed.critic), (whole.target, resumed.target)):
+    for one, two in ((whole.policy, resumed.policy), (whole.critics.q, resumed.critics.q), (whole.critics.target, resumed.critics.target)):
         assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     moved = {name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and all(not name.startswith("base.") for name in moved)
@@ -222,7 +230,7 @@ def test_a_large_weight_of_corrections_keeps_the_policy_at_its_base() -> None:
     for weight in (0.0, 100.0):
         made = learner(PointEnv(num_envs=4), TD3, correction_weight=weight, actor_learning_rate=0.01)
         with torch.no_grad():
-            made.critic.members[-1].weight.fill_(1.0)  # type: ignore[operator]
+            made.critics.q.members[-1].weight.fill_(1.0)  # type: ignore[operator]
         made.iterate()
         sizes.append(made.iterate()["correction"])
     assert sizes[0] > 0.1 and sizes[1] < 0.2 * sizes[0]
@@ -244,7 +252,7 @@ def test_a_number_that_is_not_finite_stops_it_with_its_name(place: str, value: f
     env = PointEnv(num_envs=4)
     made = learner(env, TD3)
     made.iterate()
-    weight = {"critic": made.critic.members[-1].bias, "residual": made.guided.head[-1].bias}  # type: ignore[attr-defined]
+    weight = {"critic": made.critics.q.members[-1].bias, "residual": residual(made).head[-1].bias}
     if place in weight:
         weight[place].data.fill_(value)
     elif place == "replay":
@@ -298,9 +306,9 @@ def test_a_cloned_policy_improves(noise: str) -> None:
 # -- every configuration ----------------------------------------------------------------------------------------------
 
 SMALLER = [
-    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]", "--start.residual.hidden", "[16]"),
-    *("--algorithm.iterations", "1", "--algorithm.chunks", "6", "--algorithm.warmup", "8"),
-    *("--algorithm.batch_size", "8"),
+    *("--sim.num_envs", "2", "--sim.max_steps", "16", "--sim.tasks", "[reach]"),
+    *("--algorithm.chunks", "6", "--algorithm.warmup", "8", "--algorithm.batch_size", "8"),
+    *("--algorithm.offline_updates", "4"),
     *("--algorithm.critic_warmup", "1", "--algorithm.critic.hidden", "[16]", "--algorithm.utd_ratio", "1"),
     *("--evaluation.episodes", "2", "--evaluation.validation_episodes", "2", "--evaluation.videos_per_task", "0"),
 ]
@@ -320,16 +328,21 @@ def test_a_configuration_runs_a_few_updates(name: str, tmp_path: Path) -> None:
         recorder.step(torch.zeros(2, 7))
     recorder.commit()
     env.close()
-    residual = dataclasses.asdict(probe.start.residual)  # type: ignore[arg-type]
+    residual = None if probe.start.residual is None else dataclasses.asdict(probe.start.residual)
+    settings = probe.algorithm
+    assert isinstance(settings, OffPolicyConfig)
+    offline, acts = min(settings.offline_iterations, 1), settings.iterations > settings.offline_iterations
+    stages = ["--algorithm.iterations", str(offline + acts), "--algorithm.offline_iterations", str(offline)]
     start = json.dumps({"name": "bundle", "path": str(tmp_path / "bundle"), "residual": _plain(residual)})
     stores = json.dumps([str(tmp_path / "store")])
     experiment = load_config(
-        Experiment, CONFIGURATIONS / f"{name}.yaml", [*SMALLER, "--start", start, "--algorithm.stores", stores]
+        Experiment, CONFIGURATIONS / f"{name}.yaml", [*SMALLER, *stages, "--start", start, "--algorithm.stores", stores]
     )
     train(experiment, tmp_path / "run", resume=False, command="")
-    (metrics,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert metrics["updates"] >= 4
-    assert {"q_loss", "actor_loss"} <= set(metrics)
+    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["control_steps"] > 0 for row in written] == [False] * offline + [True] * acts
+    assert written[-1]["updates"] >= 4 + 2 * offline * acts
+    assert all({"q_loss", "actor_loss"} <= set(row) for row in written)
 
 
 def _plain(tree: Any) -> Any:
@@ -337,6 +350,6 @@ def _plain(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {
             k: ({"width": 32, "text_width": 16, "image_widths": [8]} if k == "encoder" and v else _plain(v))
-            for k, v in tree.items()
+            for k, v in (tree | ({"hidden": [16]} if "hidden" in tree else {})).items()
         }
     return list(tree) if isinstance(tree, tuple) else tree

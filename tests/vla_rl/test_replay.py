@@ -20,7 +20,9 @@ from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import ChainEnv, PointEnv
-from vla_rl.algorithms.off_policy import EnsembleConfig, OffPolicy, OffPolicyConfig
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay, walks
 from vla_rl.replay.replay import Entries, Replay
@@ -311,3 +313,16 @@ def test_images_are_shifted_with_their_border_repeated() -> None:
         assert shifts
         found.update(shifts)
     assert len(found) > 20
+
+
+def test_returns_to_go_by_hand() -> None:
+    """The episodes that the module's docstring draws, then one that goes on: its return is not known."""
+    given = entries(
+        9, [4, 4, 2, 4, 4, 3, 0, 4, 4], [0, 0, 1, 0, 0, 0, 0, 0, 0], [0.5, 0.0, 1.0, 0.0, 2.0, 3.0, 0.0, 1.0, 1.0]
+    )
+    held = replay(given, capacity=9)
+    held.extend(given)
+    found = held.windows(np.array([0, 2, 3, 5, 7]), chunks=1, returns=True).return_to_go
+    g4 = GAMMA**4
+    np.testing.assert_allclose(found, [0.5 + g4 * g4, 1.0, g4 * 2 + g4 * g4 * 3, 3.0, -np.inf], rtol=1e-6)
+    assert held.windows(np.array([0]), chunks=1).return_to_go is None

@@ -28,7 +28,7 @@ class Algorithm(Protocol):
     def collector(self) -> Rollouts: ...
 
     def iterate(self) -> Metrics:
-        """Collect, learn, count one iteration. The metrics have at least ``success`` and ``control_steps``."""
+        """Collect, learn, count one iteration. The metrics have ``control_steps``, and ``success`` where it acted."""
         ...
 
     def deployed(self) -> Policy:

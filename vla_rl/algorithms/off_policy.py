@@ -1,38 +1,37 @@
-"""Off-policy learning of a residual policy with a critic ensemble: one learner whose settings are the methods.
+"""Off-policy and offline learning with a critic ensemble: one learner whose settings are the methods.
 
-Top to bottom: settings, act, draw, critic loss, actor loss, step. ``configs/off_policy`` has ResFiT, RLPD and others as
-settings. With squashed noise and ``entropy`` it is SAC (Haarnoja et al. 2018), with fixed noise and ``target_noise``
-TD3 without delayed actor (Fujimoto et al. 2018; as DrQ-v2, Yarats et al. 2022).
+Top to bottom: act, draw, update. Losses are in ``off_policy_critics.py`` and ``off_policy_actor.py``, settings in
+``off_policy_settings.py``; ``configs/off_policy`` has the methods as settings. With squashed noise and ``entropy`` it is
+SAC (Haarnoja et al. 2018), with fixed noise and ``target_noise`` TD3 without delayed actor (Fujimoto et al. 2018; as
+DrQ-v2, Yarats et al. 2022).
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from episodes.schema import POLICY
 from policies.device import make_generator, restore_generator
+from policies.normalizer import HasNormalizer
 from policies.policy import Policy, set_frozen
-from policies.residual.critic_guided import CriticGuided
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
-from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
+from sims.starts import StartSequence
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation, VectorEnv
-from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
-from vla_rl.algorithms.td_target import td_target, temperature_loss
-from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble, follow
+from vla_rl.algorithms.algorithm import Metrics
+from vla_rl.algorithms.gate import Gate
+from vla_rl.algorithms.off_policy_actor import Actor, check_policy
+from vla_rl.algorithms.off_policy_critics import Critics
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import Entries, Replay, Windows
@@ -40,65 +39,7 @@ from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.weights import load_weights, named_weights
 
-
-@dataclass(frozen=True, kw_only=True)
-class EntropyConfig:
-    """SAC's entropy bonus. ``target``: of the entropy per action element, in nats of the squashed draw.
-
-    ``temperature``: before training. ``backup``: whether targets hold the bonus of the next action (not for sparse
-    rewards: Ball et al. 2023, RLPD).
-    """
-
-    target: float = -0.5
-    temperature: PositiveFloat = 0.1
-    learning_rate: PositiveFloat = 3e-4
-    backup: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(AlgorithmConfig):
-    """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
-    of an environment, and every ``actor_every``th update also changes the actor. ``actor_learning_rate``: of its Adam.
-
-    Before that ``warmup`` chunks of all environments together are acted without updates, with uniform noise of up to
-    ``warmup_noise`` added (1 is half of the range that demonstrations span), then ``critic_warmup`` updates train the
-    critic alone. ``n_step``: chunks per target. ``stores``: recorded episodes; null: those that start cloned.
-    ``demonstration_share`` of every batch is drawn from them. ``capacity``: chunks of the replay. ``target_noise``: std
-    of the noise on the next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored
-    images are shifted at random; without effect where the replay holds features.
-
-    ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
-    divided by its mean size. The policy corrects only where Q gains by it (TD3+BC, Fujimoto and Gu 2021, Eq. 5).
-    """
-
-    name: Literal["off_policy"] = "off_policy"
-    iterations: Count = 100
-    chunks: PositiveInt = 50
-    utd_ratio: PositiveFloat = 1.0
-    n_step: PositiveInt = 3
-    batch_size: PositiveInt = 256
-    stores: tuple[Path, ...] | None = None
-    demonstration_share: Share = 0.5
-    capacity: PositiveInt = 100_000
-    warmup: PositiveInt = 500
-    warmup_noise: NonNegativeFloat = 0.0
-    critic_warmup: Count = 500
-    actor_every: PositiveInt = 2
-    actor_learning_rate: PositiveFloat = 3e-4
-    correction_weight: NonNegativeFloat = 0.0
-    target_noise: NonNegativeFloat = 0.05
-    entropy: EntropyConfig | None = None
-    shift: Count = 4
-    max_grad_norm: PositiveFloat = 10.0
-    critic: EnsembleConfig = field(default_factory=EnsembleConfig)
-
-    def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
-        return self if self.stores is not None else replace(self, stores=tuple(stores))
-
-
 FITTED = 1024  # observations that the scale of features is measured on
-LEAST_Q = 1e-3  # mean size of Q that the actor's loss is divided by
-TARGET_NOISE_LIMIT = 0.3  # Fujimoto et al. 2018 (TD3) clip at .5 of a range that is as large
 
 
 class OffPolicy:
@@ -106,83 +47,94 @@ class OffPolicy:
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
-        if not isinstance(policy, CriticGuided):
-            raise UserError(
-                "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}"
-            )
-        self.guided: CriticGuided = policy
-        if policy.squashed != (config.entropy is not None):
-            raise UserError(
-                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
-                "fixed noise none"
-            )
-        device = policy.device
-        set_frozen(policy, ())
+        check_policy(config, policy)
+        set_frozen(policy, config.frozen)
         self.collector = Collector(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
-        example, action_shape = _example(policy), (policy.spec.action_horizon, policy.spec.robot.action_dim)
+        example, device = _example(policy), policy.device
         self.replay = Replay(
-            example, action_shape, streams=env.spec.num_envs, capacity=config.capacity, gamma=config.gamma,
-            seed=spawn_seed(seed, "replay"), device=device,
+            example, (policy.spec.action_horizon, policy.spec.robot.action_dim), streams=env.spec.num_envs,
+            capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
         self.demonstrations = self._load_demonstrations(example, seed)
         torch.manual_seed(spawn_seed(seed, "critic"))
-        with crossing("weights"):
-            self.critic = QEnsemble(
-                config.critic, feature_dim=policy.spec.value_dim, action_numbers=math.prod(action_shape)
-            ).to(device)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.actor_parameters = list(policy.parameter_groups()["residual"])
-        self.critic_parameters = [*self.critic.parameters(), *policy.parameter_groups().get("encoder", ())]
-        fused = device.type in ("cpu", "cuda")
-        self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.actor_learning_rate, fused=fused)
-        self.critic_optimizer = torch.optim.Adam(self.critic_parameters, lr=config.critic.learning_rate, fused=fused)
-        self.log_temperature = torch.zeros((), device=device)
-        self.temperature_optimizer: torch.optim.Optimizer | None = None
-        if config.entropy is not None:
-            self.log_temperature.fill_(math.log(config.entropy.temperature)).requires_grad_(True)
-            self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.entropy.learning_rate)
+        self.critics = Critics(config, policy)
+        self.actor = Actor(config, policy)
         self.generator = make_generator(device, spawn_seed(seed, "updates"))
+        self.gate = None if config.gate is None else Gate(config.gate)
+        self.gate_seed = spawn_seed(seed, "gate")
         self.chunks_acted = self.updates = 0
 
     def _load_demonstrations(self, example: TensorDataclass, seed: int) -> Replay | None:
         """None where none are drawn, and where the stores are not known yet (the check of a run's settings)."""
         config = self.config
-        if config.demonstration_share == 0 or config.stores is None:
+        needed = config.demonstration_share > 0 or config.offline_iterations > 0
+        if not needed or config.stores is None:
             return None
         if not config.stores:
             raise UserError(
-                "algorithm.demonstration_share is not 0, but the run starts from a bundle and has no demonstrations: "
-                "give algorithm.stores"
+                "algorithm.demonstration_share or offline_iterations is not 0, but the run starts from a bundle and has "
+                "no demonstrations: give algorithm.stores"
             )
         return recorded_replay(
             self.policy, config.stores, example, gamma=config.gamma, seed=spawn_seed(seed, "demonstrations")
         )
 
+    @property
+    def offline(self) -> bool:
+        """Whether this iteration learns from recorded episodes alone."""
+        return self.iteration < self.config.offline_iterations
+
     def iterate(self) -> Metrics:
+        collector = self.collector
+        collector.take_weights()
+        metrics = self._learn_offline() if self.offline else self._act_and_learn()
+        self.iteration += 1
+        collector.publish(self.iteration, self._trained())
+        return {**metrics, "updates": float(self.updates), **collector.timer.take()}
+
+    def _act_and_learn(self) -> Metrics:
         collector, totals = self.collector, defaultdict[str, list[float]](list)
         acted: list[Experience] = []
-        collector.take_weights()
         for _ in range(self.config.chunks):
             acted.append(self._act().experience)
             with collector.timer.section("learn"):
                 while self.updates < self._updates_due():
-                    for name, value in self._update().items():
-                        totals[name].append(value)
-        self.iteration += 1
-        collector.publish(self.iteration, self._trained())
+                    self._update_into(totals)
         rollout = Experience.stack(acted)
         collector.starts.learn(rollout)
         return {
-            **{name: sum(values) / len(values) for name, values in totals.items()},
-            "updates": float(self.updates),
+            **_means(totals),
             "replayed": float(min(int(self.replay.count.sum()), self.config.capacity)),
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
             **reward_errors([rollout.reward_counts()]),
-            **collector.timer.take(),
         }
+
+    def _learn_offline(self) -> Metrics:
+        """``offline_updates`` updates, which the gate keeps or takes back."""
+        totals = defaultdict[str, list[float]](list)
+        if self.gate is not None and self.gate.is_open:
+            self.gate.judge(self._outcomes(self.gate.config.episodes), self._trained())
+        with self.collector.timer.section("learn"):
+            for _ in range(self.config.offline_updates):
+                self._update_into(totals)
+        metrics = _means(totals) | {"control_steps": 0.0}
+        if self.gate is None:
+            return metrics
+        outcomes = self._outcomes(self.gate.config.episodes)
+        kept, found = self.gate.judge(outcomes, self._trained())
+        load_weights(self.policy, None, kept)
+        return metrics | found | {"success": outcomes.float().mean().item()}
+
+    def _outcomes(self, episodes: int) -> Bool[Tensor, " episodes"]:
+        """Success of the acting policy from as many starts, always the same ones."""
+        collector, size = self.collector, self.collector.env.spec.num_envs
+        starts = StartSequence("train", seed=self.gate_seed, num_tasks=len(collector.env.spec.tasks))
+        with collector.suspended(), crossing("outcomes"):
+            rounds = [collector.episodes(starts.take(size)).success.any(0).cpu() for _ in range(-(-episodes // size))]
+        return torch.cat(rounds)[:episodes]
 
     # -- act ----------------------------------------------------------------------------------------------------------
 
@@ -222,112 +174,63 @@ class OffPolicy:
         if not noise or self.chunks_acted >= self.config.warmup:
             return action
         uniform = torch.rand(action.shape, generator=self.generator, device=action.device)
-        return (action + noise * self.guided.normalizer.action_scale * (2 * uniform - 1)).clamp(-1, 1)
+        return (action + noise * self._action_scale() * (2 * uniform - 1)).clamp(-1, 1)
+
+    def _action_scale(self) -> Tensor | float:
+        return self.policy.normalizer.action_scale if isinstance(self.policy, HasNormalizer) else 1.0
 
     def _updates_due(self) -> int:
         """By now: none during the warm-up, then the critic's own, then ``utd_ratio`` per chunk."""
-        since = self.chunks_acted - self.config.warmup
-        return self.config.critic_warmup + int(since * self.config.utd_ratio) if since >= 0 else 0
+        config, since = self.config, self.chunks_acted - self.config.warmup
+        before = max(config.critic_warmup, config.all_offline_updates)
+        return before + int(since * config.utd_ratio) if since >= 0 else 0
 
     # -- learn --------------------------------------------------------------------------------------------------------
 
+    def _update_into(self, totals: dict[str, list[float]]) -> None:
+        for name, value in self._update().items():
+            totals[name].append(value)
+
     def _update(self) -> dict[str, float]:
         """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
+        config, critics, actor = self.config, self.critics, self.actor
         if not self.updates:
-            self.guided.fit_features(self._draw(FITTED).inputs)
-        batch = self._draw(self.config.batch_size)
-        context = self.policy.restore(batch.inputs)
-        metrics = self._critic_step(context, batch)
+            critics.fit_features(self._draw(FITTED).inputs)
+        batch = self._draw(config.batch_size)
+        context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
+        conservative = self._conservative_weight()
+        proposals = actor.propose(context, following, self.generator, compare=conservative > 0)
+        found = critics.gradients(context, following, batch, proposals, self.generator, conservative=conservative)
+        metrics = self._check(found, batch)
+        critics.apply()
         self.updates += 1
-        if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
-            metrics |= self._actor_step(context, batch)
+        if self.updates > config.critic_warmup and self.updates % config.actor_every == 0:
+            metrics |= self._check(actor.gradients(context, batch, critics, self.generator), batch)
+            actor.apply()
         return metrics
+
+    def _conservative_weight(self) -> float:
+        cal_ql = self.config.cal_ql
+        return 0.0 if cal_ql is None else cal_ql.weight if self.offline else cal_ql.online_weight
 
     def _draw(self, size: int) -> Windows:
         """Demonstrations and own experience in their shares; images are shifted at random."""
         config, recorded = self.config, self.demonstrations
-        share = round(size * config.demonstration_share) if recorded is not None else 0
-        parts = [] if recorded is None else [recorded.sample(share, chunks=config.n_step)]
-        if share < size:
-            parts.append(self.replay.sample(size - share, chunks=config.n_step))
+        share = 1.0 if self.offline else config.demonstration_share
+        count = round(size * share) if recorded is not None else 0
+        wanted = {"chunks": config.n_step, "returns": self._conservative_weight() > 0}
+        parts = [] if recorded is None or not count else [recorded.sample(count, **wanted)]
+        if count < size:
+            parts.append(self.replay.sample(size - count, **wanted))
         batch = Windows.cat(parts)
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
-
-    def _critic_step(self, context: TensorDataclass, batch: Windows) -> dict[str, float]:
-        features = self.guided.critic_features(context)
-        with torch.no_grad():
-            target = self._target(batch)
-        q = self._q(self.critic, features, batch.action)
-        loss = (q - target).square().mean()
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.critic_parameters, self.config.max_grad_norm)
-        metrics = {"q_loss": loss, "q": q.mean(), "q_spread": q.std(0).mean(), "critic_grad_norm": norm}
-        checked = self._check(metrics, batch)
-        self.critic_optimizer.step()
-        follow(self.target, self.critic, self.config.critic.polyak_tau)
-        return checked
-
-    def _q(
-        self, critic: QEnsemble, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"]
-    ) -> Float[Tensor, "members B"]:
-        return critic(features, self.guided.normalizer.normalize_action(action))
-
-    def _target(self, batch: Windows) -> Float[Tensor, " B"]:
-        following = self.policy.restore(batch.next_inputs)
-        action, bonus = self._next_action(following, batch.action)
-        next_q = self._q(self.target, self.guided.critic_features(following), action)
-        chosen = next_q[self.target.draw(self.generator, next_q.device)]
-        return td_target(batch.reward, batch.discount, chosen + bonus)
-
-    def _next_action(
-        self, following: TensorDataclass, like: Float[Tensor, "B H A"]
-    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
-        """The present actor's action at the window's end, and the entropy bonus of a target."""
-        entropy, policy = self.config.entropy, self.guided
-        if entropy is not None:
-            action, log_prob = policy.rsample(following, self.generator)
-            return action, -self.log_temperature.exp() * log_prob.sum((1, 2)) * entropy.backup
-        action = policy.act_from_noise(following, like)
-        noise = torch.randn(action.shape, generator=self.generator, device=action.device) * self.config.target_noise
-        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.normalizer.action_scale
-        return (action + noise).clamp(-1, 1), action.new_zeros(1)
-
-    def _actor_step(self, context: TensorDataclass, batch: Windows) -> dict[str, float]:
-        """Maximize the mean of the ensemble (REDQ, Chen et al. 2021), with SAC's entropy bonus."""
-        context = context.detach()
-        features, policy = self.guided.critic_features(context), self.guided
-        if self.config.entropy is None:
-            action, log_prob = policy.act_from_noise(context, batch.action), features.new_zeros(len(features))
-        else:
-            action, elements = policy.rsample(context, self.generator)
-            log_prob = elements.sum((1, 2))
-        q = self._q(self.critic, features, action).mean(0)
-        loss = (self.log_temperature.detach().exp() * log_prob - q).mean()
-        correction = policy.correction(context, action).square().mean()
-        if weight := self.config.correction_weight:
-            loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q) + weight * correction
-        gradients = torch.autograd.grad(loss, self.actor_parameters)
-        for parameter, gradient in zip(self.actor_parameters, gradients, strict=True):
-            parameter.grad = gradient
-        norm = nn.utils.clip_grad_norm_(self.actor_parameters, self.config.max_grad_norm)
-        metrics = {"actor_loss": loss, "actor_grad_norm": norm, "actor_q": q.mean(), "correction": correction.sqrt()}
-        if (tuned := self.temperature_optimizer) is not None and (entropy := self.config.entropy) is not None:
-            self.log_temperature.grad = None
-            temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel()).backward()
-            metrics |= {"temperature": self.log_temperature.exp(), "entropy": -log_prob.mean()}
-        checked = self._check(metrics, batch)
-        self.actor_optimizer.step()
-        if tuned is not None:
-            tuned.step()
-        return checked
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
         """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""
         numbers = read_numbers({name: value.float() for name, value in metrics.items()})
         suspects = {
-            "critic optimizer": self.critic_optimizer, "actor optimizer": self.actor_optimizer,
-            "policy weight": self.policy, "critic weight": self.critic, "target weight": self.target,
+            "critic optimizer": self.critics.optimizer, "actor optimizer": self.actor.optimizer,
+            "policy weight": self.policy, "critic weight": self.critics.q, "target weight": self.critics.target,
         }  # fmt: skip
         check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
         return numbers
@@ -344,13 +247,8 @@ class OffPolicy:
 
     def _stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
-        parts = {
-            "critic": self.critic, "target": self.target, "replay": self.replay,
-            "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer,
-        }  # fmt: skip
-        if self.temperature_optimizer is not None:
-            parts["temperature_optimizer"] = self.temperature_optimizer
-        return parts
+        parts = {"replay": self.replay, **self.critics.stateful(), **self.actor.stateful()}
+        return parts if self.gate is None else parts | {"gate": self.gate}
 
     def state_dict(self) -> dict[str, Any]:
         recorded = self.demonstrations
@@ -359,7 +257,7 @@ class OffPolicy:
             "chunks_acted": self.chunks_acted,
             "updates": self.updates,
             "policy": {name: value.detach() for name, value in self._trained().items()},
-            "log_temperature": self.log_temperature.detach(),
+            "log_temperature": self.actor.log_temperature.detach(),
             "generator": self.generator.get_state(),
             "demonstrations": None if recorded is None else recorded.position(),
             **{name: part.state_dict() for name, part in self._stateful().items()},
@@ -372,12 +270,16 @@ class OffPolicy:
         )
         load_weights(self.policy, None, state["policy"])
         with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
+            self.actor.log_temperature.copy_(state["log_temperature"])
         restore_generator(self.generator, state["generator"])
         if self.demonstrations is not None:
             self.demonstrations.go_on_from(state["demonstrations"])
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
+
+
+def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:
+    return {name: sum(values) / len(values) for name, values in totals.items()}
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
-from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.rollouts.sharded import MakeRollouts
 

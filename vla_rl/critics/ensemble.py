@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from policies.residual.network import TRUNK_WIDTH, trunk
+from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
 
 
@@ -19,7 +19,8 @@ class EnsembleConfig:
     """``members`` Q functions; a target is the least of ``least_of`` of them, drawn anew for each update.
 
     ``hidden``: widths of the layers. ``layer_norm``: after each of them; it bounds the values of actions that were
-    never tried (RLPD, Sec. 4.2).
+    never tried (RLPD, Sec. 4.2). ``trunk_width``: of a first layer, shared by the members, that reads the features; null:
+    the members read them as they are, which suits few numbers.
     ``polyak_tau``: share of the newest weights in the target's, per update.
     """
 
@@ -27,6 +28,7 @@ class EnsembleConfig:
     members: Width = 10
     least_of: Width = 2
     layer_norm: bool = True
+    trunk_width: Width | None = TRUNK_WIDTH
     learning_rate: PositiveFloat = 3e-4
     polyak_tau: Share = 0.005
 
@@ -41,12 +43,17 @@ class QEnsemble(nn.Module):
     Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise.
     """
 
+    feature_mean: Tensor
+    feature_std: Tensor
+
     def __init__(self, config: EnsembleConfig, *, feature_dim: int, action_numbers: int) -> None:
         super().__init__()
         self.config = config
-        self.trunk = trunk(feature_dim, layer_norm=config.layer_norm)
+        self.register_buffer("feature_mean", torch.zeros(feature_dim))
+        self.register_buffer("feature_std", torch.ones(feature_dim))
+        self.trunk, width = trunk(feature_dim, config.trunk_width, layer_norm=config.layer_norm)
         layers: list[nn.Module] = []
-        width = TRUNK_WIDTH + action_numbers
+        width += action_numbers
         for hidden in config.hidden:
             layers += [_Linears(config.members, width, hidden)]
             layers += [_Norms(config.members, hidden)] if config.layer_norm else []
@@ -57,10 +64,21 @@ class QEnsemble(nn.Module):
         nn.init.zeros_(last.bias)
         self.members = nn.Sequential(*layers, last)
 
-    def forward(self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"]) -> Float[Tensor, "members B"]:
-        x = torch.cat([self.trunk(features.float()), action.flatten(1)], dim=-1)
+    def forward(
+        self, features: Float[Tensor, "B F"], action: Float[Tensor, "*draws B H A"]
+    ) -> Float[Tensor, "members *draws B"]:
+        """Several actions of one observation are valued together."""
+        actions = action.flatten(-2)
+        seen = self.trunk((features.float() - self.feature_mean) / self.feature_std)
+        x = torch.cat([seen.expand(*actions.shape[:-1], -1), actions], dim=-1).flatten(0, -2)
         value: Tensor = self.members(x.expand(self.config.members, -1, -1))
-        return value.squeeze(-1)
+        return value.view(-1, *actions.shape[:-1])
+
+    @torch.no_grad()
+    def fit_features(self, features: Float[Tensor, "N F"]) -> None:
+        """Standardize features by these from now on."""
+        self.feature_mean.copy_(features.mean(0))
+        self.feature_std.copy_(features.var(0).add(LEAST_SPREAD**2).sqrt())
 
     def draw(self, generator: torch.Generator, device: torch.device) -> Tensor:
         """The indices of ``least_of`` different members."""

@@ -41,13 +41,19 @@ class Entries(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(TensorDataclass):
-    """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended."""
+    """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended.
+
+    ``action`` and ``num_executed`` are of its first chunk. ``return_to_go``: the discounted sum from its start to the
+    episode's end, -inf where that is not known yet; None where it was not asked for.
+    """
 
     inputs: TensorDataclass
     action: Float[Tensor, "B H A"]
+    num_executed: Int[Tensor, " B"]
     reward: Float[Tensor, " B"]
     discount: Float[Tensor, " B"]
     next_inputs: TensorDataclass
+    return_to_go: Float[Tensor, " B"] | None = None
 
 
 class Replay:
@@ -125,14 +131,14 @@ class Replay:
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
-    def sample(self, count: int, *, chunks: int) -> Windows:
+    def sample(self, count: int, *, chunks: int, returns: bool = False) -> Windows:
         """``count`` windows of up to ``chunks`` chunks, uniformly with replacement. UserError where there is none."""
         if not len(self):
             raise UserError("the replay holds no transition yet; raise algorithm.warmup")
-        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks)
+        return self.windows(self._starts[self.rng.integers(len(self), size=count)], chunks=chunks, returns=returns)
 
-    def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int) -> Windows:
-        """The windows of up to ``chunks`` chunks that begin at these entries.
+    def windows(self, start: Int64[np.ndarray, " B"], *, chunks: int, returns: bool = False) -> Windows:
+        """The windows of up to ``chunks`` chunks that begin at these entries; with ``return_to_go`` if ``returns``.
 
         A window ends early where its episode ends, and at the newest entry, whose successor is not known yet.
         """
@@ -141,9 +147,11 @@ class Replay:
         windows = Windows(
             inputs=entries.inputs[first],
             action=entries.action[first],
+            num_executed=entries.num_executed[first],
             reward=torch.from_numpy(reward).float(),
             discount=torch.from_numpy(discount).float(),
             next_inputs=entries.inputs[last],
+            return_to_go=torch.from_numpy(self._return_to_go(start)).float() if returns else None,
         )
         with crossing("batches"):
             return windows.to(self.device)
@@ -157,6 +165,8 @@ class Replay:
         reward, discount, at = np.zeros(len(start)), np.ones(len(start)), start.copy()
         running = np.ones(len(start), dtype=bool)
         for _ in range(chunks):
+            if not running.any():
+                break
             reward += np.where(running, discount * rewards[at], 0.0)
             discount = np.where(running, discount * self.gamma ** executed[at] * ~terminated[at], discount)
             ended = terminated[at]
@@ -164,13 +174,19 @@ class Replay:
             running = running & ~ended & usable[at]
         return reward, discount, at
 
+    def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
+        reward, discount, end = self._walk(start, self.length)
+        return np.where((discount == 0) | self._ends[end], reward, -np.inf)
+
     def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         return at // self.length * self.length + (at + 1) % self.length
 
     def _index(self) -> None:
         """Find the entries with a chunk whose outcome is known: the next observation, or that the task ended."""
         usable = self._entries.num_executed.numpy() > 0
+        self._ends: Bool[np.ndarray, " entries"] = ~usable  # observations that no action followed
         newest = (np.arange(self.streams) * self.length + (self.count - 1) % self.length)[self.count > 0]
+        usable = usable.copy()
         usable[newest] &= self._entries.terminated.numpy()[newest]
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)

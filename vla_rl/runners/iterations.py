@@ -80,7 +80,7 @@ class Iterations:
             metrics |= {"worker_failures": float(failed)}
         record.write(algorithm.iteration - 1, metrics)
         self._unrecorded = None
-        advance(note=f"success {metrics['success']:.2f}  kl {metrics.get('kl', 0):.3f}")
+        advance(note=f"success {metrics.get('success', float('nan')):.2f}  kl {metrics.get('kl', 0):.3f}")
         if (
             algorithm.iteration % experiment.checkpoint_every == 0
             or algorithm.iteration == experiment.algorithm.iterations

@@ -1,0 +1,175 @@
+"""What three parts of off-policy methods are worth on a small sparse task: demonstrations, chunked values, a warm-up.
+
+    python -m benchmarks.off_policy_methods --seeds 0 1 2
+
+A point must reach one of three goals that its state shows and touch no other; reward 1 at the goal, else 0. No cloned
+actions: a squashed actor that starts at zero. Arms of a comparison have equal environments, control steps, updates and
+networks; success is of the deployed policy, 100 held-out starts, every 800 control steps.
+
+demonstrations   RLPD with half of 20 noisy demonstrations in every batch, and SAC without them
+chunks           the same task at a third of the speed (120 steps): values and actions of chunks of 5 (Q-chunking), of
+                 single actions with 1-step targets, with 5-step targets; all with half demonstrations
+warm-up          Cal-QL offline on 60 noisy demonstrations, which are then thrown away; SAC goes on after 800 control
+                 steps of the frozen policy (WSRL), or at once
+
+Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.learning import mean_row
+from episodes.recorder import RecordedEnv, keep_successes
+from episodes.store import EpisodeStore
+from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.policy import RobotSpec
+from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from sims.starts import StartSequence
+from sims.vector_env import Step
+from tests.family_learning import success
+from tests.reach_env import ReachEnv
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, OffPolicyConfig
+from vla_rl.bench.record import Row, row, write_record
+from vla_rl.critics.ensemble import EnsembleConfig
+from vla_rl.runners.demonstrations import Attempts, run_expert
+
+ENVS, EPISODES, EVERY = 8, 100, 800  # EVERY: control steps of an iteration
+
+
+class SlowReach(ReachEnv):
+    """A third of the speed: three times as many decisions to the goal."""
+
+    def __init__(self, *, num_envs: int) -> None:
+        super().__init__(num_envs=num_envs, max_steps=120)
+
+    def step(self, action: Tensor) -> Step:
+        return super().step(action / 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arm:
+    """``steps``: of acting. ``demonstrations``: successful episodes that are recorded."""
+
+    env: type[ReachEnv]
+    config: OffPolicyConfig
+    horizon: int = 2
+    steps: int = 6400
+    demonstrations: int = 20
+
+
+SAC = OffPolicyConfig(
+    n_step=1, batch_size=128, demonstration_share=0.0, warmup=EVERY // 2, utd_ratio=0.5, critic_warmup=0, actor_every=2,
+    entropy=EntropyConfig(temperature=0.1), gamma=0.98,
+    critic=EnsembleConfig(hidden=(64, 64), members=5, trunk_width=None, polyak_tau=0.01),
+)  # fmt: skip
+RLPD = dataclasses.replace(SAC, demonstration_share=0.5)
+OFFLINE = dataclasses.replace(
+    SAC, offline_iterations=1, offline_updates=800, cal_ql=CalQLConfig(draws=4, weight=1.0, online_weight=0.0),
+    entropy=EntropyConfig(temperature=0.01, learning_rate=1e-4),
+)  # fmt: skip
+
+
+def per_decision(config: OffPolicyConfig, horizon: int, n_step: int = 1) -> OffPolicyConfig:
+    """As many updates and control steps of warm-up per control step as at horizon 2."""
+    return dataclasses.replace(
+        config, n_step=n_step, utd_ratio=config.utd_ratio * horizon / 2, warmup=max(config.warmup * 2 // horizon, 1)
+    )
+
+
+COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
+    "demonstrations": {"RLPD": Arm(env=ReachEnv, config=RLPD), "SAC": Arm(env=ReachEnv, config=SAC)},
+    "chunks": {
+        "chunks of 5": Arm(env=SlowReach, config=per_decision(RLPD, 5), horizon=5),
+        "1-step": Arm(env=SlowReach, config=per_decision(RLPD, 1), horizon=1),
+        "5-step returns": Arm(env=SlowReach, config=per_decision(RLPD, 1, n_step=5), horizon=1),
+    },
+    "warm-up": {
+        "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, demonstrations=60),
+        "at once": Arm(env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=1), steps=4000, demonstrations=60),
+    },
+}
+
+
+def record(arm: Arm, folder: Path, seed: int) -> Path:
+    env = arm.env(num_envs=20)
+    store = EpisodeStore(folder / "store", create=True)
+    recorder = RecordedEnv(env, store, source="expert", split="train", keep=keep_successes)
+    starts = StartSequence("demos", seed=seed, num_tasks=3)
+    run_expert(
+        recorder, env.expert(noise=0.8, seed=seed), starts, Attempts(3), episodes=arm.demonstrations, observe_every=1,
+        on_recorded=lambda count: None,
+    )  # fmt: skip
+    return store.path
+
+
+def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
+    """The curve, from before anything is acted."""
+    with tempfile.TemporaryDirectory() as folder:
+        env, store = arm.env(num_envs=ENVS), record(arm, Path(folder), seed)
+        chunks = EVERY // (ENVS * arm.horizon)
+        config = dataclasses.replace(arm.config, stores=(store,), chunks=chunks)
+        torch.manual_seed(seed)
+        residual = ResidualConfig(
+            scale=1.0, around="middle", action_horizon=arm.horizon, hidden=(64, 64), trunk_width=None,
+            noise=SquashedNoiseConfig(std=0.5),
+        )  # fmt: skip
+        policy = residual_on(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), residual)
+        made, curve, steps, cpu = OffPolicy(config, policy, env, seed=seed), list[dict[str, float]](), 0.0, 0.0
+        while steps < arm.steps:
+            began = time.process_time()
+            metrics = made.iterate()
+            steps, cpu = steps + metrics["control_steps"], cpu + time.process_time() - began
+            wins = success(made.deployed(), arm.env, episodes=EPISODES)
+            curve.append({"control_steps": steps, "success": wins, "updates": metrics["updates"], "cpu_s": round(cpu, 1)})
+            print(curve[-1], file=sys.stderr, flush=True)
+        return curve
+
+
+def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Success at the end and its mean along the curve; of the warm-up also the offline level and the deepest dip."""
+    ends = [{"seed": run["seed"], "after": {"success": run["curve"][-1]["success"], "episodes": EPISODES}} for run in runs]
+    name, seeds = f"{comparison}, {arm}", [run["seed"] for run in runs]
+    curves = [[point["success"] for point in run["curve"]] for run in runs]
+    made = [mean_row(f"{name}, success after", ends, "after")]
+    means = [sum(curve) / len(curve) for curve in curves]
+    made.append(row(f"{name}, mean success along the curve", sum(means) / len(means), "1", seeds=seeds, values=means))
+    if comparison == "warm-up":
+        before = [{"seed": run["seed"], "before": run["curve"][0] | {"episodes": EPISODES}} for run in runs]
+        dips = [curve[0] - min(curve) for curve in curves]
+        made.append(mean_row(f"{name}, success offline", before, "before"))
+        made.append(row(f"{name}, deepest dip", sum(dips) / len(dips), "1", seeds=seeds, values=dips))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for seed in chosen.seeds:
+        for comparison in chosen.only:
+            for name, arm in COMPARISONS[comparison].items():
+                print(f"seed {seed}, {comparison}, {name}", file=sys.stderr, flush=True)
+                found.setdefault((comparison, name), []).append({"seed": seed, "curve": learn(arm, seed)})
+                rows = [made for (one, two), runs in found.items() for made in rows_of(one, two, runs)]
+                curves = {f"{one}, {two}": runs for (one, two), runs in found.items()}
+                command = "python -m benchmarks.off_policy_methods " + " ".join(sys.argv[1:])
+                write_record("off_policy_methods", rows, command=command, curves=curves)
+
+
+if __name__ == "__main__":
+    main()

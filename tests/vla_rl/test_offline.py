@@ -1,0 +1,250 @@
+"""Offline learning: exact values of small cases, every policy as IQL's actor, stages, the gate."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from episodes.recorder import RecordedEnv
+from episodes.store import EpisodeStore
+from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from sims.errors import UserError
+from sims.vector_env import StartState
+from tests.policies.small_configs import CONFIGS
+from tests.reach_env import ReachEnv
+from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
+from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig
+from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss
+from vla_rl.algorithms.td_target import td_target
+from vla_rl.critics.ensemble import EnsembleConfig
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm
+from vla_rl.runs.checkpoint import load_tree, save_tree
+
+HORIZON = 2
+SMALL = OffPolicyConfig(
+    iterations=4, offline_iterations=2, offline_updates=6, chunks=4, warmup=8, critic_warmup=0, batch_size=16, n_step=1,
+    actor_every=1, critic=EnsembleConfig(hidden=(16,), members=2),
+)  # fmt: skip
+SAC = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0, around="middle", noise=SquashedNoiseConfig())
+TD3 = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0)
+METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
+    "iql": (None, {"iql": IQLConfig()}),
+    "td3_bc": (TD3, {"cloning_weight": 0.4}),
+    "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
+}
+
+
+def record(path: Path, *, sign: float, episodes: int = 24, noise: float = 0.3) -> Path:
+    """Episodes of the expert; ``sign`` -1: of one that does the opposite of the expert."""
+    env = ReachEnv(num_envs=episodes)
+    recorder = RecordedEnv(env, EpisodeStore(path, create=True), source="expert", split="train")
+    expert = env.expert(noise=noise, seed=0)
+    recorder.reset(start=[StartState(task=index % 3, seed=index) for index in range(episodes)])
+    for _ in range(40):
+        recorder.observe()
+        recorder.step(sign * expert.act())
+    recorder.commit()
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("offline") / "store", sign=1.0)
+
+
+def learner(method: str, store: Path, *, base: str = "gaussian", envs: int = 4, **settings: Any) -> OffPolicy:
+    env = ReachEnv(num_envs=envs)
+    residual, own = METHODS[method]
+    torch.manual_seed(0)
+    policy = build_policy(CONFIGS[base], RobotSpec.of(env.spec))
+    if residual is not None:
+        policy = residual_on(policy, residual)
+    return OffPolicy(dataclasses.replace(SMALL, stores=(store,), **own | settings), policy, env, seed=0)
+
+
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    """Without durations, and without the success of no episode (NaN)."""
+    return {name: value for name, value in metrics.items() if not name.startswith("time/") and name != "success"}
+
+
+# -- losses by hand ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
+def test_the_expectile_of_a_uniform_distribution(expectile: float) -> None:
+    """Of U[0, 1] it is m with e (1 - m)^2 = (1 - e) m^2; there the loss's slope is zero."""
+    m = math.sqrt(expectile) / (math.sqrt(expectile) + math.sqrt(1 - expectile))
+    values = (torch.arange(1_000_000, dtype=torch.float64) + 0.5) / 1_000_000
+    point = torch.tensor(m, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(expectile_loss(values - point, expectile), point)
+    assert abs(slope.item()) < 1e-9
+
+
+def test_iql_of_a_two_state_chain() -> None:
+    """State 0: an action stays and gives .1, another goes to state 1 and gives 0; state 1 returns and gives 1 or 2.
+
+    Both actions of a state are equally frequent, and the e-expectile of two such values is (1 - e) least + e largest,
+    so the values solve a linear system: V0 = (1 - e) g V0 + .1 (1 - e) + e g V1 and V1 = 1 + e + g V0.
+    """
+    expectile, gamma = 0.8, 0.9
+    reward = torch.tensor([[0.1, 0.0], [1.0, 2.0]], dtype=torch.float64)
+    following = torch.tensor([[0, 1], [0, 0]])
+    value = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    for _ in range(1500):
+        discount = torch.full((4,), gamma, dtype=torch.float64)
+        q = td_target(reward.flatten(), discount, value.detach()[following].flatten()[None]).view(2, 2)
+        (slope,) = torch.autograd.grad(expectile_loss((q - value[:, None]).flatten(), expectile), value)
+        value = (value - 2.0 * slope).detach().requires_grad_(True)
+    matrix = np.array([[1 - (1 - expectile) * gamma, -expectile * gamma], [-gamma, 1.0]])
+    exact = np.linalg.solve(matrix, np.array([0.1 * (1 - expectile), 1 + expectile]))
+    np.testing.assert_allclose(value.detach().numpy(), exact, atol=1e-6)
+
+
+def test_cloning_weights_are_exponential_and_limited() -> None:
+    weights = cloning_weights(torch.tensor([-1.0, 0.0, 0.5, 9.0]), 3.0, 100.0)
+    torch.testing.assert_close(weights, torch.tensor([math.exp(-3), 1.0, math.exp(1.5), 100.0]))
+
+
+def test_the_conservative_term_by_hand() -> None:
+    """One uniform draw of Q 1 and density 1/2; one of the policy of Q 0, density 2 and return .5; Q of the data .2."""
+    q, log_two = torch.tensor, math.log(2.0)
+    for known, calibrated in ((0.5, 0.5), (-math.inf, 0.0)):
+        gap = conservative_gap(
+            q([[[1.0]]]), -log_two, q([[[0.0]]]), q([[log_two]]), q([[0.2]]), q([known])
+        )  # fmt: skip
+        assert gap.item() == pytest.approx(math.log(2 * math.e + math.exp(calibrated) / 2) - 0.2, rel=1e-6)
+
+
+def test_the_learner_s_conservative_term_is_that_term(store: Path) -> None:
+    """Each action valued alone, with its log density from the policy's own score."""
+    made = learner("cal_ql", store)
+    made.iterate()
+    batch = made._draw(8)
+    context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
+    proposals = made.actor.propose(context, following, made.generator, compare=True)
+    others, features = proposals.alternatives, made.critics.features(context)
+    assert others is not None and batch.return_to_go is not None
+    q = made.critics.members(made.critics.q, features, batch.action)
+    found = made.critics._conservative_gap(features, others, q, batch)
+    rows = []
+    for action in others.uniform:
+        assert action.abs().max() <= 1
+        rows.append(made.critics.members(made.critics.q, features, action) - HORIZON * 2 * math.log(0.5))
+    for action, density in zip(others.policy, others.policy_log_density, strict=True):
+        rows.append(made.critics.members(made.critics.q, features, action).maximum(batch.return_to_go) - density)
+    expected = (torch.stack(rows).exp().sum(0).log() - q).mean()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> None:
+    made = learner("iql", store)
+    made.iterate()
+    batch = made._draw(12)
+    loss, _ = made.actor._clone(IQLConfig(), made.policy.restore(batch.inputs), batch, made.critics, made.generator)
+    advantage = made.critics.advantage(made.policy.restore(batch.inputs), batch.action, made.generator)
+    weights = cloning_weights(advantage, 3.0, 100.0)
+    error = made.policy.act_from_noise(made.policy.restore(batch.inputs), batch.action) - batch.action
+    inside = torch.arange(made.policy.spec.action_horizon) < batch.num_executed[:, None]
+    expected = (error.square().mean(-1) * inside * weights[:, None]).sum() / inside.sum()
+    assert inside.all(1).sum() < len(inside) or weights.std() > 0
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_offline_iterations_act_nothing_and_resume_exactly(method: str, store: Path, tmp_path: Path) -> None:
+    """Two of them, then two that act; a checkpoint lies between each."""
+    whole = learner(method, store)
+    before = {name: value.clone() for name, value in whole.policy.state_dict().items()}
+    found = []
+    for iteration in range(4):
+        save_tree(tmp_path / f"{iteration}.safetensors", algorithm_state(whole))
+        found.append(whole.iterate())
+    assert [metrics["control_steps"] > 0 for metrics in found] == [False, False, True, True]
+    assert [metrics["updates"] for metrics in found[:2]] == [6.0, 12.0]
+    moved = [name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])]
+    assert moved and not any(name.startswith("base.") for name in moved)
+    for first in (1, 3):
+        resumed = learner(method, store)
+        restore_algorithm(resumed, load_tree(tmp_path / f"{first}.safetensors"))
+        for iteration in range(first, 4):
+            assert untimed(resumed.iterate()) == untimed(found[iteration])
+
+
+def test_thrown_away_episodes_are_not_drawn_again(store: Path) -> None:
+    made = learner("cal_ql", store, demonstration_share=0.0, cal_ql=CalQLConfig(draws=3, online_weight=0.0))
+    found = [made.iterate() for _ in range(4)]
+    assert made.demonstrations is not None
+    recorded = made.demonstrations.entries().action
+    known = (made._draw(32).action[:, None] == recorded[None]).all(-1).all(-1).any(1)
+    assert not known.any()
+    assert "conservative_gap" in found[0] and "conservative_gap" not in found[3]
+
+
+def test_td3_bc_with_a_large_weight_clones(store: Path) -> None:
+    apart = []
+    for weight in (0.01, 10.0):
+        made = learner("td3_bc", store, cloning_weight=weight, actor_learning_rate=3e-3, offline_updates=100)
+        made.iterate()
+        apart.append(made.iterate()["distance"])
+    assert apart[1] < 0.75 * apart[0]
+
+
+def test_what_does_not_fit_is_refused(store: Path) -> None:
+    with pytest.raises(ValueError, match=r"cal_ql draws actions .* needs algorithm.entropy"):
+        OffPolicyConfig(cal_ql=CalQLConfig())
+    with pytest.raises(ValueError, match=r"iql goes without algorithm.entropy"):
+        OffPolicyConfig(iql=IQLConfig(), entropy=EntropyConfig())
+    with pytest.raises(ValueError, match=r"set algorithm.offline_iterations"):
+        OffPolicyConfig(gate=GateConfig())
+    with pytest.raises(UserError, match=r"offline_iterations is not 0.*give algorithm.stores"):
+        made = learner("iql", store)
+        OffPolicy(dataclasses.replace(made.config, stores=()), made.policy, ReachEnv(num_envs=2), seed=0)
+
+
+# -- the gate ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_gain_of_pairs_by_hand() -> None:
+    """Of 10 pairs three gain and one loses: mean .2, variance (3 * .64 + 1.44 + 6 * .04) / 9."""
+    before = torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 0, 0], dtype=torch.bool)
+    after = torch.tensor([1, 1, 1, 0, 1, 1, 1, 0, 0, 0], dtype=torch.bool)
+    gain, error = paired_gain(before, after)
+    assert gain == pytest.approx(0.2)
+    assert error == pytest.approx(math.sqrt((3 * 0.64 + 1.44 + 6 * 0.04) / 9 / 10))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_policies_seldom_pass(seed: int) -> None:
+    """Independent outcomes of one success rate: about 2.3 % of the draws gain 2 standard errors."""
+    rng = torch.Generator().manual_seed(seed)
+    passed = 0
+    for _ in range(300):
+        gate = Gate(GateConfig(episodes=100))
+        for _ in range(2):
+            _, found = gate.judge(torch.rand(100, generator=rng) < 0.5, {})
+        passed += int(found["gate_accepted"])
+    assert passed <= 18  # 7 expected, and P(more than 18) is below 1e-3
+
+
+def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: Path) -> None:
+    """Cloning the expert passes; then the episodes of one that does the opposite, as its best, do not."""
+    settings: dict[str, Any] = {"gate": GateConfig(episodes=60), "offline_updates": 150, "actor_learning_rate": 3e-3}
+    good = learner("iql", store, envs=20, **settings)
+    first = good.iterate()
+    assert first["gate_accepted"] == 1 and first["gate_gain"] > 0.3
+    bad = learner("iql", record(tmp_path / "bad", sign=-1.0), envs=20, **settings)
+    bad.policy.load_state_dict(good.policy.state_dict())
+    second = bad.iterate()
+    assert second["gate_accepted"] == 0 and second["gate_gain"] < -0.3
+    for name, value in good.policy.state_dict().items():
+        assert torch.equal(bad.policy.state_dict()[name], value), name

@@ -1,0 +1,190 @@
+"""The actor's side of off-policy learning: its next actions, its losses, the entropy's temperature."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from episodes.sampler import Targets
+from policies.policy import Policy, executed_mask, trained_parameters
+from policies.residual.critic_guided import CriticGuided
+from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass
+from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
+from vla_rl.algorithms.off_policy_settings import IQLConfig, OffPolicyConfig
+from vla_rl.algorithms.offline_losses import cloning_weights
+from vla_rl.algorithms.td_target import temperature_loss
+from vla_rl.replay.replay import Windows
+
+LEAST_Q = 1e-3  # mean size of Q that the actor's loss is divided by
+TARGET_NOISE_LIMIT = 0.3  # Fujimoto et al. 2018 (TD3) clip at .5 of a range that is as large
+
+
+class Actor:
+    """Of a residual policy the residual follows the gradient of Q; with IQL any policy clones what was good.
+
+    UserError where the policy and the settings do not go together.
+    """
+
+    def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
+        self.config, self.policy = config, policy
+        self.guided = policy if isinstance(policy, CriticGuided) else None
+        check_policy(config, policy)
+        guided_only = list(policy.parameter_groups()["residual"]) if self.guided is not None else None
+        self.parameters = trained_parameters(policy) if guided_only is None else guided_only
+        device = policy.device
+        fused = device.type in ("cpu", "cuda")
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.actor_learning_rate, fused=fused)
+        self.log_temperature = torch.zeros((), device=device)
+        self.temperature_optimizer: torch.optim.Optimizer | None = None
+        if config.entropy is not None:
+            self.log_temperature.fill_(math.log(config.entropy.temperature)).requires_grad_(True)
+            self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.entropy.learning_rate)
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def propose(
+        self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator, *, compare: bool
+    ) -> Proposals:
+        """What the critics need to know. ``compare``: alternatives for Cal-QL too. IQL asks for no action."""
+        if self.config.iql is not None:
+            return Proposals()
+        with torch.no_grad():
+            action, bonus = self._next_action(following, generator)
+            alternatives = self._alternatives(context, following, generator) if compare else None
+        return Proposals(next_action=action, bonus=bonus, alternatives=alternatives)
+
+    def _next_action(
+        self, following: TensorDataclass, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "B H A"], Float[Tensor, " #B"]]:
+        """The present actor's action at the window's end, and the entropy bonus of a target."""
+        entropy, policy = self.config.entropy, self._guided()
+        if entropy is not None:
+            drawn, log_prob = policy.rsample(following, generator)
+            return drawn[0], -self.log_temperature.exp() * log_prob[0].sum((1, 2)) * entropy.backup
+        action = policy.mean_action(following)
+        noise = torch.randn(action.shape, generator=generator, device=action.device) * self.config.target_noise
+        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.normalizer.action_scale
+        return (action + noise).clamp(-1, 1), action.new_zeros(1)
+
+    def _alternatives(
+        self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator
+    ) -> Alternatives:
+        assert self.config.cal_ql is not None
+        policy, draws = self._guided(), self.config.cal_ql.draws
+        robot, horizon = self.policy.spec.robot, self.policy.spec.action_horizon
+        shape = (draws, len(context), horizon, robot.action_dim)
+        uniform = 2 * torch.rand(shape, generator=generator, device=self.policy.device) - 1
+        here, here_log = policy.rsample(context, generator, draws)
+        there, there_log = policy.rsample(following, generator, draws)
+        return Alternatives(
+            uniform=policy.within_range(context, uniform),
+            uniform_log_density=horizon * robot.action_dim * math.log(0.5),  # of a draw from [-1, 1]
+            policy=torch.cat([here, there]),
+            policy_log_density=torch.cat([here_log, there_log]).sum((-2, -1)),
+        )
+
+    def _guided(self) -> CriticGuided:
+        assert self.guided is not None, "check_policy"
+        return self.guided
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def gradients(
+        self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Of this batch's loss, clipped."""
+        if self.config.iql is not None:
+            loss, metrics = self._clone(self.config.iql, context, batch, critics, generator)
+        else:
+            loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=self.config.iql is not None)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        return {"actor_loss": loss, "actor_grad_norm": norm, **metrics}
+
+    def _follow_q(
+        self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Maximize the mean of the ensemble (REDQ, Chen et al. 2021), with SAC's entropy bonus."""
+        config, policy, features = self.config, self._guided(), critics.features(context)
+        if config.entropy is None:
+            action, log_prob = policy.mean_action(context), features.new_zeros(len(features))
+        else:
+            drawn, elements = policy.rsample(context, generator)
+            action, log_prob = drawn[0], elements[0].sum((1, 2))
+        q = critics.members(critics.q, features, action).mean(0)
+        loss = (self.log_temperature.detach().exp() * log_prob - q).mean()
+        correction = policy.correction(context, action).square().mean()
+        metrics = {"actor_q": q.mean(), "correction": correction.sqrt()}
+        if config.correction_weight or config.cloning_weight:
+            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch)
+            loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q)
+            loss = loss + config.correction_weight * correction + config.cloning_weight * distance
+            metrics["distance"] = distance.sqrt()
+        if (entropy := config.entropy) is not None:
+            self.log_temperature.grad = None
+            temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel()).backward()
+            metrics |= {"temperature": self.log_temperature.exp(), "entropy": -log_prob.mean()}
+        return loss, metrics
+
+    def _clone(
+        self,
+        iql: IQLConfig,
+        context: TensorDataclass,
+        batch: Windows,
+        critics: Critics,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
+        with torch.no_grad():
+            advantage = critics.advantage(context, batch.action, generator)
+        weight = cloning_weights(advantage, iql.temperature, iql.max_weight)
+        mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
+        weighted = mask * weight[:, None]
+        loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
+        loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
+        return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
+
+    def apply(self) -> None:
+        self.optimizer.step()
+        if self.temperature_optimizer is not None:
+            self.temperature_optimizer.step()
+
+    def stateful(self) -> dict[str, Any]:
+        """Everything with a ``state_dict`` of its own."""
+        parts: dict[str, Any] = {"actor_optimizer": self.optimizer}
+        if self.temperature_optimizer is not None:
+            parts["temperature_optimizer"] = self.temperature_optimizer
+        return parts
+
+
+def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
+    """UserError where the policy cannot be trained with these settings."""
+    if isinstance(policy, CriticGuided):
+        if policy.squashed != (config.entropy is not None):
+            raise UserError(
+                "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
+                "fixed noise none"
+            )
+    elif config.iql is None:
+        raise UserError(
+            "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}; "
+            "only with algorithm.iql: {} it trains the policy itself"
+        )
+    elif policy.spec.cloned_horizon != policy.spec.action_horizon:
+        raise UserError(
+            f"algorithm.iql clones the {policy.spec.action_horizon} actions that are executed, but this policy predicts "
+            f"{policy.spec.cloned_horizon}: add start.residual: {{}}"
+        )
+
+
+def distance_from_recorded(error: Float[Tensor, "B H A"], batch: Windows) -> Float[Tensor, ""]:
+    """Mean square over the actions that were executed."""
+    mask = executed_mask(batch.num_executed, error.shape[1])
+    return (error.square().mean(-1) * mask).sum() / mask.sum()

@@ -1,0 +1,120 @@
+"""Settings of off-policy learning: which parts of the learner a method uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from vla_rl.algorithms.algorithm import AlgorithmConfig
+from vla_rl.algorithms.gate import GateConfig
+from vla_rl.critics.ensemble import EnsembleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyConfig:
+    """SAC's entropy bonus. ``target``: of the entropy per action element, in nats of the squashed draw.
+
+    ``temperature``: before training. ``backup``: whether targets hold the bonus of the next action (not for sparse
+    rewards: Ball et al. 2023, RLPD).
+    """
+
+    target: float = -0.5
+    temperature: PositiveFloat = 0.1
+    learning_rate: PositiveFloat = 3e-4
+    backup: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQLConfig:
+    """Implicit Q-learning (Kostrikov et al. 2021): no value of an action that was not recorded is ever asked for.
+
+    A state's value V is the ``expectile`` of the values of what was done there (Eq. 5), a target is the reward and the
+    next state's V (Eq. 6), and the actor clones what was done with weight min(exp(``temperature`` * (Q - V)),
+    ``max_weight``) (Eq. 7), by its own cloning loss: any policy can be the actor, not only a residual.
+    """
+
+    expectile: Annotated[float, Interval(gt=0.5, lt=1)] = 0.7
+    temperature: NonNegativeFloat = 3.0
+    max_weight: PositiveFloat = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalQLConfig:
+    """Calibrated conservative Q-learning (Nakamoto et al. 2023): values of actions that were not recorded are low.
+
+    ``weight`` times logsumexp over actions of Q(s, a) - log density, minus Q of the recorded action, is added to the
+    critic's loss; ``draws`` actions each are uniform, the policy's at s and its at the window's end. Values of the
+    policy's actions count as at least the discounted return of the recorded episode from s on. ``online_weight``: the
+    same once the policy acts (0: WSRL, Zhou et al. 2024).
+    """
+
+    weight: PositiveFloat = 5.0
+    online_weight: NonNegativeFloat = 5.0
+    draws: PositiveInt = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(AlgorithmConfig):
+    """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
+    of an environment, and every ``actor_every``th update also changes the actor. ``actor_learning_rate``: of its Adam.
+
+    The first ``offline_iterations`` act nothing and make ``offline_updates`` updates each from recorded episodes alone.
+    ``gate``: which of these are kept; null: all. Before updates of what it acts itself, ``warmup`` chunks of all
+    environments together are acted, with uniform noise of up to ``warmup_noise`` added (1 is half of the range that
+    demonstrations span). The first ``critic_warmup`` of all updates train the critic alone. ``n_step``: chunks per
+    target. ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is drawn
+    from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the next
+    action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random;
+    without effect where the replay holds features. ``frozen``: parameter groups of the policy that stay as they are.
+
+    ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
+    divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
+    from the action that was recorded, in units of the demonstrations' range: TD3+BC (Fujimoto and Gu 2021, Eq. 5),
+    whose alpha is its inverse. ``iql`` and ``cal_ql``: null: off.
+    """
+
+    name: Literal["off_policy"] = "off_policy"
+    iterations: Count = 100
+    chunks: PositiveInt = 50
+    utd_ratio: PositiveFloat = 1.0
+    n_step: PositiveInt = 3
+    batch_size: PositiveInt = 256
+    stores: tuple[Path, ...] | None = None
+    demonstration_share: Share = 0.5
+    offline_iterations: Count = 0
+    offline_updates: PositiveInt = 1000
+    gate: GateConfig | None = None
+    capacity: PositiveInt = 100_000
+    warmup: PositiveInt = 500
+    warmup_noise: NonNegativeFloat = 0.0
+    critic_warmup: Count = 500
+    actor_every: PositiveInt = 2
+    actor_learning_rate: PositiveFloat = 3e-4
+    correction_weight: NonNegativeFloat = 0.0
+    cloning_weight: NonNegativeFloat = 0.0
+    target_noise: NonNegativeFloat = 0.05
+    entropy: EntropyConfig | None = None
+    iql: IQLConfig | None = None
+    cal_ql: CalQLConfig | None = None
+    shift: Count = 4
+    frozen: Names = ()
+    max_grad_norm: PositiveFloat = 10.0
+    critic: EnsembleConfig = field(default_factory=EnsembleConfig)
+
+    def __post_init__(self) -> None:
+        if self.cal_ql is not None and self.entropy is None:
+            raise ValueError("algorithm.cal_ql draws actions of a squashed policy: it needs algorithm.entropy: {}")
+        if self.iql is not None and (self.entropy is not None or self.cal_ql is not None):
+            raise ValueError("algorithm.iql goes without algorithm.entropy and algorithm.cal_ql: set these to null")
+        if self.gate is not None and not self.offline_iterations:
+            raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
+
+    def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
+        return self if self.stores is not None else replace(self, stores=tuple(stores))
+
+    @property
+    def all_offline_updates(self) -> int:
+        return self.offline_iterations * self.offline_updates

@@ -1,0 +1,39 @@
+"""Losses of learning from recorded actions alone: pure maths."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def expectile_loss(difference: Float[Tensor, " B"], expectile: float) -> Float[Tensor, ""]:
+    """Mean of |expectile - 1(u < 0)| u^2 of u = Q - V (Kostrikov et al. 2021, IQL, Eq. 5).
+
+    Least where V is that expectile of Q: .5 is the mean, towards 1 it is the largest value.
+    """
+    weight = (expectile - (difference < 0).to(difference.dtype)).abs()
+    return (weight * difference.square()).mean()
+
+
+def cloning_weights(advantage: Float[Tensor, " B"], temperature: float, limit: float) -> Float[Tensor, " B"]:
+    """min(exp(temperature * A), limit) (Kostrikov et al. 2021, IQL, Eq. 7; Peng et al. 2019, AWR)."""
+    return (temperature * advantage).exp().clamp(max=limit)
+
+
+def conservative_gap(
+    uniform_q: Float[Tensor, "members draws B"],
+    uniform_log_density: float,
+    policy_q: Float[Tensor, "members more B"],
+    policy_log_density: Float[Tensor, "more B"],
+    recorded_q: Float[Tensor, "members B"],
+    returns: Float[Tensor, " B"],
+) -> Float[Tensor, ""]:
+    """How far values of other actions are above that of the recorded one (Kumar et al. 2020, CQL, Eq. 4).
+
+    logsumexp over draws of Q - log density, minus Q(s, a), mean over members and batch. The policy's actions count as at
+    least ``returns``, of the recorded episode from s on (Nakamoto et al. 2023, Cal-QL, Eq. 5.1); -inf where unknown.
+    """
+    calibrated = torch.maximum(policy_q, returns)
+    weighed = torch.cat([uniform_q - uniform_log_density, calibrated - policy_log_density], dim=1)
+    return (weighed.logsumexp(1) - recorded_q).mean()
