@@ -4,10 +4,10 @@
 
 GRPO with two collectors on a Ray cluster of this machine and two learners, synchronous. Every few seconds one process
 gets a signal: a collector (every other time), the driver (which learns, too), the second learner, or one of Ray's own
-(raylet, its workers and agents, the control store). While a driver starts, one of five gets one. It is SIGKILL, or SIGSTOP. Driver and Ray's own processes go on after a pause of
-some seconds, as after a machine's sleep; learners and collectors that are stopped stay so, and the run has to notice.
-A driver that ended is started again, as a batch system does; it resumes from the last checkpoint. Run after run, until
-the time is over and the last run is complete.
+(raylet, its workers and agents, the control store). While a driver starts, one of five gets one. It is SIGKILL or
+SIGSTOP. Driver and Ray's own processes go on after a pause of some seconds, as after a machine's sleep; learners and
+collectors that are stopped stay so, and the run has to notice. A driver that ended is started again, as a batch system
+does; it resumes from the last checkpoint. Run after run, until the time is over and the last run is complete.
 
 The lines of ``metrics.jsonl`` and the weights must be those of a run in one process without Ray, bit for bit. Rows:
 episodes of iterations that are missing, or there twice; iterations with other numbers; runs with other weights; hangs,
