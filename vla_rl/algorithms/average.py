@@ -19,6 +19,11 @@ class WeightAverage:
         for parameter in self._parameters:
             parameter.requires_grad_(False)
 
+    def follow(self, policy: Policy) -> None:
+        """From now on average the parameters that ``policy`` has now, which are in shards; none is deployed here."""
+        self.policy = policy
+        self._parameters = [parameter.detach().clone() for parameter in trained_parameters(policy)]
+
     @torch.no_grad()
     def update(self, policy: Policy) -> None:
         """After an optimizer step; the first one copies the weights."""

@@ -125,18 +125,23 @@ class ClippedUpdate:
         self.config, self.critic, self.audited = config, critic, False
         self.policy = cast(Policy, policy)  # more than a LikelihoodModel where critic, reference or average ask more
         set_frozen(policy, config.frozen)
-        self.parameters = trained_parameters(policy)
+        self.make_optimizers()
+        self.reference = copy_trained(self.policy) if config.reference_weight else None
+        self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
+        self.device = self.parameters[0].device
+        self.generator = make_generator(self.device, seed)
+        self.gradient_sum: GradientSum = InTurn()
+
+    def make_optimizers(self) -> None:
+        """Of the parameters that policy and critic have now; what earlier ones had learned is forgotten."""
+        config, critic = self.config, self.critic
+        self.parameters = trained_parameters(self.policy)
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
         self.critic_optimizer: torch.optim.Optimizer | None = None
         if critic is not None:
             self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
-        self.reference = copy_trained(self.policy) if config.reference_weight else None
-        self.average = WeightAverage(self.policy, config.average) if config.average is not None else None
-        self.device = self.parameters[0].device
-        self.generator = make_generator(self.device, seed)
-        self.gradient_sum: GradientSum = InTurn()
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
@@ -173,7 +178,7 @@ class ClippedUpdate:
     def _decouple(self, batch: Experience) -> tuple[Experience, Metrics]:
         """``batch`` with the log-probs of the present weights, and the weights that correct for those that acted."""
         parts = [
-            self._log_prob(batch[i])
+            self.gradient_sum.compute(self._log_prob, batch[i])
             for i in torch.arange(len(batch), device=self.device).split(self.config.micro_batch)
         ]
         proximal, counted = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -195,10 +200,11 @@ class ClippedUpdate:
         checked: Metrics = {}
         if train_policy:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-            metrics |= read_numbers({"grad_norm": norm})
+            metrics |= read_numbers({"grad_norm": self.gradient_sum.number(norm)})
         if self.critic is not None:
             gradients = [p.grad for p in self.critic.parameters() if p.grad is not None]
-            checked = read_numbers({"critic_grad_norm": torch.nn.utils.get_total_norm(gradients)})
+            norm = torch.nn.utils.get_total_norm(gradients)
+            checked = read_numbers({"critic_grad_norm": self.gradient_sum.number(norm)})
         suspects = {
             "optimizer": self.optimizer, "critic optimizer": self.critic_optimizer,
             "policy weight": self.policy, "critic weight": self.critic,
@@ -214,10 +220,10 @@ class ClippedUpdate:
         self._zero_grad()
         size, at_once = len(minibatch), self.config.micro_batch
 
-        def backward(part: Experience) -> Metrics:
+        def backward(part: Experience, *, scale: float = 1.0) -> Metrics:
             share = len(part) / size
-            loss, metrics = self._losses(part, train_policy)
-            (loss * share).backward()
+            loss, metrics = self.gradient_sum.compute(self._losses, part, train_policy)
+            (loss * (share * scale)).backward()
             return {name: value * share for name, value in read_numbers(metrics).items()}
 
         whole = size <= at_once
@@ -242,7 +248,7 @@ class ClippedUpdate:
 
     def _audit_once(self, minibatch: Experience) -> None:
         if not self.audited and minibatch.behavior_weight is None:  # else other weights drew it
-            self.audit(minibatch[: self.config.micro_batch])
+            self.gradient_sum.compute(self.audit, minibatch[: self.config.micro_batch])
             self.audited = True
 
     def audit(self, batch: Experience) -> list[StepDifference]:
@@ -370,6 +376,11 @@ class ClippedUpdate:
         return self.policy if self.average is None else self.average.policy
 
     def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.gradient_sum.whole(self.own_state())
+        return state
+
+    def own_state(self) -> dict[str, Any]:
+        """``state_dict`` of what is in this process."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "critic_optimizer": None if self.critic_optimizer is None else self.critic_optimizer.state_dict(),

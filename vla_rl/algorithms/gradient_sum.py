@@ -4,30 +4,50 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.rollouts.experience import Experience
 
 P = TypeVar("P", bound=TensorDataclass)
+R = TypeVar("R")
+
+
+class Backward(Protocol[P]):
+    """Adds ``scale`` times the gradient of ``part`` to what the parameters have; metrics of ``part``, not scaled."""
+
+    def __call__(self, part: P, *, scale: float = 1.0) -> Mapping[str, float]: ...
 
 
 class GradientSum(Protocol):
-    """The sum is the same, bit for bit, wherever the parts are computed: part by part, in their order."""
+    """Where the gradients of parts are computed, and the weights are: all of them in each process, or a share.
+
+    With whole weights the sum is the same, bit for bit, wherever the parts are computed: part by part, in their order.
+    """
 
     def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
         """``ClippedUpdate.run`` was called with these arguments."""
         ...
 
     def __call__(
-        self, parts: Sequence[P], backward: Callable[[P], Mapping[str, float]], parameters: Sequence[nn.Parameter]
+        self, parts: Sequence[P], backward: Backward[P], parameters: Sequence[nn.Parameter]
     ) -> dict[str, float]:
-        """Leave the sum of the gradients of ``parts`` in ``parameters``, which have none before; sums of metrics.
+        """Leave the sum of the gradients of ``parts`` in ``parameters``, which have none before; sums of metrics, which
+        have the same names for all parts."""
+        ...
 
-        ``backward`` adds the gradient of a part to what the parameters have; its metrics have the same names for all.
-        """
+    def compute(self, function: Callable[..., R], *arguments: Any) -> R:
+        """``function(*arguments)``, which uses the weights."""
+        ...
+
+    def whole(self, tree: Any) -> Any:
+        """``tree`` with every tensor (of nested dicts, lists and tuples) complete, for who saves it."""
+        ...
+
+    def number(self, tensor: Tensor) -> Tensor:
+        """The scalar ``tensor``, complete."""
         ...
 
 
@@ -38,10 +58,19 @@ class InTurn:
         """Nobody else needs to know."""
 
     def __call__(
-        self, parts: Sequence[P], backward: Callable[[P], Mapping[str, float]], parameters: Sequence[nn.Parameter]
+        self, parts: Sequence[P], backward: Backward[P], parameters: Sequence[nn.Parameter]
     ) -> dict[str, float]:
         totals: dict[str, float] = defaultdict(float)
         for part in parts:
             for name, value in backward(part).items():
                 totals[name] += value
         return totals
+
+    def compute(self, function: Callable[..., R], *arguments: Any) -> R:
+        return function(*arguments)
+
+    def whole(self, tree: Any) -> Any:
+        return tree
+
+    def number(self, tensor: Tensor) -> Tensor:
+        return tensor

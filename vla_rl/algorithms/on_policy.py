@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from policies.policy import Policy
-from vla_rl.algorithms.clipped_update import ClippedUpdate
+from vla_rl.algorithms.algorithm import Metrics
+from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import Rollouts
+
+
+class Update(Protocol):
+    """A ClippedUpdate, or what has one in several processes."""
+
+    def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics: ...
+
+    def weights(self) -> Mapping[str, Tensor]: ...
+
+    def deployed(self) -> Policy: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class OnPolicy:
     """Its ``iterate`` collects, updates and publishes what was learned."""
 
-    def __init__(self, policy: Policy, collector: Rollouts, update: ClippedUpdate) -> None:
-        self.policy, self.collector, self.update, self.iteration = policy, collector, update, 0
+    def __init__(self, policy: Policy, collector: Rollouts, update: Update) -> None:
+        self.policy, self.collector, self.iteration = policy, collector, 0
+        self.update: Update = update
         self.publish()
 
     def publish(self) -> None:

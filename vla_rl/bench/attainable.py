@@ -12,6 +12,7 @@ from policies.device import make_generator
 from sims.chunk import step_chunk
 from sims.starts import StartSequence
 from sims.vector_env import VectorEnv
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, with_advantages
 from vla_rl.bench.record import median_seconds
 from vla_rl.rollouts.collector import Collector
@@ -58,6 +59,7 @@ def raw_simulation(env: VectorEnv, action: Tensor, *, chunks: int, iterations: i
 def _update(ppo: PPO) -> Callable[[], None]:
     """A step of the policy's optimizer on the log-probs of one minibatch."""
     config, update, policy = ppo.config, ppo.update, ppo.policy
+    assert isinstance(update, ClippedUpdate)  # in this process
     rollout = ppo.collector.collect(config.chunks)
     batch = with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)[: config.update.minibatch]
     parts = [batch[index] for index in torch.arange(len(batch), device=policy.device).split(config.update.micro_batch)]

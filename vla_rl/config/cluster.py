@@ -10,12 +10,15 @@ from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it.
+    """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it
+    but for the last digits with ``sharding``.
 
     ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
     the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``;
     0: none, the run's own process collects, without Ray. ``learners``: processes of this machine that share the
-    micro-batches of an update, the run's own among them; on GPUs one for each. ``cpus``: reserved for each collector.
+    micro-batches of an update, the run's own among them; on GPUs one for each. ``sharding``: none, each learner has all
+    weights and optimizer states; fsdp, each has its part of them, and results agree in all but the last digits.
+    ``cpus``: reserved for each collector.
     ``gpus``: reserved for each collector. ``device``: of a collector; null: as the run's. ``threads``: of a collector's
     networks; null: as many as the learner's, for the last bits of results may
     depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
@@ -26,6 +29,7 @@ class ClusterConfig:
     address: str = "auto"
     collectors: Count | None = None
     learners: PositiveInt = 1
+    sharding: Literal["none", "fsdp"] = "none"
     cpus: NonNegativeFloat = 1.0
     gpus: NonNegativeFloat = 0.0
     device: str | None = None

@@ -3,23 +3,20 @@
 Every rank has the policy, the critic and their optimizers, and takes the same steps; the micro-batches of a minibatch
 are divided among them. Their gradients are added in the order of the micro-batches, so weights and metrics are those
 of one process, bit for bit. Rank 0 is the process of the run: the others learn from it what to do, over pipes that
-nobody else can open, and hold nothing that has to be saved.
+nobody else can open, and hold nothing that has to be saved. ``cluster.sharding`` divides the weights too (sharding.py).
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
 import pickle
 import signal
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -28,29 +25,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sims.devices.crossing import crossing
-from sims.errors import RunFailure
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.clipped_update import ClippedUpdate
+from vla_rl.algorithms.gradient_sum import Backward, InTurn
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.distributed.arrays import PackedRecord
+from vla_rl.distributed.processes import LearnerProcesses, join
+from vla_rl.distributed.sharding import ShardedUpdate, load_shards, new_weights, shard_update
 from vla_rl.rollouts.experience import Experience
 
 P = TypeVar("P", bound=TensorDataclass)
 Make = Callable[[int], ClippedUpdate]
-JOIN_S, END_S = 5.0, 30.0
 
 
-class RankedSum:
+class RankedSum(InTurn):
     """A GradientSum over the ranks of the default group. ``lost``: called where another rank does not answer."""
 
     def __init__(self, *, rank: int, size: int, lost: Callable[[], NoReturn]) -> None:
         self.rank, self.size, self.lost = rank, size, lost
 
-    def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
-        """This rank was told to."""
-
     def __call__(
-        self, parts: Sequence[P], backward: Callable[[P], Mapping[str, float]], parameters: Sequence[nn.Parameter]
+        self, parts: Sequence[P], backward: Backward[P], parameters: Sequence[nn.Parameter]
     ) -> dict[str, float]:
         total: Tensor | None = None
         metrics: dict[str, float] = defaultdict(float)
@@ -87,104 +82,42 @@ class RankedSum:
 
 
 class Learners(RankedSum):
-    """Rank 0: starts the other ranks, tells them what it does, and stops the run where one is lost.
+    """Rank 0 of replicas: tells the other ranks what it does. ``update``: the one of rank 0."""
 
-    ``make``: the update as it is on a rank, at the top of a module or a partial of such. ``update``: the one of rank 0.
-    """
-
-    def __init__(self, update: ClippedUpdate, make: Make, config: ClusterConfig) -> None:
-        super().__init__(rank=0, size=config.learners, lost=self._lost)
-        self._update, self._hang_s, self._told = update, config.hang_s, False
-        self._ranks: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="vla-rl-learners-")  # readable by this user alone
-        # Of one machine: nothing listens on its other interfaces.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")
-        try:
-            self._start(make, config.start_timeout_s)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, update: ClippedUpdate, processes: LearnerProcesses) -> None:
+        super().__init__(rank=0, size=processes.size, lost=processes.lost)
+        self._update, self._processes, self._told = update, processes, False
         update.gradient_sum = self
-
-    def _start(self, make: Make, timeout_s: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        store, threads = Path(self._folder.name) / "store", torch.get_num_threads()
-        for rank in range(1, self.size):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, make, rank, self.size, store, self._hang_s, threads)
-            process = context.Process(target=_learn, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._ranks.append((process, ours))
-        for rank, (_, pipe) in enumerate(self._ranks, start=1):
-            if not pipe.poll(timeout_s):
-                raise RunFailure(f"learner {rank} did not start within {timeout_s:g} s (cluster.start_timeout_s)")
-            try:
-                pipe.recv_bytes()
-            except (EOFError, ConnectionResetError):
-                self._lost()
-        join(self._update.device, 0, self.size, store, self._hang_s)
 
     def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
         if not self._told:  # what a checkpoint or the making of this process has left in it
             buffer = io.BytesIO()
             torch.save(self._update.state_dict(), buffer)
-            self._tell(buffer.getvalue())
+            self._processes.tell("load", buffer.getvalue())
             self._told = True
-        self._tell(pickle.dumps((PackedRecord.of(batch), train_policy, version)))
-
-    def _tell(self, message: bytes) -> None:
-        try:
-            for _, pipe in self._ranks:
-                pipe.send_bytes(message)
-        except (BrokenPipeError, ConnectionResetError):
-            self._lost()
-
-    def _lost(self) -> NoReturn:
-        """Raises RunFailure that names a rank which ended, or says that all run but one does not answer."""
-        # One whose pipe is closed may take a while to be gone.
-        ended = wait([process.sentinel for process, _ in self._ranks], END_S)
-        for rank, (process, _) in enumerate(self._ranks, start=1):
-            if process.sentinel in ended:
-                process.join()
-                raise RunFailure(
-                    f"learner {rank} (process {process.pid}) ended with exit code {process.exitcode} (-9: killed, out "
-                    "of memory?). Go on with --resume, with any number of cluster.learners"
-                )
-        raise RunFailure(
-            f"a learner did not answer within {self._hang_s:g} s (cluster.hang_s): processes "
-            f"{', '.join(str(process.pid) for process, _ in self._ranks)}. Go on with --resume"
-        )
+        self._processes.tell("run", pickle.dumps((PackedRecord.of(batch), train_policy, version)))
 
     def close(self) -> None:
-        """Where a rank hangs, it is killed."""
-        for _, pipe in self._ranks:
-            pipe.close()
-        for process, _ in self._ranks:
-            process.join(JOIN_S)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-        self._ranks = []
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        self._folder.cleanup()
+        self._processes.close()
 
 
-def join(device: torch.device, rank: int, size: int, store: Path, hang_s: float) -> None:
-    """Of CPU or GPUs of one machine; the ranks find each other by a file."""
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=hang_s),
-    )
+def replicated(update: ClippedUpdate, make: Make, config: ClusterConfig) -> Learners:
+    """The learners of ``update``, the run's own. ``make``: it on a rank; at the top of a module or a partial of such."""
+    return Learners(update, LearnerProcesses(partial(_learn, make, False), config, update.device))
+
+
+def sharded(update: ClippedUpdate, make: Make, config: ClusterConfig) -> ShardedUpdate:
+    """As ``replicated``, with weights and optimizer states divided; takes the place of ``update``."""
+    processes = LearnerProcesses(partial(_learn, make, True), config, update.device)
+    try:
+        return ShardedUpdate(update, make(0), processes)
+    except BaseException:
+        processes.close()
+        raise
 
 
 def _learn(
-    pipe: Connection, make: Make, rank: int, size: int, store: Path, hang_s: float, threads: int
+    make: Make, divided: bool, pipe: Connection, rank: int, size: int, store: Path, hang_s: float, threads: int
 ) -> None:  # pragma: no cover - in another process
     """Until rank 0 hangs up or ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 answers them, and then hangs up
@@ -193,9 +126,25 @@ def _learn(
     update = make(rank)
     pipe.send_bytes(b"ready")
     join(update.device, rank, size, store, hang_s)
-    update.gradient_sum = RankedSum(rank=rank, size=size, lost=lambda: sys.exit(0))
+    if divided:
+        shard_update(update, rank=rank, size=size)
+    else:
+        update.gradient_sum = RankedSum(rank=rank, size=size, lost=lambda: sys.exit(0))
     with suppress(EOFError, ConnectionResetError):
-        update.load_state_dict(torch.load(io.BytesIO(pipe.recv_bytes()), map_location="cpu", weights_only=True))
         while True:
-            packed, train_policy, version = pickle.loads(pipe.recv_bytes())
+            _do(update, pipe.recv(), pipe.recv_bytes(), divided=divided)
+
+
+def _do(update: ClippedUpdate, what: str, message: bytes, *, divided: bool) -> None:  # pragma: no cover - as _learn
+    """What rank 0 does too."""
+    match what:
+        case "load":
+            state = torch.load(io.BytesIO(message), map_location="cpu", weights_only=True)
+            load_shards(update, state) if divided else update.load_state_dict(state)
+        case "state":
+            update.state_dict()
+        case "run":
+            packed, train_policy, version = pickle.loads(message)
             update.run(packed.unpack().to(update.device), train_policy=train_policy, version=version)
+            if divided:
+                new_weights(update)

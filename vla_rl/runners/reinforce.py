@@ -19,6 +19,7 @@ from sims.errors import UserError
 from sims.vector_env import EnvSpec, VectorEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.clipped_update import ClippedUpdate, HasClippedUpdate
+from vla_rl.algorithms.on_policy import OnPolicy
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
@@ -112,9 +113,13 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
     if device.type == "cuda" and (gpus := torch.cuda.device_count() - (device.index or 0)) < config.learners:
         raise UserError(f"cluster.learners: {config.learners} need a GPU each, but from {device} on there are {gpus}")
     make = partial(load_update, experiment, env.spec, start, run.device)
-    from vla_rl.distributed.learners import Learners
+    from vla_rl.distributed.learners import replicated, sharded
 
-    return closing(Learners(algorithm.update, make, config))
+    if config.sharding == "none":
+        return closing(replicated(algorithm.update, make, config))
+    assert isinstance(algorithm, OnPolicy)
+    algorithm.update = update = sharded(algorithm.update, make, config)
+    return closing(update)
 
 
 def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Device, rank: int) -> ClippedUpdate:
