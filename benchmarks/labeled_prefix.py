@@ -37,7 +37,7 @@ FEATURES: Mapping[type[Any], Callable[[Any], Tensor]] = {
 
 
 class PointScenes:
-    """Of tests/worlds.py: positions of the named square, of all squares and of the point, and the named one's offset."""
+    """Of tests/worlds.py: the named square, its offset from the point, the point, and all three squares."""
 
     num_landmarks = 12
 

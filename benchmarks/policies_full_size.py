@@ -22,7 +22,7 @@ import torch
 
 from policies.denoising.kernels import FlowSDEConfig
 from policies.policy import Policy, set_frozen, trained_parameters
-from policies.pretrained.checkpoint import PublishedWeights, Scale, read_checkpoint
+from policies.pretrained.checkpoint import PublishedWeights, Scale, published_name, read_checkpoint
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.registry import build_policy
@@ -39,14 +39,7 @@ def published_shapes() -> dict[str, tuple[int, ...]]:
     """openpi's names and shapes."""
     with torch.device("meta"):
         network = build_policy(CONFIG, EXAMPLE_ROBOT).network
-    return {_published(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def _published(name: str) -> str:
-    for published, own in PI0.renames:
-        if name.startswith(own):
-            return published + name.removeprefix(own)
-    return name
+    return {published_name(name, PI0): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def write_random(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

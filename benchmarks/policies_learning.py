@@ -39,14 +39,13 @@ from vla_rl.bench.record import Row, row, write_record
 from vla_rl.critics.value import CriticConfig
 
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
+EPISODES = 200
 VISION = VisionConfig(width=64, mlp_width=128, depth=2, heads=4, image_size=32, patch_size=8)
 PROMPT = 25  # bytes of "go to the green square", BOS and newline
 
 
 def decoder(width: int, mlp_width: int, family: Any = "gemma") -> DecoderConfig:
-    return DecoderConfig(
-        width=width, mlp_width=mlp_width, depth=2, heads=4, kv_heads=1, head_dim=32, family=family
-    )
+    return DecoderConfig(width=width, mlp_width=mlp_width, depth=2, heads=4, kv_heads=1, head_dim=32, family=family)
 
 
 def flow(family: Any = "gemma") -> dict[str, Any]:
@@ -112,11 +111,11 @@ RECIPES: dict[str, Recipe] = {
 class Scale:
     pretraining: int = 600
     demonstrations: int = 60
-    cloning: int = 400
+    cloning: int = 300
     noise: float = 0.5
     environments: int = 96
     chunks: int = 6
-    iterations: int = 25
+    iterations: int = 20
 
 
 def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
@@ -152,7 +151,7 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
         frozen=recipe.frozen,
         prepare=lambda policy: load_prefix(policy, prefix),
     )
-    before = success(base, PointEnv)
+    before = success(base, PointEnv, episodes=EPISODES)
     say(f"{name} seed {seed} cloned: {before:.3f}, {time.process_time() - started:.0f} s")
     curve: list[float] = []
 
@@ -161,11 +160,13 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
         shown = ("success", "kl", "policy_steps", "learning_rate", "explained_variance", "grad_norm")
         say(f"  {len(curve)} " + " ".join(f"{key} {metrics[key]:.4g}" for key in shown if key in metrics))
 
-    improved = improve(base, PointEnv(num_envs=scale.environments), algorithm(recipe, scale), seed=seed, on_iteration=record)
+    improved = improve(
+        base, PointEnv(num_envs=scale.environments), algorithm(recipe, scale), seed=seed, on_iteration=record
+    )
     found = {
         "seed": seed,
         "before": before,
-        "after": success(improved, PointEnv),
+        "after": success(improved, PointEnv, episodes=EPISODES),
         "curve": curve,
         "parameters": parameters(base),
         "processor_s": round(time.process_time() - started, 1),
@@ -177,7 +178,7 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
     settings: dict[str, Any] = {
-        "learning_rate": 1e-4,
+        "learning_rate": 3e-4,
         "adaptive_rate": True,
         "target_kl": 0.3,
         "minibatch": 192,
@@ -188,7 +189,7 @@ def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
     return PPOConfig(
         iterations=scale.iterations,
         chunks=scale.chunks,
-        critic_warmup=2,
+        critic_warmup=1,
         gamma=0.98,
         critic=CriticConfig(learning_rate=1e-3),
         update=UpdateConfig(**settings),

@@ -60,7 +60,9 @@ def clone(
             store, action_horizon=spec.cloned_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
         )
         policy.fit_normalizer(*sampler.statistics())
-        bc = BC(policy, BCConfig(steps=steps, learning_rate=2e-3, batch_size=64, frozen=tuple(frozen)), [sampler], seed=seed)
+        bc = BC(
+            policy, BCConfig(steps=steps, learning_rate=2e-3, batch_size=64, frozen=tuple(frozen)), [sampler], seed=seed
+        )
         for _ in range(steps):
             bc.update()
     return policy

@@ -95,9 +95,7 @@ class VisionEncoder(nn.Module):
 class VisionTransformer(nn.Module):
     """Images to patch tokens. ``stored``: of the layers' matrices; the embeddings stay float32, as in openpi."""
 
-    def __init__(
-        self, config: VisionConfig, *, checkpointing: bool = False, stored: Precision = "float32"
-    ) -> None:
+    def __init__(self, config: VisionConfig, *, checkpointing: bool = False, stored: Precision = "float32") -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.embeddings = VisionEmbeddings(config)
