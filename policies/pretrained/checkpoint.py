@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -68,18 +68,42 @@ class TakesPublishedWeights(Protocol):
         ...
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """All tensors of a ``.safetensors`` file, or of a folder with ``model.safetensors`` or its shards.
+class CheckpointFiles(Mapping[str, Tensor]):
+    """The tensors of some ``.safetensors`` files, each read when it is asked for and not kept.
+
+    A file is opened for every tensor, because what was read of an open file stays in the process's memory.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._file = {}
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                self._file |= dict.fromkeys(file.keys(), path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._file[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+
+def read_checkpoint(path: Path) -> CheckpointFiles:
+    """The tensors of a ``.safetensors`` file, or of a folder with ``model.safetensors`` or its shards.
 
     CheckpointError if there is none or it is damaged.
     """
     try:
         if path.is_file():
-            return _read_file(path)
+            return CheckpointFiles([path])
         if (path / INDEX).exists():
             names = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-            return {key: tensor for name in names for key, tensor in _read_file(path / name).items()}
-        return _read_file(path / "model.safetensors")
+            return CheckpointFiles(path / name for name in names)
+        return CheckpointFiles([path / "model.safetensors"])
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{path} is not a checkpoint: expected a .safetensors file, or a folder with model.safetensors or {INDEX} "
@@ -152,6 +176,14 @@ def _rename(tensors: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, st
     return named, dead, problems + _problem("given twice with different values", duplicates)
 
 
+def published_name(name: str, layout: Layout) -> str:
+    """How the format names an own parameter: the inverse of reading."""
+    for published, own in layout.renames:
+        if name.startswith(own):
+            return published + name.removeprefix(own)
+    return name
+
+
 def _own_name(name: str, layout: Layout) -> str:
     for published, own in layout.renames:
         if name.startswith(published):
@@ -165,8 +197,3 @@ def _problem(what: str, names: Iterable[str]) -> list[str]:
         return []
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return [f"{len(listed)} {what}: {', '.join(listed[:SHOWN])}{more}"]
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping

@@ -16,6 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from policies.device import Precision
+from policies.pretrained.matrices import store_matrices
 from sims.numbers.ranges import Depth, Interval, PositiveFloat, Width
 
 KeysValues = tuple[Tensor, Tensor]
@@ -141,12 +143,23 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers and final norm, on embeddings. ``adaptive``: its norms take a condition (pi0.5's expert)."""
+    """Layers and final norm, on embeddings. ``adaptive``: its norms take a condition (pi0.5's expert).
 
-    def __init__(self, config: DecoderConfig, *, adaptive: bool = False, checkpointing: bool = False) -> None:
+    ``stored``: of its matrices, layer by layer as they are made, so that a large model never exists in float32.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        adaptive: bool = False,
+        checkpointing: bool = False,
+        stored: Precision = "float32",
+    ) -> None:
         super().__init__()
         self.config, self.checkpointing = config, checkpointing
-        self.layers = nn.ModuleList([DecoderLayer(config, adaptive=adaptive) for _ in range(config.depth)])
+        layers = [store_matrices(DecoderLayer(config, adaptive=adaptive), stored) for _ in range(config.depth)]
+        self.layers = nn.ModuleList(layers)
         self.norm = AdaptiveRMSNorm(config) if adaptive else RMSNorm(config)
 
     def forward(

@@ -115,8 +115,6 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         )
         self.config, self._place = config, config.storage.place(0, 0)
         self.explore_with(config.explore)
-        if config.prefix_precision == "bfloat16":
-            _store_halved(self.prefix_modules)
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
             parameter.requires_grad_(False)
@@ -302,14 +300,6 @@ def cache_bytes(config: Any, *, cameras: int, precision: Precision) -> int:
     tokens = cameras * (side // getattr(config, "shuffle", 1)) ** 2 + config.prompt_tokens
     numbers: int = 2 * language.depth * language.kv_heads * language.head_dim * tokens
     return numbers * (2 if precision == "bfloat16" else 4)
-
-
-def _store_halved(modules: Sequence[nn.Module]) -> None:
-    """Matrices in bfloat16; norms, biases and the embeddings of images stay float32, as in openpi."""
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            if parameter.ndim > 1 and not name.startswith("embeddings."):
-                parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:

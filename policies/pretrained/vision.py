@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from policies.device import Precision
+from policies.pretrained.matrices import store_matrices
 from sims.numbers.ranges import Depth, Interval, Pixels, Width
 
 
@@ -85,19 +87,19 @@ class VisionLayer(nn.Module):
 
 
 class VisionEncoder(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, stored: Precision) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([VisionLayer(config) for _ in range(config.depth)])
+        self.layers = nn.ModuleList([store_matrices(VisionLayer(config), stored) for _ in range(config.depth)])
 
 
 class VisionTransformer(nn.Module):
-    """Images to patch tokens."""
+    """Images to patch tokens. ``stored``: of the layers' matrices; the embeddings stay float32, as in openpi."""
 
-    def __init__(self, config: VisionConfig, *, checkpointing: bool = False) -> None:
+    def __init__(self, config: VisionConfig, *, checkpointing: bool = False, stored: Precision = "float32") -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.embeddings = VisionEmbeddings(config)
-        self.encoder = VisionEncoder(config)
+        self.encoder = VisionEncoder(config, stored)
         self.post_layernorm = nn.LayerNorm(config.width, eps=1e-6)
 
     def forward(self, images: Float[Tensor, "B 3 side side"]) -> Float[Tensor, "B tokens width"]:

@@ -63,25 +63,47 @@ def bench_memory(options: BenchOptions) -> list[Row]:
 
 def policy_memory(config: Any) -> list[Row]:
     """Of training all of a policy, and of training it with a frozen encoder, without a device."""
-    with torch.device("meta"):
-        policy = build_policy(config, EXAMPLE_ROBOT)
+    policy = _on_meta(config)
     rows = [row("parameters", sum(parameter.numel() for parameter in policy.parameters()), "1")]
-    weights = sum(parameter.nbytes for parameter in policy.parameters())
-    rows.append(row("weights", weights / 1e9, "GB"))
+    rows.append(row("weights", _weight_bytes(policy) / 1e9, "GB"))
     for frozen in ((), ("encoder",)) if "encoder" in policy.parameter_groups() else ((),):
         set_frozen(policy, frozen)
         name = "encoder frozen" if frozen else "all trained"
-        trained = sum(parameter.numel() for parameter in trained_parameters(policy))
-        state = (BYTES["gradients"] + BYTES["AdamW"]) * trained
-        activations = activation_bytes(policy, 1)
-        rows += [
-            row(f"{name}: trained parameters", trained, "1"),
-            row(f"{name}: gradients and AdamW", state / 1e9, "GB"),
-            row(f"{name}: activations of one observation", activations / 1e9, "GB"),
-            row(f"{name}: kept of one observation", _kept_bytes(policy) / 1e9, "GB"),
-            row(f"{name}: training in all, one observation at a time", (weights + state + activations) / 1e9, "GB"),
-        ]
+        rows.append(row(f"{name}: trained parameters", sum(one.numel() for one in trained_parameters(policy)), "1"))
+        rows += [row(f"{name}: {part}", value, "GB") for part, value in training_memory(policy).items()]
+        rows.append(row(f"{name}: kept of one observation", _kept_bytes(policy) / 1e9, "GB"))
+    if hasattr(config, "prefix_precision"):
+        halved = frozen_prefix_memory(replace(config, prefix_precision="bfloat16"))
+        rows += [row(f"encoder frozen, in bfloat16: {part}", value, "GB") for part, value in halved.items()]
     return rows
+
+
+def frozen_prefix_memory(config: Any) -> dict[str, float]:
+    """[GB] Of training the expert of a policy beside its frozen prefix."""
+    policy = _on_meta(config)
+    set_frozen(policy, ("encoder",))
+    return training_memory(policy)
+
+
+def training_memory(policy: Policy) -> dict[str, float]:
+    """[GB] Of training what is not frozen, one observation at a time; ``policy`` is on the meta device."""
+    state = sum(3 * parameter.nbytes for parameter in trained_parameters(policy))  # gradient and AdamW's two averages
+    parts = {
+        "weights": _weight_bytes(policy),
+        "gradients and AdamW": state,
+        "activations of one observation": activation_bytes(policy, 1),
+    }
+    found = {name: size / 1e9 for name, size in parts.items()}
+    return found | {"training in all, one observation at a time": sum(found.values())}
+
+
+def _on_meta(config: Any) -> Policy:
+    with torch.device("meta"):
+        return build_policy(config, EXAMPLE_ROBOT)
+
+
+def _weight_bytes(policy: Policy) -> int:
+    return sum(parameter.nbytes for parameter in policy.parameters())
 
 
 def _kept_bytes(policy: Policy) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from policies.pretrained.convention import Convention
 from policies.pretrained.decoder import DecoderConfig
+from policies.pretrained.lora import LoRAConfig
 from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import PositiveFloat, PositiveInt, Width
 
@@ -27,7 +28,7 @@ class OpenVLAConfig:
     most likely token. ``stop_token``: whether one follows the placeholders (RLinf leaves it out). ``proprio``: whether
     the state is a token behind the images. ``prompt_tokens``: prompts are padded to this length, longer ones cut.
     ``action_vocabulary``: number of the last token of an action, plus 1. ``checkpointing``: layers are recomputed in
-    the backward pass.
+    the backward pass. ``lora``: of all linear layers but the head.
     """
 
     name: Literal["openvla"] = "openvla"
@@ -45,6 +46,7 @@ class OpenVLAConfig:
     siglip: VisionConfig = field(default_factory=lambda: SIGLIP_SO400M)
     language: DecoderConfig = LLAMA2_7B
     checkpointing: bool = False
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     def __post_init__(self) -> None:
         if self.decoding == "autoregressive" and (self.action_horizon != 1 or self.head != "tokens"):

@@ -18,6 +18,7 @@ from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_co
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
+from policies.pretrained.lora import add_lora, lora_parameters
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
@@ -55,14 +56,19 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         self.config = config
         self.spec = PolicySpec(robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width)
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
+        add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer()
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        heads = (self.network.lm_head, self.network.l1_head)
-        head = [parameter for module in heads if module is not None for parameter in module.parameters()]
-        known = {id(parameter) for parameter in head}
-        return {"head": head, "encoder": [one for one in self.network.parameters() if id(one) not in known]}
+        added = lora_parameters(self.network)
+        known = {id(parameter) for parameter in (*self._head(), *added)}
+        encoder = [parameter for parameter in self.network.parameters() if id(parameter) not in known]
+        return {"head": self._head(), "encoder": encoder} | ({"lora": added} if added else {})
+
+    def _head(self) -> list[nn.Parameter]:
+        modules = (self.network.lm_head, self.network.l1_head)
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         self.config.convention.refuse_fitting()
@@ -94,7 +100,8 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         return self.network.prefill(embedded, valid)
 
     def store(self, context: TokenContext) -> TensorDataclass:
-        if any(parameter.requires_grad for parameter in self.parameter_groups()["encoder"]):
+        groups = self.parameter_groups()
+        if any(parameter.requires_grad for name in ("encoder", "lora") for parameter in groups.get(name, ())):
             assert context.obs is not None
             return context.obs
         return replace(context, obs=None)

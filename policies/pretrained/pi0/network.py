@@ -8,6 +8,7 @@ Gemma of smaller width and as many layers, attends to them and to itself. Blocks
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from policies.denoising.kernels import Prediction
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.decoder import Decoder, stack_cache
 from policies.pretrained.flow_network import FlowNetwork, sinusoid, suffix_mask
+from policies.pretrained.matrices import embedding, store_matrices
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.vision import VisionTransformer
 
@@ -29,11 +31,11 @@ class Pi0Network(FlowNetwork):
     def __init__(self, config: Pi0Config) -> None:
         super().__init__(expert_width=config.expert.width, padded_dim=config.padded_dim)
         self.config, width = config, config.expert.width
-        self.vision = VisionTransformer(config.vision, checkpointing=config.checkpointing)
-        self.projector = nn.Linear(config.vision.width, config.language.width)
-        self.embed_tokens = nn.Embedding(config.vocabulary, config.language.width)
-        nn.init.normal_(self.embed_tokens.weight, std=config.language.width**-0.5)
-        self.language = Decoder(config.language, checkpointing=config.checkpointing)
+        prefix: dict[str, Any] = {"checkpointing": config.checkpointing, "stored": config.prefix_precision}
+        self.vision = VisionTransformer(config.vision, **prefix)
+        self.projector = store_matrices(nn.Linear(config.vision.width, config.language.width), config.prefix_precision)
+        self.embed_tokens = embedding(config.vocabulary, config.language.width, config.prefix_precision)
+        self.language = Decoder(config.language, **prefix)
         self.expert = Decoder(config.expert, adaptive=config.adaptive, checkpointing=config.checkpointing)
         self.action_in_proj = nn.Linear(config.padded_dim, width)
         if config.adaptive:

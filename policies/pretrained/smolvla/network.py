@@ -9,6 +9,7 @@ causally; in odd layers to the language model's keys and values alone, through p
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from policies.pretrained.decoder import (
     stack_cache,
 )
 from policies.pretrained.flow_network import FlowNetwork, sinusoid, suffix_mask
+from policies.pretrained.matrices import embedding, store_matrices
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.vision import VisionTransformer
 
@@ -100,11 +102,13 @@ class SmolVLANetwork(FlowNetwork):
     def __init__(self, config: SmolVLAConfig) -> None:
         super().__init__(expert_width=config.expert.width, padded_dim=config.padded_dim)
         self.config, width, language = config, config.expert.width, config.language.width
-        self.vision = VisionTransformer(config.vision, checkpointing=config.checkpointing)
-        self.connector = nn.Linear(config.vision.width * config.shuffle**2, language, bias=False)
-        self.embed_tokens = nn.Embedding(config.vocabulary, language)
-        nn.init.normal_(self.embed_tokens.weight, std=language**-0.5)
-        self.language = Decoder(config.language, checkpointing=config.checkpointing)
+        precision = config.prefix_precision
+        prefix: dict[str, Any] = {"checkpointing": config.checkpointing, "stored": precision}
+        self.vision = VisionTransformer(config.vision, **prefix)
+        wide = config.vision.width * config.shuffle**2
+        self.connector = store_matrices(nn.Linear(wide, language, bias=False), precision)
+        self.embed_tokens = embedding(config.vocabulary, language, precision)
+        self.language = Decoder(config.language, **prefix)
         self.state_proj = nn.Linear(config.padded_dim, language)
         self.expert = SmolExpert(config.expert, checkpointing=config.checkpointing)
         self.action_in_proj = nn.Linear(config.padded_dim, width)

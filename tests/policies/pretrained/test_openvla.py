@@ -12,6 +12,7 @@ import torch
 from policies.policy import set_frozen
 from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.decoder import DecoderConfig
+from policies.pretrained.lora import LoRAConfig
 from policies.pretrained.openvla.config import OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
@@ -75,6 +76,27 @@ def test_all_256_bins() -> None:
     x = np.concatenate([np.linspace(-1.2, 1.2, 10_001), edges, centers])
     encoded = 32_000 - np.digitize(np.clip(x, -1, 1), edges)
     assert (31_999 - bins_of(torch.from_numpy(x)).numpy()).tolist() == encoded.tolist()
+
+
+@pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT], ids=["autoregressive", "parallel"])
+def test_adapted_layers_start_as_they_were_and_alone_are_trained(config: OpenVLAConfig) -> None:
+    torch.manual_seed(0)
+    plain, adapted = (build_policy(one, SMALL_ROBOT) for one in (config, replace(config, lora=LoRAConfig(rank=2))))
+    missing = adapted.load_state_dict(plain.state_dict(), strict=False)
+    assert not missing.unexpected_keys and all("lora_" in key for key in missing.missing_keys)
+    torch.testing.assert_close(encode(plain, observe(3)).hidden, encode(adapted, observe(3)).hidden)
+    set_frozen(adapted, ("encoder", "head"))
+    with torch.no_grad():
+        for parameter in adapted.parameter_groups()["lora"]:
+            parameter += 0.1
+    context = encode(adapted, observe(3))
+    sample = adapted.sample(context, generator())
+    log_prob = adapted.log_prob(adapted.restore(adapted.store(context)), sample.trace)
+    assert (log_prob - sample.log_prob).abs().max() <= 1e-5
+    log_prob.mean().backward()
+    groups = adapted.parameter_groups()
+    assert all(parameter.grad is not None for parameter in groups["lora"])
+    assert all(parameter.grad is None for parameter in (*groups["encoder"], *groups["head"]))
 
 
 @pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT], ids=["autoregressive", "parallel"])

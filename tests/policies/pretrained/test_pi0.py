@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from policies.pretrained.pi0.network import Pi0Network, suffix_block
 from policies.pretrained.pi0.policy import Pi0, state_bins
 from tests.policies.pretrained.golden import Golden, read_golden
 from tests.policies.pretrained.tiny_pi0 import ROBOT, tiny_pi0
+from tests.policies.pretrained.transformers_pi0 import transformers_pi0
 
 TOLERANCE = 5e-5
 VERSIONS: tuple[Any, ...] = ("pi0", "pi05")
@@ -51,10 +51,10 @@ def test_the_same_weights_give_lerobots_actions(version: Any) -> None:
 @pytest.mark.parametrize("cameras", [1, 2, 3])
 def test_the_same_weights_give_transformers_actions(cameras: int) -> None:
     """Live, pi0 alone: transformers has no pi0.5."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     golden = read_golden("pi0", norms_around=0.0)
     network = network_of("pi0", golden)
-    reference = transformers_pi0(transformers, golden)
+    reference = transformers_pi0(tiny_pi0(), golden.weights)
     inputs = dict(golden.inputs)
     inputs["images"] = torch.cat([inputs["images"], inputs["images"].flip(-1)], dim=1)[:, :cameras]
     image_tokens = torch.full((2, cameras * 4), 511)
@@ -68,32 +68,6 @@ def test_the_same_weights_give_transformers_actions(cameras: int) -> None:
         num_steps=4,
     )
     assert (sampled(network, inputs, steps=4) - expected).abs().max() <= TOLERANCE
-
-
-def transformers_pi0(transformers: Any, golden: Golden) -> Any:
-    gemma = {"model_type": "gemma", "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 1}
-    gemma |= {"head_dim": 16, "intermediate_size": 128}
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_use_head": False}
-    text = gemma | {"hidden_size": 128, "vocab_size": 512}
-    vlm = {"model_type": "paligemma", "vision_config": vision, "text_config": text, "projection_dim": 128}
-    config = transformers.PI0Config(
-        vlm_config=vlm | {"image_token_id": 511}, dit_config=gemma | {"hidden_size": 64}, chunk_size=10
-    )
-    model = transformers.PI0ForConditionalGeneration(config).eval()
-    renamed = {transformers_name(name): value for name, value in golden.weights.items() if "lm_head" not in name}
-    own = model.state_dict()
-    assert set(own) - set(renamed) == {"model.dit.embed_tokens.weight"}  # dead
-    model.load_state_dict(own | renamed)
-    return model
-
-
-def transformers_name(name: str) -> str:
-    name = name.replace("paligemma_with_expert.paligemma.model.", "model.vlm.")
-    name = name.replace("paligemma_with_expert.gemma_expert.model.", "model.dit.").replace(".vision_model.", ".")
-    return re.sub(
-        r"^(state_proj|action_in_proj|action_time_mlp_in|action_time_mlp_out)\.", r"embed_action_time.\1.", name
-    )
 
 
 def test_steps_that_share_a_context_equal_steps_taken_alone(version: Any) -> None:

@@ -1,6 +1,6 @@
 """pi0 and pi0.5 at the width of the golden files."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from policies.denoising.kernels import FlowODEConfig
 from policies.policy import RobotSpec
@@ -15,7 +15,7 @@ def decoder(width: int) -> DecoderConfig:
     return DecoderConfig(width=width, mlp_width=128, depth=4, heads=8, kv_heads=1, head_dim=16)
 
 
-def tiny_pi0(version: Literal["pi0", "pi05"] = "pi0") -> Pi0Config:
+def tiny_pi0(version: Literal["pi0", "pi05"] = "pi0", **changes: Any) -> Pi0Config:
     return Pi0Config(
         version=version,
         action_horizon=5,
@@ -26,4 +26,5 @@ def tiny_pi0(version: Literal["pi0", "pi05"] = "pi0") -> Pi0Config:
         language=decoder(128),
         expert=decoder(64),
         act=FlowODEConfig(steps=10),
+        **changes,
     )

@@ -1,0 +1,124 @@
+"""Pretraining of a published architecture's prefix on labeled scenes, since no published weights are at hand.
+
+The vision and language parts learn, from the mean of their outputs, where the object that the instruction names is;
+behavior cloning and reinforcement learning then find in the frozen keys and values what published weights would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from policies.policy import Policy
+from policies.pretrained.context import VLAContext
+from policies.pretrained.diffusion_policy.policy import HistoryContext
+from policies.pretrained.openvla.policy import TokenContext
+from policies.schedule import cosine_schedule
+from sims.numbers.seeding import spawn_seed
+from sims.pretraining import LabeledScenes, PretrainingScenes
+from sims.vector_env import Observation, StartState
+from tests.worlds import PointEnv
+from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
+from vla_rl.algorithms.pretraining import HUBER_CORNER, ScenePool
+
+RATE, MATRIX_RATE, WARMUP, BATCH, FRESH, POOL = 2e-3, 4e-3, 50, 64, 64, 20_000
+
+
+FEATURES: Mapping[type[Any], Callable[[Any], Tensor]] = {
+    VLAContext: lambda context: context.cache.features,
+    TokenContext: lambda context: context.hidden.float().mean(1),
+    HistoryContext: lambda context: context.features[:, -1],
+}
+
+
+class PointScenes:
+    """Of tests/worlds.py: the named square, its offset from the point, the point, and all three squares."""
+
+    num_landmarks = 12
+
+    def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
+        env = PointEnv(num_envs=count)
+        tasks = len(env.spec.tasks)
+        env.reset(start=[StartState(task=i % tasks, seed=spawn_seed(seed, i)) for i in range(first, first + count)])
+        square = env.squares[env.envs, env.task]
+        landmarks = torch.cat([square, square - env.point, env.point, env.squares.flatten(1)], dim=1)
+        return LabeledScenes(obs=env.observe(), landmarks=landmarks, known=torch.ones_like(landmarks).bool())
+
+    def errors(self, predicted: Float[Tensor, "B landmarks"], scenes: LabeledScenes) -> dict[str, float]:
+        error = predicted - scenes.landmarks
+        distance, point = error[:, :2].norm(dim=1), error[:, 4:6].norm(dim=1)
+        return {
+            "named_square_median": distance.median().item(),
+            "named_square_p90": distance.quantile(0.9).item(),
+            "point_median": point.median().item(),
+        }
+
+    def close(self) -> None: ...
+
+
+class PrefixPretraining:
+    """One fit (vla_rl/runners/fit.py) of the parameter group ``encoder`` of ``policy``."""
+
+    def __init__(self, policy: Policy, source: PretrainingScenes, *, steps: int, seed: int) -> None:
+        self.policy, self.source, self.steps, self.step = policy, source, steps, 0
+        self.generator = torch.Generator().manual_seed(spawn_seed(seed, "pretraining"))
+        self.pool = ScenePool(source, capacity=POOL, seed=seed)
+        self.pool.grow_to(2048)
+        first = self.pool.sample(2048, self.generator).obs
+        policy.fit_normalizer(first.state, torch.tensor([[-1.0], [1.0]]).expand(2, policy.spec.robot.action_dim))
+        self.test = source.scenes(seed=seed + 1, first=0, count=512)
+        self.head = nn.Linear(prefix_features(policy, first[:1]).shape[1], source.num_landmarks)
+        self.parameters = [*policy.parameter_groups()["encoder"], *self.head.parameters()]
+        self.optimizers = make_optimizers(
+            {"encoder": self.parameters},
+            learning_rate=RATE,
+            matrix_learning_rate=MATRIX_RATE,
+            matrix_groups=("encoder",),
+            weight_decay=1e-4,
+        )
+
+    def update(self) -> dict[str, float]:
+        self.pool.grow_to(2048 + (self.step + 1) * FRESH)
+        scale_learning_rates(self.optimizers, cosine_schedule(self.step, steps=self.steps, warmup=WARMUP))
+        scenes = self.pool.sample(BATCH, self.generator)
+        error = F.smooth_l1_loss(self._predict(scenes), scenes.landmarks, beta=HUBER_CORNER, reduction="none")
+        loss = (error * scenes.known).sum() / scenes.known.sum()
+        self.policy.zero_grad(set_to_none=True)
+        self.head.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.step += 1
+        return {"landmark_loss": loss.item()}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        return self.source.errors(self._predict(self.test), self.test)
+
+    def _predict(self, scenes: LabeledScenes) -> Tensor:
+        return self.head(prefix_features(self.policy, scenes.obs))
+
+
+def prefix_features(policy: Policy, obs: Observation) -> Float[Tensor, "B width"]:
+    context, _ = policy.encode(obs, policy.initial_state(len(obs)))
+    return FEATURES[type(context)](context)
+
+
+def prefix_state(policy: Policy) -> dict[str, Tensor]:
+    """The weights of everything but the parts that act."""
+    groups = policy.parameter_groups()
+    acting = {id(parameter) for name in groups if name != "encoder" for parameter in groups[name]}
+    acts = {name for name, parameter in policy.named_parameters() if id(parameter) in acting}
+    return {name: tensor for name, tensor in policy.state_dict().items() if name not in acts}
+
+
+def load_prefix(policy: Policy, state: Mapping[str, Tensor]) -> None:
+    if differing := sorted(set(prefix_state(policy)) ^ set(state)):
+        raise ValueError(f"the pretrained prefix has other parts than this policy's: {', '.join(differing)}")
+    policy.load_state_dict(dict(state), strict=False)

@@ -1,0 +1,242 @@
+"""Published architectures at about a million parameters learn by reinforcement, on a CPU and without downloads.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.policies_learning --seeds 0 1 2
+
+A prefix (vision and language) pretrained on labeled scenes and then frozen; behavior cloning of few demonstrations with
+much action noise; PPO on the kept keys and values. OpenVLA-OFT, whose prefix and actions are one sequence, is trained
+as a whole. Runs that are complete in --runs are not repeated. Writes benchmarks/results/policies.json: success of the
+deployed policy before and after on the same held-out starts, and the gain, with its 95 % t interval over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.labeled_prefix import PointScenes, PrefixPretraining, load_prefix, prefix_state
+from policies.denoising.kernels import DDIMConfig, FlowODEConfig, FlowSDEConfig
+from policies.policy import Policy, RobotSpec
+from policies.pretrained.decoder import DecoderConfig
+from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
+from policies.pretrained.openvla.config import OpenVLAConfig
+from policies.pretrained.pi0.config import Pi0Config
+from policies.pretrained.smolvla.config import SmolVLAConfig
+from policies.pretrained.vision import VisionConfig
+from policies.registry import build_policy
+from tests.family_learning import clone, improve, success
+from tests.worlds import PointEnv
+from vla_rl.algorithms.clipped_update import UpdateConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.bench.record import Row, row, write_record
+from vla_rl.critics.value import CriticConfig
+
+T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
+EPISODES = 200
+VISION = VisionConfig(width=64, mlp_width=128, depth=2, heads=4, image_size=32, patch_size=8)
+PROMPT = 25  # bytes of "go to the green square", BOS and newline
+
+
+def decoder(width: int, mlp_width: int, family: Any = "gemma") -> DecoderConfig:
+    return DecoderConfig(width=width, mlp_width=mlp_width, depth=2, heads=4, kv_heads=1, head_dim=32, family=family)
+
+
+def flow(family: Any = "gemma") -> dict[str, Any]:
+    return {
+        "action_horizon": 4,
+        "chunk_size": 6,
+        "padded_dim": 4,
+        "prompt_tokens": PROMPT,
+        "vocabulary": 260,
+        "vision": VISION,
+        "language": decoder(96, 192, family),
+        "expert": decoder(192, 640, family),
+        "act": FlowODEConfig(steps=4),
+        "explore": FlowSDEConfig(steps=4, noise_level=0.5, random_steps="one"),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """``prefix``: whose pretrained prefix it starts from. ``frozen``: what reinforcement learning leaves as it is."""
+
+    config: Any
+    prefix: str
+    frozen: tuple[str, ...] = ("encoder",)
+    update: dict[str, Any] = field(default_factory=dict)
+
+
+RECIPES: dict[str, Recipe] = {
+    "pi0": Recipe(config=Pi0Config(**flow()), prefix="pi0"),
+    "pi05": Recipe(config=Pi0Config(version="pi05", **flow()), prefix="pi0"),
+    "smolvla": Recipe(config=SmolVLAConfig(shuffle=2, **flow("llama")), prefix="smolvla"),
+    "openvla_oft": Recipe(
+        config=OpenVLAConfig(
+            action_horizon=4,
+            decoding="parallel",
+            temperature=1.0,
+            prompt_tokens=72,
+            vocabulary=520,
+            action_vocabulary=516,
+            dino=VISION,
+            siglip=VISION,
+            language=decoder(128, 384, "llama"),
+        ),
+        prefix="openvla_oft",
+        frozen=(),
+    ),
+    "diffusion_policy": Recipe(
+        config=DiffusionPolicyConfig(
+            action_horizon=4,
+            chunk_size=8,
+            image_widths=(16, 32),
+            keypoints=16,
+            network=UNetConfig(widths=(64, 128), kernel_size=3, time_width=32),
+            act=DDIMConfig(steps=5),
+            explore=DDIMConfig(steps=5, eta=1.0, train_last=3),
+        ),
+        prefix="diffusion_policy",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    pretraining: int = 600
+    demonstrations: int = 60
+    cloning: int = 300
+    noise: float = 0.5
+    environments: int = 96
+    chunks: int = 6
+    iterations: int = 20
+
+
+def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
+    """The file with the pretrained prefix of recipe ``name``, made where it is missing."""
+    path = folder / f"{name}-prefix.pt"
+    if not path.exists():
+        torch.manual_seed(0)
+        policy = build_policy(RECIPES[name].config, RobotSpec.of(PointEnv(num_envs=1).spec))
+        fit = PrefixPretraining(policy, PointScenes(), steps=scale.pretraining, seed=0)
+        while fit.step < fit.steps:
+            metrics = fit.update()
+            if fit.step % 50 == 0:
+                say(f"{name} prefix {fit.step}: {metrics} {fit.evaluate()}")
+        torch.save(prefix_state(policy), path)
+    return path
+
+
+def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
+    """Success before and after, or what an earlier call found."""
+    done = folder / f"{name}-{seed}.json"
+    if done.exists():
+        found: dict[str, Any] = json.loads(done.read_text())
+        return found
+    recipe, started = RECIPES[name], time.process_time()
+    prefix = torch.load(pretrained_prefix(recipe.prefix, scale, folder))
+    base = clone(
+        recipe.config,
+        PointEnv,
+        episodes=scale.demonstrations,
+        steps=scale.cloning,
+        seed=seed,
+        noise=scale.noise,
+        frozen=recipe.frozen,
+        prepare=lambda policy: load_prefix(policy, prefix),
+    )
+    before = success(base, PointEnv, episodes=EPISODES)
+    say(f"{name} seed {seed} cloned: {before:.3f}, {time.process_time() - started:.0f} s")
+    curve: list[float] = []
+
+    def record(metrics: dict[str, float]) -> None:
+        curve.append(metrics["success"])
+        shown = ("success", "kl", "policy_steps", "learning_rate", "explained_variance", "grad_norm")
+        say(f"  {len(curve)} " + " ".join(f"{key} {metrics[key]:.4g}" for key in shown if key in metrics))
+
+    improved = improve(
+        base, PointEnv(num_envs=scale.environments), algorithm(recipe, scale), seed=seed, on_iteration=record
+    )
+    found = {
+        "seed": seed,
+        "before": before,
+        "after": success(improved, PointEnv, episodes=EPISODES),
+        "curve": curve,
+        "parameters": parameters(base),
+        "processor_s": round(time.process_time() - started, 1),
+    }
+    say(f"{name} seed {seed}: {found['before']:.3f} -> {found['after']:.3f} in {found['processor_s']} s")
+    done.write_text(json.dumps(found))
+    return found
+
+
+def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
+    settings: dict[str, Any] = {
+        "learning_rate": 3e-4,
+        "adaptive_rate": True,
+        "target_kl": 0.3,
+        "minibatch": 192,
+        "micro_batch": 192,
+        "epochs": 3,
+        "frozen": recipe.frozen,
+    } | recipe.update
+    return PPOConfig(
+        iterations=scale.iterations,
+        chunks=scale.chunks,
+        critic_warmup=1,
+        gamma=0.98,
+        critic=CriticConfig(learning_rate=1e-3),
+        update=UpdateConfig(**settings),
+    )
+
+
+def parameters(policy: Policy) -> int:
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def rows_of(name: str, runs: list[dict[str, Any]]) -> list[Row]:
+    seeds = [one["seed"] for one in runs]
+    rows = []
+    for what, values in (
+        (f"cloned, {name}", [one["before"] for one in runs]),
+        (f"after PPO, {name}", [one["after"] for one in runs]),
+        (f"rl gain, {name}", [one["after"] - one["before"] for one in runs]),
+    ):
+        mean, interval = statistics.mean(values), None
+        if len(values) > 1:
+            half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+            interval = [mean - half, mean + half]
+        rows.append(row(what, mean, "1", interval=interval, seeds=seeds, values=values))
+    rows[-1] |= {"parameters": runs[0]["parameters"], "processor_s": [one["processor_s"] for one in runs]}
+    return rows
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--policies", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in arguments.seeds:
+        for name in arguments.policies:
+            found.setdefault(name, []).append(run(name, seed, Scale(), arguments.runs))
+    rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
+    command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
+    print(write_record("policies", rows, command=command.strip(), curves=found))
+
+
+if __name__ == "__main__":
+    main()

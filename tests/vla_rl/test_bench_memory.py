@@ -1,0 +1,39 @@
+"""What is predicted from meta tensors, beside what real ones take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from policies.denoising.kernels import FlowSDEConfig
+from policies.policy import set_frozen, trained_parameters
+from policies.registry import build_policy
+from tests.policies.encoding import encode
+from tests.policies.pretrained.toy import toy
+from vla_rl.bench.memory import training_memory
+from vla_rl.bench.options import EXAMPLE_ROBOT
+from vla_rl.bench.policy import observations
+
+
+@pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["expert", "all"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_weights_gradients_and_optimizer_are_predicted_to_the_byte(frozen: tuple[str, ...], stored: str) -> None:
+    config = replace(toy("pi0", FlowSDEConfig(steps=3)), prefix_precision=stored)
+    with torch.device("meta"):
+        planned = build_policy(config, EXAMPLE_ROBOT)
+    set_frozen(planned, frozen)
+    predicted = training_memory(planned)
+    policy = build_policy(config, EXAMPLE_ROBOT)
+    set_frozen(policy, frozen)
+    optimizer = torch.optim.AdamW(trained_parameters(policy))
+    context = policy.restore(policy.store(encode(policy, observations(2))))
+    policy.log_prob(context, policy.sample(context, torch.Generator()).trace).mean().backward()
+    optimizer.step()
+    trained = [parameter for parameter in trained_parameters(policy) if parameter.grad is not None]
+    kept = [(one.grad, optimizer.state[one]["exp_avg"], optimizer.state[one]["exp_avg_sq"]) for one in trained]
+    state = sum(tensor.nbytes for tensors in kept for tensor in tensors if tensor is not None)
+    assert len(trained) == len(trained_parameters(policy))
+    assert predicted["gradients and AdamW"] == pytest.approx(state / 1e9, rel=1e-9)
+    assert predicted["weights"] == pytest.approx(sum(one.nbytes for one in policy.parameters()) / 1e9, rel=1e-9)
