@@ -38,7 +38,7 @@ from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
 from vla_rl.runs.run_dir import experiment_device, write_json
 
 # Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
-START = {"reach": (10, 300), "pick": (10, 300), "open_drawer": (10, 300)}
+START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (7, 250)}
 PROGRAM = ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0)
 FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
 
@@ -94,6 +94,7 @@ class Comparison:
     def results(self) -> dict[str, float]:
         """The figures of every row."""
         start = self._once("start", self._clone)
+        before = self._success("start", start / BUNDLE)
         corrected = self._once("corrected", lambda folder: self._correct(start / BUNDLE, folder))
         demonstrated = self._once("demonstrated", lambda folder: self._demonstrate(start / BUNDLE, folder))
         after = {
@@ -103,7 +104,7 @@ class Comparison:
         first = self.settings.recipes[0]
         more = self._learned("after demonstrations", demonstrated, first, (ACTORS[EXPERT],))
         return {
-            "success before": self._success("start", start / BUNDLE),
+            "success before": before,
             **after,
             "success with as many demonstrations": more,
             **json.loads((corrected / "figures.json").read_text()),

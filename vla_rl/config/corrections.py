@@ -39,9 +39,13 @@ class LearningConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionsConfig:
-    """``control``: of the person at the robot. ``learning``: from the corrections. ``device``: as of a run."""
+    """``control``: of the person at the robot. ``learning``: from the corrections. ``device``: as of a run.
+
+    ``classifier``: settings of the success classifier that the page fits, a YAML file or the name of a packaged one.
+    """
 
     seed: Seed = 0
     device: str = "auto"
     control: ControlSettings = field(default_factory=ControlSettings)
     learning: LearningConfig = field(default_factory=LearningConfig)
+    classifier: Path = Path("success_classifier")

@@ -32,6 +32,7 @@ from sims.starts import StartSequence
 from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
+from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
 from vla_rl.runners.imitation import SUCCESSES, Cloned, clone
 from vla_rl.runs.run_dir import git_revision, load_experiment
@@ -103,8 +104,16 @@ def serving(
                 address=address,
                 starts=starts,
                 split=split_of(sim),
+                fit_classifier=partial(_fit_command, config, folder / EPISODES),
             )
         )
+
+
+def _fit_command(config: CorrectionsConfig, episodes: Path, out: Path) -> list[str]:
+    settings = find_config(config.classifier, "rewards")
+    options = {"--out": out, "--config": settings, "--device": config.device}
+    arguments = [str(one) for pair in options.items() for one in pair]
+    return [sys.executable, "-m", "vla_rl.cli", "reward", "fit", str(episodes), *arguments]
 
 
 def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
