@@ -1,13 +1,10 @@
 """Latency of the correction page, and what a policy learns from corrections.
 
     python -m benchmarks.corrections latency [--seconds 20]
-    python -m benchmarks.corrections learning --bundle RUN_OR_BUNDLE --demonstrations STORE
-        [--tasks push] [--corrections 30] [--seeds 0 1 2]
+    python -m benchmarks.corrections learning [--tasks pick] [--seeds 0] [--recipes hg_dagger]
 
 ``latency``: the page in a headless Chromium on this machine, from the capture of a picture to its drawing, and from a
-key press to the control step that it moves. ``learning``: a scripted operator makes corrected episodes that succeed,
-through the page's connection, the policy clones them (HG-DAgger); the same number of new demonstrations is cloned the
-same way, for the same number of updates; success on held-out starts before and after.
+key press to the control step that it moves. ``learning``: corrections_learning.py.
 """
 
 from __future__ import annotations
@@ -18,28 +15,18 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from episodes.schema import HUMAN
-from episodes.store import EpisodeStore
-from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
+from benchmarks.corrections_learning import Settings, compare
 from real_robot.corrections.settings import ControlSettings
 from sims.tabletop import TabletopConfig
-from vla_rl.api import load_experiment
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.loader import load_config
-from vla_rl.config.packaged import find_config
-from vla_rl.runners.corrections import BUNDLE, EPISODES, learn_round, serving
-from vla_rl.runners.demonstrations import collect
-from vla_rl.runners.evaluate import evaluate_path
-
-FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
+from vla_rl.runners.corrections import serving
 
 
 def latency(seconds: float) -> list[Row]:
@@ -85,85 +72,23 @@ def latency(seconds: float) -> list[Row]:
     ]
 
 
-def learning(options: argparse.Namespace) -> list[Row]:
-    """Rows of success before, after corrections, and after as many demonstrations: the mean and each seed's."""
-    experiment = load_experiment(options.sim, f"--sim.tasks=[{', '.join(options.tasks)}]")
-    results: dict[str, list[float]] = {}
-    for seed in options.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, value in _compare(options, experiment, seed, Path(folder)).items():
-                results.setdefault(name, []).append(value)
-    return [
-        row(name, round(float(np.mean(values)), 4), "1", per_seed=values, seeds=options.seeds)
-        for name, values in results.items()
-    ]
-
-
-def _compare(options: argparse.Namespace, experiment: Experiment, seed: int, folder: Path) -> dict[str, float]:
-    shipped = load_config(CorrectionsConfig, find_config(Path("hg_dagger"), "corrections"), [FROZEN])
-    config = replace(
-        shipped,
-        seed=seed,
-        control=ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0),
-        learning=replace(shipped.learning, demonstrations=(options.demonstrations,)),
-    )
-    corrected, demonstrated = folder / "corrected", folder / "demonstrated"
-    done: list[dict[str, Any]] = []
-    started = time.monotonic()
-    with (
-        serving(options.bundle, config, corrected, experiment=experiment) as server,
-        ScriptedOperator(server.invite("script"), TakeOverAfter(steps=options.take_over_after)) as operator,
-    ):
-        while sum(one["corrected"] and one["success"] for one in done) < options.corrections:
-            done += operator.correct(1)
-    shutil.copytree(corrected / BUNDLE, demonstrated / BUNDLE)
-    learn_round(corrected, config)
-    seconds = time.monotonic() - started
-    perfect = replace(experiment, seed=10_000 + seed, start=replace(experiment.start, noise=0.0))  # type: ignore[type-var]
-    collect(perfect, episodes=options.corrections, out=demonstrated / EPISODES)
-    before = _success(demonstrated / BUNDLE, experiment, options)
-    learn_round(demonstrated, config, actors=("expert",))
-    return {
-        "success before": before,
-        "success after corrections": _success(corrected / BUNDLE, experiment, options),
-        "success after as many demonstrations": _success(demonstrated / BUNDLE, experiment, options),
-        "episodes watched": float(len(done)),
-        "steps of a person": _human_steps(corrected / EPISODES),
-        "seconds of correcting and learning": round(seconds, 1),
-    }
-
-
-def _human_steps(path: Path) -> float:
-    with EpisodeStore(path) as store:
-        return float(sum((store.map(entry)["actor"] == HUMAN).sum() for entry in store.select()))
-
-
-def _success(bundle: Path, experiment: Experiment, options: argparse.Namespace) -> float:
-    """On the same held-out starts, whatever the seed of the learning."""
-    result = evaluate_path(bundle, episodes=options.held_out, split=None, seed=0, experiment=experiment)
-    return float(result["success"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("latency", "learning"))
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--bundle", type=Path)
-    parser.add_argument("--sim", type=Path, default=Path("quickstart"))
-    parser.add_argument("--demonstrations", type=Path)
-    parser.add_argument("--tasks", nargs="+", default=["pick", "push", "open_drawer"])
-    parser.add_argument("--corrections", type=int, default=30)
-    parser.add_argument("--take-over-after", type=int, default=25)
-    parser.add_argument("--held-out", type=int, default=100)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of latency")
+    parser.add_argument("--work", type=Path, default=Path("runs/corrections_learning"), help="of learning; resumable")
+    defaults = Settings()
+    for field in fields(Settings):
+        value = getattr(defaults, field.name)
+        many = {"nargs": "+"} if isinstance(value, tuple) else {}
+        kind = type(value[0] if many else value)
+        parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=value, **many)
     options = parser.parse_args()
     if options.part == "latency":
         name, rows = "corrections_latency", latency(options.seconds)
-    elif options.bundle is None or options.demonstrations is None:
-        sys.exit("learning needs --bundle and --demonstrations")
     else:
-        name = "corrections"
-        rows = learning(options)
+        settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+        name, rows = "corrections", compare(settings, options.work)
     write_record(name, rows, command=" ".join(["python -m benchmarks.corrections", *sys.argv[1:]]))
     print(json.dumps(rows, indent=1))
 

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from episodes.catalog import Entry
 from episodes.packing import Arrays, frame, frame_sizes
-from episodes.schema import ACTORS, SOURCES, EpisodeError
+from episodes.schema import ACTORS, HUMAN, POLICY, SOURCES, EpisodeError
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 
+PRE_INTERVENTION = "pre_intervention"
+KINDS = (*ACTORS, PRE_INTERVENTION)  # of steps: who acted, or a policy that was about to be corrected
 _MAPPED_FILES = 16384  # Linux allows 65530 mappings in a process
 
 
@@ -64,7 +66,9 @@ class WindowSampler:
 
     ``cameras``: which, and in which order (None: as recorded). ``future_steps``: control steps ahead, of
     ``Targets.future``. ``actors``: only windows that begin under one of these (``("human",)`` learns from corrections
-    alone). Raises EpisodeError if nothing matches or if episodes differ in shape, CorruptEpisode if a file is damaged.
+    alone). ``pre_intervention_steps``: so many of a policy's steps before a person takes over are not the policy's, but
+    of the actor ``PRE_INTERVENTION`` (Liu et al. 2022, Sirius). Raises EpisodeError if nothing matches or if episodes
+    differ in shape, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -78,11 +82,13 @@ class WindowSampler:
         future_steps: Sequence[int] = (),
         where: Selection = EVERYTHING,
         actors: Sequence[str] = SOURCES,
+        pre_intervention_steps: int = 0,
     ):
         if min(action_horizon, batch_size) < 1:
             raise EpisodeError(f"action_horizon {action_horizon} and batch_size {batch_size} must be at least 1")
-        if not actors or not set(actors) <= set(SOURCES):
-            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(SOURCES)}")
+        allowed = (*SOURCES, PRE_INTERVENTION)
+        if not actors or not set(actors) <= set(allowed):
+            raise EpisodeError(f"actors are {list(actors)}, allowed are {', '.join(allowed)}")
         entries = store.select(where)
         if not entries:
             raise EpisodeError(f"{store.path}: no episode matches {where}. See it with: vla-rl data info {store.path}")
@@ -94,7 +100,8 @@ class WindowSampler:
         self._instructions = encode_instructions([entry.instruction for entry in entries])
         read = "".join(f"{entry.id}{entry.span or ''}" for entry in entries)
         self._digest = hashlib.sha256(read.encode()).hexdigest()
-        self._index(store, entries, [ACTORS.index(actor) for actor in actors])
+        self._pre_intervention_steps = pre_intervention_steps
+        self._index(store, entries, [KINDS.index(actor) for actor in actors])
         if not len(self):
             raise EpisodeError(f"{store.path}: no window begins under {', '.join(actors)}")
         self._position, self._epoch, self._order = 0, -1, np.empty(0, dtype=np.int64)
@@ -136,7 +143,8 @@ class WindowSampler:
                     f"{store.file(entry.id)}: {name} {got}, but {expected} expected (cameras {self.cameras}); "
                     "select episodes of one robot and one set of cameras"
                 )
-        return tuple(np.array(arrays[name]) for name in ("state", "action", "actor", "observation_steps"))
+        state, action, actor, at = (np.array(arrays[n]) for n in ("state", "action", "actor", "observation_steps"))
+        return state, action, mark_pre_intervention(actor, self._pre_intervention_steps), at
 
     def __len__(self) -> int:
         """Windows in an epoch."""
@@ -210,6 +218,33 @@ class WindowSampler:
                     "train on the same store with the same settings, or start a new run"
                 )
         self._position = int(state["position"])
+
+
+def mark_pre_intervention(actor: UInt8[np.ndarray, " T"], steps: int) -> UInt8[np.ndarray, " T"]:
+    """Indices into ``KINDS``: ``actor``, but for the policy's last ``steps`` before a person begins."""
+    kind = actor.copy()
+    begins = np.flatnonzero((actor[1:] == HUMAN) & (actor[:-1] != HUMAN)) + 1
+    for step in begins:
+        before = slice(max(0, step - steps), step)
+        kind[before] = np.where(actor[before] == POLICY, KINDS.index(PRE_INTERVENTION), actor[before])
+    return kind
+
+
+def count_windows(
+    store: EpisodeStore,
+    *,
+    where: Selection = EVERYTHING,
+    actors: Sequence[str] = SOURCES,
+    pre_intervention_steps: int = 0,
+) -> int:
+    """Windows that a ``WindowSampler`` of these arguments has; 0 where it would refuse."""
+    codes, count = [KINDS.index(actor) for actor in actors], 0
+    for entry in store.select(where):
+        arrays = store.map(entry)
+        kind = mark_pre_intervention(np.array(arrays["actor"]), pre_intervention_steps)
+        observed = np.array(arrays["observation_steps"])
+        count += int(np.isin(kind[observed[observed < len(kind)]], codes).sum())
+    return count
 
 
 def _cameras(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response, WebSocket
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +17,7 @@ from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
 from real_robot.corrections.connections import serve_control, serve_pictures
 from real_robot.corrections.robot_thread import RobotThread
+from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
 from real_robot.corrections.training import TrainingReader
 
 STATIC = Path(__file__).parent / "static"
@@ -62,6 +63,7 @@ def make_app(
     robot: RobotThread,
     browser: EpisodeBrowser,
     training: TrainingReader,
+    classifier: ClassifierFits,
     access: Access,
     origins: Origins,
     audit: AuditLog,
@@ -73,6 +75,7 @@ def make_app(
     _add_episodes(app, access, browser, audit)
     _add_cuts(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
+    _add_classifier(app, access, classifier, audit)
 
     @app.get("/api/training", dependencies=[_required(access, "viewer")])
     def learned() -> dict[str, Any]:
@@ -166,6 +169,12 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
         audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
         return browser.read(id)
 
+    @app.post("/api/episodes/{id}/success_from")
+    def success_from(id: str, step: Annotated[int, Query(ge=1)], person: Person = labeller) -> dict[str, Any]:
+        browser.success_from(id, step, person=person.name)
+        audit.write("relabelled", person=person.name, episode=id, success_from=step)
+        return browser.read(id)
+
     @app.post("/api/episodes/{id}/delete")
     def delete(id: str, person: Person = labeller) -> dict[str, Any]:
         browser.delete(id, person=person.name)
@@ -197,6 +206,21 @@ def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: Audi
         part = browser.split(id, at, person=person.name)
         audit.write("split", person=person.name, episode=id, at=at)
         return browser.read(part)
+
+
+def _add_classifier(app: FastAPI, access: Access, classifier: ClassifierFits, audit: AuditLog) -> None:
+    @app.get("/api/classifier", dependencies=[_required(access, "viewer")])
+    def read() -> dict[str, Any]:
+        return classifier.read()
+
+    @app.post("/api/classifier/fit")
+    def fit(person: Person = _required(access, "labeller")) -> dict[str, Any]:  # noqa: B008
+        try:
+            classifier.start()
+        except FitUnderWay as error:
+            raise HTTPException(409, str(error)) from None
+        audit.write("classifier fit begins", person=person.name)
+        return classifier.read()
 
 
 def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from episodes.catalog import Entry
 from episodes.cuts import SPLIT
-from episodes.overlays import DELETED, SUCCESS
+from episodes.overlays import DELETED, SUCCESS, SUCCESS_FROM
 from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore
@@ -93,6 +93,17 @@ class EpisodeBrowser:
                 store.label(id, "outcome", outcome, author=person)
             else:
                 store.label(id, SUCCESS, outcome == "success", author=person)
+
+        self._change(id, write)
+
+    def success_from(self, id: str, step: int, *, person: str) -> None:
+        """A success from control step ``step`` of the episode on, as it is shown: a label for the classifier."""
+
+        def write(store: EpisodeStore) -> None:
+            entry, labels = self._find(store, id)
+            if not labels.get(SUCCESS, entry.success):
+                store.label(id, SUCCESS, True, author=person)
+            store.label(id, SUCCESS_FROM, step + (entry.span[0] if entry.span else 0), author=person)
 
         self._change(id, write)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from real_robot.corrections.pictures import Pictures
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession
 from real_robot.corrections.settings import ControlSettings
+from real_robot.corrections.success_classifier import ClassifierFits
 from real_robot.corrections.training import TrainingReader
 from real_robot.serving.protocol import is_loopback
 from real_robot.serving.versions import Versions
@@ -81,8 +82,12 @@ def running(
     address: Address,
     starts: StartSequence,
     split: str,
+    fit_classifier: Callable[[Path], Sequence[str]],
 ) -> Iterator[CorrectionServer]:
-    """The server, until the block ends. ``display``: a second environment that is rendered larger for people."""
+    """The server, until the block ends. ``display``: a second environment that is rendered larger for people.
+
+    ``fit_classifier``: the command that fits a success classifier to the episodes and leaves it in a folder.
+    """
     config, listening = _web_config(address)
     audit = AuditLog(folder / "audit.jsonl")
     store = EpisodeStore(folder / "episodes", create=True, jpeg_quality=None)
@@ -93,7 +98,9 @@ def running(
     from real_robot.corrections.app import make_app
 
     browser = EpisodeBrowser(store.path, jpeg_quality=settings.jpeg_quality)
-    web = config(make_app(robot, browser, TrainingReader(folder, browser), access, origins, audit))
+    classifier = ClassifierFits(folder, fit_classifier)
+    training = TrainingReader(folder, browser)
+    web = config(make_app(robot, browser, training, classifier, access, origins, audit))
     thread = threading.Thread(target=web.run, kwargs={"sockets": [listening]}, name="web server", daemon=True)
     robot.start()
     thread.start()
@@ -108,6 +115,7 @@ def running(
         web.should_exit = True
         thread.join(10)
         listening.close()
+        classifier.close()
         robot.close()
         if robot.failure is None:
             session.close()

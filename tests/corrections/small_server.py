@@ -44,10 +44,12 @@ def write_bundle(path: Path, *, seed: int = 0, scale: float = 0.15) -> Path:
 
 
 @contextmanager
-def server(folder: Path, *, sim: TabletopConfig = SIM, **control: Any) -> Iterator[CorrectionServer]:
+def server(
+    folder: Path, *, sim: TabletopConfig = SIM, classifier: Path = Path("success_classifier"), **control: Any
+) -> Iterator[CorrectionServer]:
     if not (folder / "given").exists():
         write_bundle(folder / "given")
-    config = CorrectionsConfig(control=replace(PATIENT, **control))
+    config = CorrectionsConfig(control=replace(PATIENT, **control), classifier=classifier)
     with serving(folder / "given", config, folder / "out", experiment=Experiment(sim=sim)) as running:
         yield running
 

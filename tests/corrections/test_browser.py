@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore, Selection
@@ -18,15 +18,6 @@ from tests.episodes.episode_examples import make_episode
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 TIMEOUT_MS = 30_000
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    options = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=options)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

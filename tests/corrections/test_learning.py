@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
@@ -22,13 +23,14 @@ from real_robot.corrections.training import LEARNING, TrainingReader
 from sims.errors import UserError
 from tests.corrections.small_server import PATIENT, server, write_bundle
 from tests.episodes.episode_examples import make_episode
+from tests.real_robot.small_policies import small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
 from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
-from vla_rl.runners.corrections import EPISODES, corrected_episodes, learn
-from vla_rl.runners.imitation import divide
+from vla_rl.runners.corrections import EPISODES, cloned_sources, corrected_episodes, learn, sirius_shares
+from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
 
 FAST = LearningConfig(bc=BCConfig(steps=20, batch_size=8, warmup=1))
 CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
@@ -39,6 +41,39 @@ def test_shares_of_a_batch_by_hand():
     assert divide(64, [0.5, 0.25, 0.25]) == [32, 16, 16]
     assert divide(10, [1, 1, 1]) == [4, 3, 3]
     assert divide(7, [2.0]) == [7]
+
+
+def test_sirius_shares_by_hand():
+    assert sirius_shares(0.5, demonstrations=100, recorded=300, own=150) == (0.25, 0.25)
+    assert sirius_shares(0.5, demonstrations=300, recorded=100, own=50) == (0.5, 0.0)  # P(demonstration) above the rest
+    assert sirius_shares(0.5, demonstrations=100, recorded=300, own=0) == (0.5, 0.0)
+    assert sirius_shares(0.5, demonstrations=0, recorded=300, own=150) == (0.0, 0.5)
+
+
+def test_the_shares_of_a_recipe_are_those_of_the_batches(tmp_path: Path):
+    """The first action says who acts: 0.1 an expert, 0.2 the policy, 0.3 the same before a take-over, 0.4 a person."""
+
+    def record(store: EpisodeStore, actors: list[int], chosen: list[float]) -> None:
+        action = np.array(chosen, dtype=np.float32)[:, None] * np.ones((1, 3), dtype=np.float32)
+        store.add(make_episode(steps=len(actors), actor=np.array(actors, dtype=np.uint8), action=action))
+
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        record(store, [EXPERT] * 10, [0.1] * 10)
+    with EpisodeStore(tmp_path / "episodes", create=True) as store:
+        record(store, [POLICY] * 20 + [HUMAN] * 10, [0.2] * 5 + [0.3] * 15 + [0.4] * 10)
+    spec = small_policy(robot=recorded_robot(tmp_path / "given")).spec
+
+    def batch(recipe: str) -> dict[float, int]:
+        settings = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections")).learning
+        settings = replace(settings, demonstrations=(tmp_path / "given",))
+        sources = cloned_sources(tmp_path / "episodes", settings, actors=("human",))
+        samplers = window_samplers(spec, sources, batch_size=64, seed=0)
+        first = torch.cat([sampler.next_batch().targets.action[:, 0, 0] for sampler in samplers])
+        values, counts = torch.unique((10 * first).round() / 10, return_counts=True)
+        return {round(float(value), 1): int(count) for value, count in zip(values, counts, strict=True)}
+
+    assert batch("hg_dagger") == {0.1: 32, 0.4: 32}
+    assert batch("sirius") == {0.1: 16, 0.2: 16, 0.4: 32}  # of 40 windows 10 are demonstrations
 
 
 def test_only_successful_episodes_with_a_person_count(tmp_path: Path):

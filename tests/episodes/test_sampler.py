@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from episodes.sampler import WindowSampler
+from episodes.sampler import KINDS, PRE_INTERVENTION, WindowSampler, count_windows, mark_pre_intervention
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, CorruptEpisode, EpisodeError
 from episodes.store import EpisodeStore, Selection
 from sims.vector_env import decode_instructions
@@ -191,3 +191,20 @@ def test_steps_on_hold_are_never_learned_from(tmp_path):
         }
         with pytest.raises(EpisodeError, match="allowed are expert, policy, human"):
             sampler(store, actors=("hold",))
+
+
+def test_a_policy_is_not_itself_before_a_person_takes_over(tmp_path):
+    actor = np.array([POLICY] * 5 + [HUMAN] * 2 + [POLICY, HOLD, HUMAN, POLICY], dtype=np.uint8)
+    before = KINDS.index(PRE_INTERVENTION)
+    marked = [POLICY, POLICY, *[before] * 3, HUMAN, HUMAN, before, HOLD, HUMAN, POLICY]
+    assert mark_pre_intervention(actor, 3).tolist() == marked
+    assert mark_pre_intervention(actor, 0).tolist() == actor.tolist()
+    with EpisodeStore(tmp_path, create=True) as store:
+        store.add(make_episode(steps=11, actor=actor))
+        chosen = {"actors": ("policy",), "pre_intervention_steps": 3}
+        own = sampler(store, **chosen)
+        batch = own.windows(np.arange(len(own)))
+        assert [step for _, step in keys(batch)] == [0, 1, 10]
+        assert batch.targets.mask[0].tolist() == [1, 1, 0, 0]  # a chunk ends where what was corrected begins
+        assert count_windows(store, **chosen) == 3
+        assert count_windows(store) == 10  # all but the hold

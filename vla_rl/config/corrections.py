@@ -12,25 +12,40 @@ from vla_rl.algorithms.bc import BCConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnSteps:
+    """The policy clones its own steps of successful episodes, too, but for ``pre_intervention_steps`` before each
+    take-over: these led to what had to be corrected."""
+
+    pre_intervention_steps: PositiveInt = 15
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearningConfig:
     """HG-DAgger (Kelly et al. 2019, arXiv:1810.02890): the policy clones what a person did where it would have failed.
 
     ``human_share``: of every batch, steps that a person drove in successful episodes; the rest are ``demonstrations``,
     stores of the episodes that the policy was cloned from (without any, every batch is corrections alone).
+    ``own_steps``: Sirius (Liu et al. 2022, arXiv:2211.08416): demonstrations have the share of a batch that they have
+    of all windows, the policy's own steps the rest; null: none of these.
     ``episodes_per_round``: new corrected episodes after which a policy is trained and published.
     """
 
     bc: BCConfig = field(default_factory=lambda: BCConfig(steps=400, batch_size=64, learning_rate=3e-4))
     demonstrations: tuple[Path, ...] = ()
     human_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    own_steps: OwnSteps | None = None
     episodes_per_round: PositiveInt = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionsConfig:
-    """``control``: of the person at the robot. ``learning``: from the corrections. ``device``: as of a run."""
+    """``control``: of the person at the robot. ``learning``: from the corrections. ``device``: as of a run.
+
+    ``classifier``: settings of the success classifier that the page fits, a YAML file or the name of a packaged one.
+    """
 
     seed: Seed = 0
     device: str = "auto"
     control: ControlSettings = field(default_factory=ControlSettings)
     learning: LearningConfig = field(default_factory=LearningConfig)
+    classifier: Path = Path("success_classifier")

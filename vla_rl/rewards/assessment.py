@@ -50,6 +50,30 @@ def assess(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.nd
     }
 
 
+def disagreements(
+    model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]
+) -> list[dict[str, Any]]:
+    """{episode, task, labeled, declared_at, score} of each episode whose label the classifier contradicts.
+
+    It declares success in a failure, or earlier than it is right, or not at all in a success (``declared_at`` None).
+    The furthest from the threshold come first: of these the label is the likeliest to be wrong.
+    """
+    config, threshold = model.config, model.threshold.item()
+    probability = probabilities(model, recorded, index).numpy()
+    found = []
+    for episode, one in zip(
+        np.unique(recorded.episode[index]),
+        scored_episodes(recorded, index, probability, every=config.every),
+        strict=True,
+    ):
+        at = one.declared(threshold, config.consecutive)
+        if (at < NEVER) != one.succeeded or at < one.earliest:
+            entry = recorded.entries[episode]
+            shown = {"labeled": one.succeeded, "declared_at": at if at < NEVER else None}
+            found.append({"episode": entry.id, "task": entry.task, **shown, "score": one.score(config.consecutive)})
+    return sorted(found, key=lambda one: -abs(one["score"] - threshold))
+
+
 def _rates(episodes: list[ScoredEpisode], threshold: float, consecutive: int) -> dict[str, Any]:
     at = np.array([one.declared(threshold, consecutive) for one in episodes])
     earliest = np.array([one.earliest for one in episodes])

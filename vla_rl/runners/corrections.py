@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from episodes.schema import ACTORS, HUMAN
+from episodes.sampler import count_windows
+from episodes.schema import ACTORS, HUMAN, POLICY
 from episodes.store import EpisodeStore, is_store
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device, select_device
@@ -27,9 +29,10 @@ from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
-from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
+from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
 from vla_rl.runners.imitation import SUCCESSES, Cloned, clone
 from vla_rl.runs.run_dir import git_revision, load_experiment
@@ -101,8 +104,16 @@ def serving(
                 address=address,
                 starts=starts,
                 split=split_of(sim),
+                fit_classifier=partial(_fit_command, config, folder / EPISODES),
             )
         )
+
+
+def _fit_command(config: CorrectionsConfig, episodes: Path, out: Path) -> list[str]:
+    settings = find_config(config.classifier, "rewards")
+    options = {"--out": out, "--config": settings, "--device": config.device}
+    arguments = [str(one) for pair in options.items() for one in pair]
+    return [sys.executable, "-m", "vla_rl.cli", "reward", "fit", str(episodes), *arguments]
 
 
 def _find(path: Path, experiment: Experiment | None) -> tuple[Experiment, Path]:
@@ -170,12 +181,51 @@ def learn_round(
     number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
     parent = read_bundle_info(published).sha256
     policy = load_bundle(published, device=select_device(config.device))
-    rest = (1 - settings.human_share) / max(1, len(settings.demonstrations))
-    sources = [
-        Cloned(store=folder / EPISODES, actors=actors, share=settings.human_share),
-        *(Cloned(store=store, share=rest) for store in settings.demonstrations),
-    ]
+    sources = cloned_sources(folder / EPISODES, settings, actors=actors)
     trained = folder / LEARNING / f"round-{number:03d}"
     clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
     info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))
     return {"round": number, "version": info.sha256[:12], "bundle": str(trained / BUNDLE)}
+
+
+def cloned_sources(episodes: Path, settings: LearningConfig, *, actors: tuple[str, ...]) -> list[Cloned]:
+    """What a round learns from, and its shares of a batch. ``actors``: those in ``episodes`` that correct."""
+    corrections = Cloned(store=episodes, actors=actors, share=settings.human_share)
+    demonstrations, rest = settings.demonstrations, 1 - settings.human_share
+    if settings.own_steps is None:
+        return [corrections, *(Cloned(store=store, share=rest / len(demonstrations)) for store in demonstrations)]
+    own = Cloned(
+        store=episodes,
+        actors=(ACTORS[POLICY],),
+        pre_intervention_steps=settings.own_steps.pre_intervention_steps,
+    )
+    given = [_windows(Cloned(store=store)) for store in demonstrations]
+    recorded, kept = _windows(Cloned(store=episodes)), _windows(own)
+    share, own_share = sirius_shares(settings.human_share, demonstrations=sum(given), recorded=recorded, own=kept)
+    return [
+        corrections,
+        *(
+            Cloned(store=store, share=share * count / sum(given))
+            for store, count in zip(demonstrations, given, strict=True)
+            if count
+        ),
+        *([replace(own, share=own_share)] if own_share else []),
+    ]
+
+
+def sirius_shares(human_share: float, *, demonstrations: int, recorded: int, own: int) -> tuple[float, float]:
+    """The demonstrations' share of a batch and that of the policy's own steps (Liu et al. 2022, arXiv:2211.08416).
+
+    Arguments are counts of windows; ``recorded``: of all corrected episodes, ``own``: those of the policy that count.
+    P*(demonstration) is P(demonstration), at most what P*(intervention) = ``human_share`` leaves, and P*(policy) the
+    rest. P*(pre-intervention) is 0 (the paper's 0.002 is not one window of a batch). Of one kind alone it has both.
+    """
+    rest = 1 - human_share
+    share = min(rest, demonstrations / (demonstrations + recorded)) if own else rest
+    return (share, rest - share) if demonstrations else (0.0, rest if own else 0.0)
+
+
+def _windows(source: Cloned) -> int:
+    with EpisodeStore(source.store) as store:
+        steps = source.pre_intervention_steps
+        return count_windows(store, where=SUCCESSES, actors=source.actors, pre_intervention_steps=steps)

@@ -15,7 +15,7 @@ from episodes.store import EpisodeStore, Selection
 from policies.backbone import load_backbone
 from policies.bundle import Provenance, save_bundle
 from policies.device import Device
-from policies.policy import Policy, RobotSpec
+from policies.policy import Policy, PolicySpec, RobotSpec
 from policies.registry import build_policy
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -70,11 +70,13 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None) -> Robot
 class Cloned:
     """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
 
-    ``share``: of every batch, relative to the other stores'.
+    ``pre_intervention_steps``: as of ``WindowSampler``. ``share``: of every batch, relative to the other sources'; a
+    source whose share is less than one window is left out.
     """
 
     store: Path
     actors: tuple[str, ...] = SOURCES
+    pre_intervention_steps: int = 0
     share: float = 1.0
 
 
@@ -93,10 +95,21 @@ def clone(
     Stores without a success are passed over; EpisodeError if none has any. Checkpoints make it resumable.
     ``fit_normalizer``: for a new policy. ``parent``: hash of the weights that ``policy`` starts from.
     """
+    samplers = window_samplers(policy.spec, sources, batch_size=config.batch_size, seed=seed)
+    if fit_normalizer:
+        policy.fit_normalizer(*samplers[0].statistics())
+    with closing(BC(policy, config, samplers, seed=seed)) as bc:
+        run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500)
+    save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
+    return folder / "bundle"
+
+
+def window_samplers(spec: PolicySpec, sources: Sequence[Cloned], *, batch_size: int, seed: int) -> list[WindowSampler]:
+    """Of the sources with a success, each with its share of a batch."""
     opened = [(source, EpisodeStore(source.store)) for source in sources]
     opened = [(source, store) for source, store in opened if store.select(SUCCESSES)] or opened[:1]
-    spec, sizes = policy.spec, divide(config.batch_size, [source.share for source, _ in opened])
-    samplers = [
+    sizes = divide(batch_size, [source.share for source, _ in opened])
+    return [
         WindowSampler(
             store,
             action_horizon=spec.cloned_horizon,
@@ -106,15 +119,11 @@ def clone(
             cameras=spec.robot.cameras,
             future_steps=spec.future_steps,
             actors=source.actors,
+            pre_intervention_steps=source.pre_intervention_steps,
         )
         for (source, store), size in zip(opened, sizes, strict=True)
+        if size
     ]
-    if fit_normalizer:
-        policy.fit_normalizer(*samplers[0].statistics())
-    with closing(BC(policy, config, samplers, seed=seed)) as bc:
-        run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500)
-    save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
-    return folder / "bundle"
 
 
 def divide(total: int, shares: Sequence[float]) -> list[int]:

@@ -27,7 +27,7 @@ from sims.vector_env import StartState, Step, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
-from vla_rl.rewards.assessment import assess
+from vla_rl.rewards.assessment import assess, disagreements
 from vla_rl.rewards.bundle import REPORT, load_classifier, save_classifier
 from vla_rl.rewards.calibration import platt
 from vla_rl.rewards.classifier import (
@@ -75,6 +75,7 @@ def fit_classifier(
         "wanted_precision": config.precision,
         "mined": found,
         **assess(model, recorded, parts["report"]),
+        "disagreements": disagreements(model, recorded, np.sort(np.concatenate([parts["threshold"], parts["report"]]))),
         "data": {part: _count(recorded, index) for part, index in parts.items()},
     }
     write_json(folder / REPORT, report)

@@ -26,6 +26,7 @@ export function startEpisodes(): void {
   for (const what of ["label/success", "label/failure", "delete", "undo"]) {
     onClick(`d-${what.split("/").pop()}`, () => void change(what));
   }
+  onClick("d-from", () => void change(`success_from?step=${stepShown()}`));
   onClick("d-start", () => void change(`trim?first=${stepShown()}&end=${chosen?.steps}`, 0));
   onClick("d-end", () => void change(`trim?first=0&end=${stepShown()}`));
   onClick("d-split", () => void change(`split?at=${stepShown()}`, 0));
@@ -68,7 +69,7 @@ function showList(): void {
   element("list").querySelector("tbody")?.replaceChildren(...body);
 }
 
-async function choose(id: string): Promise<void> {
+export async function choose(id: string): Promise<void> {
   await attempt(async () => {
     showEpisode(await ask<Episode>(`/api/episodes/${id}`));
     element<HTMLInputElement>("d-step").value = "0";
@@ -127,6 +128,7 @@ function showAt(): void {
   for (const id of ["d-start", "d-end", "d-split"]) {
     element<HTMLButtonElement>(id).disabled = !labels || step === 0 || step >= chosen.steps;
   }
+  element<HTMLButtonElement>("d-from").disabled = !labels || step === 0;
   drawStrip("d-strip", chosen.actors, chosen.disagreement, chosen.steps, step);
   drawCurves("d-curves", chosen.action);
   if (chosen.cameras.length > 0) void showFrame(chosen.id, select("d-camera").value || chosen.cameras[0], index);
@@ -195,7 +197,7 @@ function result(row: Row): HTMLTableCellElement {
 }
 
 /** When an episode was stored: its id, a ULID, begins with the time in milliseconds. */
-function recorded(id: string): string {
+export function recorded(id: string): string {
   const digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
   const ms = [...id.slice(0, 10)].reduce((sum, digit) => 32 * sum + digits.indexOf(digit), 0);
   return new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });

@@ -1,3 +1,4 @@
+import { loadClassifier, startClassifier } from "./classifier";
 import { load, startEpisodes } from "./episodes";
 import { element, showProblem } from "./dom";
 import { latencies } from "./pictures";
@@ -17,7 +18,10 @@ function showPage(): void {
     else link.removeAttribute("aria-current");
   }
   if (wanted === "episodes") void load();
-  if (wanted === "training") void loadTraining();
+  if (wanted === "training") {
+    void loadTraining();
+    void loadClassifier();
+  }
   scrollTo(0, 0);
 }
 
@@ -31,6 +35,7 @@ async function start(): Promise<void> {
   startEpisodes();
   startRobot();
   startTraining(me.role === "operator");
+  startClassifier();
   addEventListener("hashchange", showPage);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("resize"))); // drawn again
   showPage();

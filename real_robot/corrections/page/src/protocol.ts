@@ -93,6 +93,25 @@ export interface Training {
   versions: TrainingVersion[];
 }
 
+type Rate = { value: number | null; interval: [number, number] };
+
+/** What real_robot/corrections/success_classifier.py says of the newest fit. */
+export type Classifier =
+  | { state: "none" }
+  | { state: "running"; fit: string; log: string }
+  | { state: "failed"; fit: string; log: string }
+  | {
+      state: "done";
+      fit: string;
+      log: string;
+      path: string;
+      threshold: number;
+      precision: Rate;
+      recall: Rate;
+      episodes: number;
+      disagreements: { episode: string; task: string; labeled: boolean; declared_at: number | null; score: number }[];
+    };
+
 export async function ask<T>(path: string, method: "GET" | "POST" = "GET"): Promise<T> {
   const answer = await fetch(path, { method });
   if (!answer.ok) throw new Error(await reason(answer));

@@ -1,0 +1,177 @@
+"""What a policy learns from corrections, beside as many further demonstrations (``benchmarks.corrections learning``).
+
+Of each task and seed: a policy is cloned from few demonstrations by a demonstrator who errs as people do. A scripted
+operator then watches it over the page's own connection, takes over when it needs help, and finishes the task, until
+there are enough corrected episodes that succeed. Each recipe (a packaged configuration of ``vla-rl learn``) learns from
+these episodes. For comparison the same number of further demonstrations, by an expert without errors, is learned from
+in the place of the corrections: the same shares of a batch, the same number of updates. Success is on the same held-out
+starts, without a person.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from episodes.schema import ACTORS, EXPERT, HUMAN
+from episodes.store import EpisodeStore
+from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
+from real_robot.corrections.settings import ControlSettings
+from vla_rl.api import load_experiment
+from vla_rl.bench.record import Row, row
+from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
+from vla_rl.runners.corrections import BUNDLE, EPISODES, learn_round, serving
+from vla_rl.runners.demonstrations import collect
+from vla_rl.runners.evaluate import evaluate_path
+from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
+from vla_rl.runs.run_dir import experiment_device, write_json
+
+# Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
+START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (7, 250)}
+PROGRAM = ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0)
+FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """``recipes``: packaged configurations of ``vla-rl learn``. ``take_over_after``: steps without success after which
+    the operator intervenes. ``held_out``: episodes of each evaluation."""
+
+    tasks: Sequence[str] = tuple(START)
+    seeds: Sequence[int] = (0, 1, 2)
+    recipes: Sequence[str] = ("hg_dagger",)
+    corrections: int = 30
+    take_over_after: int = 25
+    held_out: int = 100
+
+
+def compare(settings: Settings, work: Path) -> list[Row]:
+    """Rows of every task and of their mean. What lies in ``work`` already is not done again."""
+    results: dict[str, list[float]] = {}
+    for task in settings.tasks:
+        for seed in settings.seeds:
+            for name, value in Comparison(task, seed, settings, work / f"{task}-{seed}").results().items():
+                results.setdefault(name, []).append(value)
+                results.setdefault(f"{name}, {task}", []).append(value)
+    return [
+        row(name, round(float(np.mean(values)), 4), "1", per_seed=values, seeds=list(settings.seeds))
+        for name, values in results.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One task and seed, in a folder of its own."""
+
+    task: str
+    seed: int
+    settings: Settings
+    folder: Path
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        episodes, steps = START[self.task]
+        return load_experiment(
+            "quickstart",
+            f"--seed={self.seed}",
+            f"--sim.tasks=[{self.task}]",
+            f"--start.episodes={episodes}",
+            f"--start.bc.steps={steps}",
+            "--start.bc.batch_size=64",
+        )
+
+    def results(self) -> dict[str, float]:
+        """The figures of every row."""
+        start = self._once("start", self._clone)
+        before = self._success("start", start / BUNDLE)
+        corrected = self._once("corrected", lambda folder: self._correct(start / BUNDLE, folder))
+        demonstrated = self._once("demonstrated", lambda folder: self._demonstrate(start / BUNDLE, folder))
+        after = {
+            f"success after {recipe}": self._learned(f"after {recipe}", corrected, recipe, (ACTORS[HUMAN],))
+            for recipe in self.settings.recipes
+        }
+        first = self.settings.recipes[0]
+        more = self._learned("after demonstrations", demonstrated, first, (ACTORS[EXPERT],))
+        return {
+            "success before": before,
+            **after,
+            "success with as many demonstrations": more,
+            **json.loads((corrected / "figures.json").read_text()),
+        }
+
+    def _clone(self, folder: Path) -> None:
+        start = self.experiment.start
+        assert isinstance(start, Imitation)
+        collect(self.experiment, episodes=start.episodes, out=folder / EPISODES)
+        device = experiment_device(self.experiment)
+        policy = new_policy(start, recorded_robot(folder / EPISODES), seed=self.seed, device=device)
+        clone(policy, [Cloned(store=folder / EPISODES)], start.bc, folder, seed=self.seed, fit_normalizer=True)
+
+    def _correct(self, bundle: Path, folder: Path) -> None:
+        done: list[dict[str, Any]] = []
+        started = time.monotonic(), time.process_time()
+        with (
+            serving(bundle, self._config(self.settings.recipes[0]), folder, experiment=self.experiment) as server,
+            ScriptedOperator(server.invite("script"), TakeOverAfter(steps=self.settings.take_over_after)) as operator,
+        ):
+            while sum(one["corrected"] and one["success"] for one in done) < self.settings.corrections:
+                done += operator.correct(1)
+        with EpisodeStore(folder / EPISODES) as store:
+            human = [int((store.map(entry)["actor"] == HUMAN).sum()) for entry in store.select()]
+        figures = {
+            "episodes watched": len(done),
+            "steps of a person": sum(human),
+            "seconds of correcting": round(time.monotonic() - started[0], 1),
+            "processor seconds of correcting": round(time.process_time() - started[1], 1),
+        }
+        write_json(folder / "figures.json", figures)
+
+    def _demonstrate(self, bundle: Path, folder: Path) -> None:
+        shutil.copytree(bundle, folder / BUNDLE)
+        perfect = replace(self.experiment.start, noise=0.0, observe_every=1)  # type: ignore[type-var]
+        experiment = replace(self.experiment, seed=10_000 + self.seed, start=perfect)
+        collect(experiment, episodes=self.settings.corrections, out=folder / EPISODES)
+
+    def _learned(self, name: str, source: Path, recipe: str, actors: tuple[str, ...]) -> float:
+        """Success of ``source``'s policy after a round of learning."""
+
+        def learn(folder: Path) -> None:
+            shutil.copytree(source, folder)
+            learn_round(folder, self._config(recipe), actors=actors)
+
+        return self._success(name, self._once(name, learn) / BUNDLE)
+
+    def _config(self, recipe: str) -> CorrectionsConfig:
+        shipped = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections"), [FROZEN])
+        learning = replace(shipped.learning, demonstrations=(self.folder / "start" / EPISODES,))
+        return replace(shipped, seed=self.seed, control=PROGRAM, learning=learning)
+
+    def _success(self, name: str, bundle: Path) -> float:
+        """On the same held-out starts, whatever the seed of the learning."""
+        path = self.folder / f"success {name}.json"
+        if not path.exists():
+            result = evaluate_path(
+                bundle, episodes=self.settings.held_out, split=None, seed=0, experiment=self.experiment
+            )
+            write_json(path, result)
+        return float(json.loads(path.read_text())["success"])
+
+    def _once(self, name: str, make: Callable[[Path], None]) -> Path:
+        """The folder ``name``, made whole or not at all."""
+        path, part = self.folder / name, self.folder / f"{name}.part"
+        if not path.exists():
+            shutil.rmtree(part, ignore_errors=True)
+            make(part)
+            part.rename(path)
+        return path
