@@ -4,7 +4,7 @@
 
 * constant: one action throughout, the best of 54 directions and gripper commands, chosen on other starts. At most .05.
 * replayed: the actions of a perfect demonstration from another start. At most .10.
-* instruction-blind: the expert, told the named candidate and each other one equally often. At most 1 / candidates + .05.
+* instruction-blind: the expert, told the named candidate and each other one as often. At most 1 / candidates + .05.
 * state-only: sees the robot's state and the time, acts as in the nearest states of perfect demonstrations. At most .10.
 * expert: the scripted expert, which sees everything. Must be 1.
 
@@ -18,6 +18,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,7 +100,7 @@ class ToldCandidate:
     def __init__(self, env: TabletopEnv, candidate: Int[Tensor, " N"]) -> None:
         self._env, self.candidate = env, candidate
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
 

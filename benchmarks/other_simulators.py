@@ -1,13 +1,13 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
     vla-rl sims install metaworld
-    python -m benchmarks.other_simulators drawer-open door-open --seeds 0 1 2
+    python -m benchmarks.other_simulators coffee-button handle-press --seeds 0 1 2
 
-A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run that
-was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json: success on
-held-out starts of imitation, after PPO, and of the exploring policy after it, means over seeds with intervals over seeds
-and episodes (vla_rl/intervals.py); control steps and hours of reinforcement learning; of each run the curve and the command.
-Cases that were measured before and are not named are kept.
+A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
+that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
+success on held-out starts of imitation, after PPO, and of the exploring policy after it, means over seeds with
+intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of reinforcement learning; of each run
+the curve and the command. Cases that were measured before and are not named are kept.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "drawer-open": Case(config="metaworld"),
-    "door-open": Case(config="metaworld", settings=("--sim.tasks", "[door-open]")),
-    "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
+    "coffee-button": Case(config="metaworld"),
+    "handle-press": Case(config="metaworld", settings=("--sim.tasks", "[handle-press]")),
+    "button-press": Case(config="metaworld", settings=("--sim.tasks", "[button-press]", "--sim.max_steps", "96")),
+    "drawer-open": Case(config="metaworld", settings=("--sim.tasks", "[drawer-open]", "--sim.max_steps", "160")),
     "Lift": Case(config="robosuite"),
 }
 
