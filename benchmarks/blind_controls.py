@@ -4,7 +4,7 @@
 
 * constant: one action throughout, the best of 54 directions and gripper commands, chosen on other starts. At most .05.
 * replayed: the actions of a perfect demonstration from another start. At most .10.
-* instruction-blind: the expert, told a random candidate. At most 1 / candidates + .05.
+* instruction-blind: the expert, told the named candidate and each other one as often. At most 1 / candidates + .05.
 * state-only: sees the robot's state and the time, acts as in the nearest states of perfect demonstrations. At most .10.
 * expert: the scripted expert, which sees everything. Must be 1.
 
@@ -18,6 +18,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,6 @@ from torch import Tensor
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.demonstrators.biased import BiasedDemonstrator
-from sims.tabletop.task import Task
 from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState
 from vla_rl.bench.record import row, write_record
@@ -94,27 +94,28 @@ def replayed(name: str, demonstrations: Demonstrations, start: Sequence[StartSta
     return play(name, start, lambda env, t: demonstrations.actions[t, : len(start)])
 
 
-class RandomCandidate:
-    """An environment as a demonstrator sees it, with candidates drawn at random in place of the named ones."""
+class ToldCandidate:
+    """An environment as a demonstrator sees it, with ``candidate`` in place of the named ones."""
 
-    def __init__(self, env: TabletopEnv, task: Task, seed: int) -> None:
-        self._env = env
-        generator = torch.Generator().manual_seed(seed)
-        self.candidate: Int[Tensor, " N"] = torch.randint(
-            len(task.candidates), (env.spec.num_envs,), generator=generator
-        )
+    def __init__(self, env: TabletopEnv, candidate: Int[Tensor, " N"]) -> None:
+        self._env, self.candidate = env, candidate
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
 
-def instruction_blind(name: str, start: Sequence[StartState], *, seed: int) -> Bool[Tensor, " N"]:
-    """The expert, told a random candidate of every episode."""
+def instruction_blind(name: str, start: Sequence[StartState]) -> Bool[Tensor, " N"]:
+    """The expert, told the named candidate, the next one, and so on in turn.
+
+    The mean is what a random candidate reaches, without the chance of the draw: 200 random ones of two candidates named
+    the right one in 60 % of the episodes.
+    """
     experts: list[BiasedDemonstrator] = []
 
     def act(env: TabletopEnv, t: int) -> Tensor:
         if not experts:
-            experts.append(BiasedDemonstrator(RandomCandidate(env, TASKS[name], seed), noise=0.0, seed=0))
+            told = (env.candidate + torch.arange(len(start))) % len(TASKS[name].candidates)
+            experts.append(BiasedDemonstrator(ToldCandidate(env, told), noise=0.0, seed=0))
         return experts[0].act()
 
     return play(name, start, act)
@@ -150,7 +151,7 @@ def measure(name: str, episodes: int) -> dict[str, Bool[Tensor, " N"]]:
         "expert": expert,
         "constant": constant(name, action.expand(episodes, 7), fresh),
         "replayed": replayed(name, demonstrations, fresh),
-        "instruction-blind": instruction_blind(name, fresh, seed=3),
+        "instruction-blind": instruction_blind(name, fresh),
         "state-only": state_only(name, demonstrations, fresh),
     }
 

@@ -66,6 +66,7 @@ def _mujoco(config: TabletopConfig) -> Backend:
         image_size=config.image_size,
         renderer=config.renderer,
         shadows=config.shadows,
+        detail=config.detail,
     )
 
 

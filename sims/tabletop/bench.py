@@ -6,6 +6,7 @@ are timed in alternating rounds, so that other load on the machine affects them 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import time
@@ -20,6 +21,7 @@ from torch import Tensor
 from sims.tabletop.config import CAMERAS, TabletopConfig
 from sims.tabletop.env import TabletopEnv
 from sims.tabletop.mujoco_backend import INPUTS, PHYSICS
+from sims.tabletop.render import Detail
 from sims.tabletop.scene import SUBSTEPS, build_mjcf
 from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import StartState
@@ -42,7 +44,10 @@ class BenchRow(TypedDict):
 def bench_tabletop(
     *, num_envs: Sequence[int] = (16, 64, 256), task: str = "pick", rounds: int = 8, threads: int = 0
 ) -> list[BenchRow]:
-    """Control steps/s (state only) against raw physics, resets/s, and observations/s with both cameras at 64x64."""
+    """Control steps/s (state only) against raw physics, resets/s, and observations/s with both cameras at 64x64.
+
+    Observations also per second of processor time, in full and in low ``detail``.
+    """
     if task not in TASKS:
         raise ValueError(f"bench_tabletop: task {task!r} is not one of {', '.join(TASKS)}")
     threads = threads or len(os.sched_getaffinity(0))
@@ -51,10 +56,7 @@ def bench_tabletop(
         env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=n, cameras=(), threads=threads))
         rows += _bench_steps(env, rounds, threads)
         env.close()
-    env = TabletopEnv(TabletopConfig(tasks=(task,), num_envs=64, cameras=CAMERAS, threads=threads))
-    rows.append(_bench_observations(env, rounds))
-    env.close()
-    return rows
+    return rows + _bench_observations(task, rounds, threads)
 
 
 def _starts(n: int, round_index: int) -> list[StartState]:
@@ -128,13 +130,35 @@ def _raw_rate(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs
     return states.shape[0] * states.shape[1] * SUBSTEPS / (time.perf_counter() - begin)
 
 
-def _bench_observations(env: TabletopEnv, rounds: int) -> BenchRow:
-    env.reset(start=_starts(env.spec.num_envs, 0))
-    env.observe()
-    rates = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
+def _bench_observations(task: str, rounds: int, threads: int) -> list[BenchRow]:
+    """In full and in low detail, in alternating rounds."""
+    config = TabletopConfig(tasks=(task,), num_envs=64, cameras=CAMERAS, threads=threads)
+    details: tuple[Detail, ...] = ("full", "low")
+    wall: dict[Detail, list[float]] = {detail: [] for detail in details}
+    processor: dict[Detail, list[float]] = {detail: [] for detail in details}
+    envs = {detail: TabletopEnv(dataclasses.replace(config, detail=detail)) for detail in details}
+    for env in envs.values():
+        env.reset(start=_starts(config.num_envs, 0))
         env.observe()
-        rates.append(env.spec.num_envs / (time.perf_counter() - begin))
-    size = "x".join(str(side) for side in env.spec.image_size)
-    return _row(f"observations, 2 cameras {size}, N={env.spec.num_envs}", statistics.median(rates), "observations/s")
+    for _ in range(rounds):
+        for detail, env in envs.items():
+            begin, begin_processor = time.perf_counter(), time.process_time()
+            env.observe()
+            wall[detail].append(config.num_envs / (time.perf_counter() - begin))
+            processor[detail].append(config.num_envs / (time.process_time() - begin_processor))
+    for env in envs.values():
+        env.close()
+    what = f"observations, 2 cameras {config.image_size[0]}x{config.image_size[1]}, N={config.num_envs}"
+    full, low = (statistics.median(processor[detail]) for detail in details)
+    per_processor = f"{what}, processor time"
+    return [
+        _row(what, statistics.median(wall["full"]), "observations/s"),
+        _row(per_processor, full, "observations/s"),
+        {
+            "name": f"{what}, low detail, processor time",
+            "value": low,
+            "unit": "observations/s",
+            "ratio": low / full,
+            "against": per_processor,
+        },
+    ]

@@ -14,7 +14,7 @@ from sims.pretraining import PretrainingScenes
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, DemonstratorName
 from sims.tabletop.locator import make_locator
 from sims.tabletop.pretraining.scenes import TabletopScenes
-from sims.tabletop.render import choose_gl
+from sims.tabletop.render import Detail, choose_gl
 from sims.tabletop.task import SPLITS, Split
 from sims.tabletop.tasks.registry import TASKS
 
@@ -28,9 +28,11 @@ class TabletopConfig:
     ``appearance`` scales the randomization of light, table and cameras (0: none). ``max_steps`` None: each task's own
     limit. ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is
     missing. Without cameras, no rendering library is loaded. ``backend`` "warp" computes physics and images on a CUDA
-    GPU (docs/tabletop-warp.md) and ignores ``threads``, ``renderer`` and ``shadows``. ``shadows``: and smooth edges,
-    for pictures that people look at; several times slower. ``demonstrator`` "biased": with one constant error, the same
-    in every episode; "human": with errors drawn per episode (sims/tabletop/demonstrators).
+    GPU (docs/tabletop-warp.md) and ignores ``threads``, ``renderer``, ``shadows`` and ``detail``. ``shadows``: and
+    smooth edges, for pictures that people look at; several times slower. ``detail`` "low": boxes and round shapes of
+    fewer polygons, rendered in half the time; the shipped encoder was pretrained with "full". ``demonstrator``
+    "biased": with one constant error, the same in every episode; "human": with errors drawn per episode
+    (sims/tabletop/demonstrators).
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -46,6 +48,7 @@ class TabletopConfig:
     threads: Count = 0
     renderer: Literal["auto", "egl", "osmesa"] = "auto"
     shadows: bool = False
+    detail: Detail = "full"
     demonstrator: DemonstratorName = "biased"
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal
 
 import mujoco
@@ -19,7 +20,7 @@ from mujoco.rollout import Rollout
 from torch import Tensor
 
 from sims.tabletop.layout import BLOCK_DOF, NQ, NV, PEG_DOF, Layout, fixture_quaternions
-from sims.tabletop.render import Renderer, choose_gl
+from sims.tabletop.render import Detail, Renderer, choose_gl
 from sims.tabletop.scene import BLOCKS, NUM_BLOCKS, SUBSTEPS, build_mjcf
 
 PHYSICS = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
@@ -51,6 +52,7 @@ class MujocoBackend:
         image_size: tuple[int, int],
         renderer: Literal["auto", "egl", "osmesa"],
         shadows: bool = False,
+        detail: Detail = "full",
     ) -> None:
         self._model = mujoco.MjModel.from_xml_string(build_mjcf())
         assert (self._model.nq, self._model.nv) == (NQ, NV)
@@ -67,7 +69,7 @@ class MujocoBackend:
         self._layouts: list[Layout | None] = [None] * num_envs
         self._cameras, self._image_size = cameras, image_size
         self._gl = choose_gl(renderer) if cameras else None
-        self._shadows = shadows
+        self._make_renderer = partial(Renderer, cameras=cameras, image_size=image_size, shadows=shadows, detail=detail)
         self._renderers: list[tuple[ThreadPoolExecutor, Renderer]] = []
         self._threads = threads
 
@@ -148,10 +150,7 @@ class MujocoBackend:
         renderers = []
         for _ in range(self._threads):
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tabletop-render")
-            opening = thread.submit(
-                Renderer, gl=self._gl, cameras=self._cameras, image_size=self._image_size, shadows=self._shadows
-            )
-            renderers.append((thread, opening.result()))
+            renderers.append((thread, thread.submit(self._make_renderer, gl=self._gl).result()))
         return renderers
 
     def _render_some(self, renderer: Renderer, env_ids: Sequence[int], places: range, images: np.ndarray) -> None:

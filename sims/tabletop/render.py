@@ -16,6 +16,8 @@ from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quate
 from sims.tabletop.scene import BLOCKS, DISTRACTORS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
+Detail = Literal["full", "low"]
+LOW_QUADS, LOW_SLICES, LOW_STACKS = 1, 6, 3  # of a box's edge; of a round shape around its axis and along it
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
 
@@ -126,11 +128,22 @@ class ModelAppearance:
 class Renderer:
     """Draws one state at a time. Must be used in the thread that created it."""
 
-    def __init__(self, *, gl: GL, cameras: tuple[str, ...], image_size: tuple[int, int], shadows: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        gl: GL,
+        cameras: tuple[str, ...],
+        image_size: tuple[int, int],
+        shadows: bool = False,
+        detail: Detail = "full",
+    ) -> None:
         height, width = image_size
         self._gl = _open_context(gl, width, height)
         model = mujoco.MjModel.from_xml_string(build_mjcf())
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        if detail == "low":
+            quality = model.vis.quality
+            quality.numquads, quality.numslices, quality.numstacks = LOW_QUADS, LOW_SLICES, LOW_STACKS
         if shadows:
             model.vis.quality.shadowsize, model.vis.quality.offsamples = 4096, 8
             model.light_castshadow[:], model.vis.map.shadowclip = True, 0.6

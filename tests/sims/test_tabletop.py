@@ -450,6 +450,18 @@ def test_shadows_darken_the_table_and_nothing_else_changes():
     assert (shaded - plain).sum(-1).float().clamp(min=0).mean() < 5
 
 
+def test_low_detail_changes_little():
+    images = []
+    for detail in ("full", "low"):
+        env = make(4, tasks=("pick",), cameras=("agent", "wrist"), detail=detail)
+        env.reset(start=starts(4, ("pick",)))
+        images.append(env.observe().images.float())
+        env.close()
+    difference = (images[0] - images[1]).abs()
+    assert 0 < difference.mean() < 3
+    assert (difference > 30).float().mean() < 0.02
+
+
 def test_without_cameras_no_rendering_library_is_loaded():
     code = """
 import sys, torch

@@ -1,0 +1,89 @@
+"""Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
+
+    vla-rl sims install metaworld
+    python -m benchmarks.other_simulators coffee-button handle-press --seeds 0 1 2
+
+A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
+that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
+success on held-out starts of imitation, after PPO, and of the exploring policy after it, means over seeds with
+intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of reinforcement learning; of each run
+the curve and the command. Cases that were measured before and are not named are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.learning import mean_row, one_run
+from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.runs.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
+NAME = "other_simulators"
+STAGES = {"bc": "imitation", "rl": "after PPO", "stochastic": "after PPO, exploring"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """``config``: a file in configs/, without .yaml. ``settings``: arguments of ``vla-rl train``."""
+
+    config: str
+    settings: tuple[str, ...] = ()
+
+
+CASES: Mapping[str, Case] = {
+    "coffee-button": Case(config="metaworld"),
+    "handle-press": Case(config="metaworld", settings=("--sim.tasks", "[handle-press]")),
+    "button-press": Case(config="metaworld", settings=("--sim.tasks", "[button-press]", "--sim.max_steps", "96")),
+    "drawer-open": Case(config="metaworld", settings=("--sim.tasks", "[drawer-open]", "--sim.max_steps", "160")),
+    "Lift": Case(config="robosuite"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / NAME)
+    arguments = parser.parse_args()
+    found = measured()
+    command = f"python -m benchmarks.{NAME} " + " ".join(sys.argv[1:])
+    for name in arguments.cases:
+        found[name] = [run(name, seed, arguments.runs) for seed in arguments.seeds]
+        rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
+        print(write_record(NAME, rows, command=command, runs=found))
+
+
+def measured() -> dict[str, list[dict[str, Any]]]:
+    """The runs of every case that the file has."""
+    path = RESULTS / f"{NAME}.json"
+    return json.loads(path.read_text())["runs"] if path.exists() else {}
+
+
+def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One run of a case; adds the control steps that reinforcement learning took."""
+    case = CASES[name]
+    result = one_run(case.config, seed, list(case.settings), folder / name)
+    steps = sum(record["control_steps"] for record in read_metrics(folder / name / f"{case.config}-{seed}"))
+    return result | {"control_steps": steps}
+
+
+def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    rows = [mean_row(f"{name}, {text}", runs, stage) for stage, text in STAGES.items()]
+    rows[1] |= {"ratio": rows[1]["value"] / rows[0]["value"] if rows[0]["value"] else None, "against": rows[0]["name"]}
+    seeds = [one["seed"] for one in runs]
+    hours = mean(one["wall_s"]["rl"] for one in runs) / 3600
+    rows.append(row(f"{name}, control steps", mean(one["control_steps"] for one in runs), "steps", seeds=seeds))
+    rows.append(row(f"{name}, PPO and its validation", hours, "h", seeds=seeds))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
