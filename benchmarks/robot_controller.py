@@ -8,7 +8,8 @@ up to 20 ms late, is lost with a probability of up to 5 %, and is read on a cloc
 the controller is ros2_control's joint_trajectory_controller (trajectory.cpp: sample, interpolate_between_points): a new
 trajectory replaces the old one; before its first point it is approached from the present state. Messages with positions
 and speeds are interpolated by cubic splines, with accelerations by quintic ones. Positions at 1 kHz are compared with
-every limit by finite differences. Writes benchmarks/results/robot_controller.json and fails if a limit is broken.
+every limit by finite differences, and at 200 Hz with the margin of collisions. Writes
+benchmarks/results/robot_controller.json and fails if a limit is broken.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real_robot.ros.fake_arm.trajectory import cubic, quintic
+from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import UNKNOWN_OFFSET, SafetyFilter
 from real_robot.safety.kinematics import rotation
@@ -36,6 +38,7 @@ ROBOTS = Path(__file__).parents[1] / "configs" / "robots"
 NAMES = ("franka_panda", "franka_fr3", "ur5e", "xarm6", "so101", "generic")
 TICKS, BATCH, SAMPLE_S = 100, 200, 0.001
 START_DEPTH_M = 0.1
+COLLISION_SAMPLES = 5  # every so many of the positions at 1 kHz
 MAX_LATE_S, MAX_LOSS, MAX_OFFSET_S = 0.02, 0.05, 0.01
 # of finite differences: rounding of the positions
 ROUNDING = {"velocity": 1e-9, "acceleration": 1e-6, "jerk": 1e-3}
@@ -45,6 +48,11 @@ Floats = NDArray[np.float64]
 @cache
 def limits_of(name: str) -> RobotLimits:
     return load_limits(ROBOTS / f"{name}.yaml")
+
+
+@cache
+def collisions_of(limits: RobotLimits) -> CollisionClearance | None:
+    return CollisionClearance(limits.collisions, limits.axes) if limits.collisions else None
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,10 @@ def _start(limits: RobotLimits, safety: SafetyFilter, draw: random.Random) -> li
             for axis in limits.axes
             for low, high in [axis.position]
         ]
-        if check is None or check.at(start)[0] > START_DEPTH_M:
+        if check is not None and check.at(start)[0] <= START_DEPTH_M:
+            continue
+        collisions, offsets = collisions_of(limits), [UNKNOWN_OFFSET[axis.unit] for axis in limits.axes]
+        if collisions is None or collisions.left(collisions.at(start), offsets) > 0.0:
             safety.start(start, 0.0)
             return start
 
@@ -194,6 +205,9 @@ def broken_limits(stream: Stream, positions: Floats) -> list[str]:
         points = end_effectors(box, positions[:, [order.index(frame.joint) for frame in box.frames]])
         if (points < np.array(box.low) - 1e-8).any() or (points > np.array(box.high) + 1e-8).any():
             broken.append("workspace")
+    collisions = collisions_of(stream.limits)
+    if collisions and any(collisions.least(collisions.at(q)) < -1e-6 for q in positions[::COLLISION_SAMPLES].tolist()):
+        broken.append("collision")
     return broken
 
 

@@ -1,16 +1,15 @@
-"""Recorded episodes as MCAP files (mcap.dev), which Foxglove and other viewers of robot logs play.
+"""Recorded episodes as MCAP files (mcap.dev), which Foxglove, Rerun and other viewers of robot logs play.
 
-    /camera/NAME    foxglove.CompressedImage: JPEG, at the times of observations
+    /camera/NAME    foxglove.CompressedImage in Protobuf: JPEG, at the times of observations
     /state          vla_rl.State: the robot's state, at the same times
     /step           vla_rl.Step: action, reward, ends, who acted, at the time of every control step
     metadata        "episode": instruction, task, policy, success and the rest of what is not an array
 
-Messages are JSON, as MCAP's well-known schemas allow. Needs the package ``mcap``.
+The other messages are JSON. Needs the packages of ``vla-rl[mcap]``.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Iterable, Iterator
@@ -18,22 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, UInt8
 from PIL import Image
 
 from episodes.schema import ACTORS, Episode, EpisodeError
 
 JPEG_QUALITY = 90
 _NUMBERS = {"type": "array", "items": {"type": "number"}}
-_TIME = {"type": "object", "properties": {"sec": {"type": "integer"}, "nsec": {"type": "integer"}}}
-# foxglove.CompressedImage has the fields of Foxglove's schema of that name, which viewers recognize.
 _SCHEMAS: dict[str, dict[str, Any]] = {
-    "foxglove.CompressedImage": {
-        "timestamp": _TIME,
-        "frame_id": {"type": "string"},
-        "data": {"type": "string", "contentEncoding": "base64"},
-        "format": {"type": "string"},
-    },
     "vla_rl.State": {"state": _NUMBERS},
     "vla_rl.Step": {
         "step": {"type": "integer"},
@@ -63,35 +54,46 @@ def export_mcap(episodes: Iterable[Episode], folder: Path) -> list[Path]:
 def write_mcap(episode: Episode, path: Path) -> None:
     """``path`` appears when it is complete."""
     try:
+        from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
         from mcap.writer import Writer
+        from mcap_protobuf.schema import register_schema
     except ImportError as error:
-        raise EpisodeError("MCAP files need the package mcap. Run: pip install 'vla-rl[mcap]'") from error
+        raise EpisodeError("MCAP files need more packages. Run: pip install 'vla-rl[mcap]'") from error
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         writer = Writer(file)
         writer.start(profile="", library="vla-rl")
-        schemas = {name: _register(writer, name, fields) for name, fields in _SCHEMAS.items()}
-        topics = {f"/camera/{name}": "foxglove.CompressedImage" for name in episode.images}
-        topics |= {"/state": "vla_rl.State", "/step": "vla_rl.Step"}
+        image_schema = register_schema(writer, CompressedImage)
         channels = {
-            topic: writer.register_channel(topic=topic, message_encoding="json", schema_id=schemas[schema])
-            for topic, schema in topics.items()
+            f"/camera/{name}": writer.register_channel(
+                topic=f"/camera/{name}", message_encoding="protobuf", schema_id=image_schema
+            )
+            for name in episode.images
         }
+        for topic, schema in (("/state", "vla_rl.State"), ("/step", "vla_rl.Step")):
+            channels[topic] = writer.register_channel(
+                topic=topic, message_encoding="json", schema_id=_register(writer, schema)
+            )
         for time_ns, topic, message in _messages(episode):
-            data = json.dumps(message).encode()
+            if isinstance(message, bytes):  # a JPEG
+                image = CompressedImage(frame_id=topic.rsplit("/", 1)[-1], data=message, format="jpeg")
+                image.timestamp.FromNanoseconds(time_ns)
+                data = image.SerializeToString()
+            else:
+                data = json.dumps(message).encode()
             writer.add_message(channels[topic], log_time=time_ns, publish_time=time_ns, data=data)
         writer.add_metadata("episode", _metadata(episode))
         writer.finish()
     partial.replace(path)
 
 
-def _register(writer: Any, name: str, fields: dict[str, Any]) -> int:
-    schema = {"title": name, "type": "object", "properties": fields}
+def _register(writer: Any, name: str) -> int:
+    schema = {"title": name, "type": "object", "properties": _SCHEMAS[name]}
     return int(writer.register_schema(name=name, encoding="jsonschema", data=json.dumps(schema).encode()))
 
 
-def _messages(episode: Episode) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(time, topic, message) in the order of the control steps; an observation comes before its step."""
+def _messages(episode: Episode) -> Iterator[tuple[int, str, dict[str, Any] | bytes]]:
+    """(time, topic, fields or JPEG) in the order of the control steps; an observation comes before its step."""
     times_ns = (1e9 * step_times_s(episode)).astype(np.int64)
     row = 0
     for step in range(episode.num_steps + 1):
@@ -99,7 +101,7 @@ def _messages(episode: Episode) -> Iterator[tuple[int, str, dict[str, Any]]]:
         if row < len(episode.observation_steps) and episode.observation_steps[row] == step:
             yield time_ns, "/state", {"state": episode.state[row].tolist()}
             for name, images in episode.images.items():
-                yield time_ns, f"/camera/{name}", _image(images[row], name, time_ns)
+                yield time_ns, f"/camera/{name}", _jpeg(images[row])
             row += 1
         if step < episode.num_steps:
             yield time_ns, "/step", _step(episode, step)
@@ -113,16 +115,10 @@ def step_times_s(episode: Episode) -> Float64[np.ndarray, "T_and_end"]:
     return np.append(episode.applied_time_s, episode.applied_time_s[-1] + period_s)
 
 
-def _image(image: np.ndarray, camera: str, time_ns: int) -> dict[str, Any]:
-    jpeg = io.BytesIO()
-    Image.fromarray(image).save(jpeg, "JPEG", quality=JPEG_QUALITY)
-    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
-    return {
-        "timestamp": {"sec": seconds, "nsec": nanoseconds},
-        "frame_id": camera,
-        "data": base64.b64encode(jpeg.getvalue()).decode(),
-        "format": "jpeg",
-    }
+def _jpeg(image: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY)
+    return file.getvalue()
 
 
 def _step(episode: Episode, step: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from real_robot.serving.protocol import (
 )
 from real_robot.serving.versions import Versions
 
+SUPERSEDED_PAUSE_S = 0.02
 _COUNTERS = ("chunks", "refused", "superseded", "rejected_connections", "episodes", "rollbacks")
 
 
@@ -104,12 +105,13 @@ class ClientSession:
             arrivals.append(now)
             if not isinstance(data, bytes):
                 return await self._connection.close(1003, "binary frames only")
-            if self._waiting.full():
+            superseded = self._waiting.full()
+            if superseded:
                 await self._refuse(self._waiting.get_nowait(), "superseded by a newer request")
                 self._metrics.superseded += 1
-                # who sends faster than is answered is read more slowly: a crowd of them does not delay the others
-                await asyncio.sleep(1.0 / self._max_rate_hz)
             self._waiting.put_nowait(data)
+            if superseded:  # read more slowly: a crowd that sends faster than it is answered does not delay others
+                await asyncio.sleep(SUPERSEDED_PAUSE_S)
         return None
 
     async def _answer_all(self) -> None:

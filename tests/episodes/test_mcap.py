@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from mcap.reader import make_reader
+from mcap.records import Schema
+from mcap_protobuf.decoder import DecoderFactory
 from PIL import Image
 
 from episodes.formats.mcap import export_mcap
 from tests.episodes.episode_examples import make_episode
+
+
+def _decoded(schema: Schema, data: bytes) -> Any:
+    decode = DecoderFactory().decoder_for("protobuf", schema)
+    assert decode is not None
+    return decode(data)
 
 
 def test_an_exported_episode_is_read_back_by_the_formats_reader(tmp_path: Path) -> None:
@@ -24,7 +32,10 @@ def test_an_exported_episode_is_read_back_by_the_formats_reader(tmp_path: Path) 
     for episode, path in zip(episodes, paths, strict=True):
         with path.open("rb") as file:
             reader = make_reader(file)
-            messages = [(c.topic, m.log_time, json.loads(m.data)) for _, c, m in reader.iter_messages()]
+            messages = [
+                (c.topic, m.log_time, json.loads(m.data) if c.message_encoding == "json" else _decoded(schema, m.data))
+                for schema, c, m in reader.iter_messages()
+            ]
             (metadata,) = reader.iter_metadata()
         steps = [message for topic, _, message in messages if topic == "/step"]
         np.testing.assert_allclose([step["action"] for step in steps], episode.action)
@@ -34,7 +45,7 @@ def test_an_exported_episode_is_read_back_by_the_formats_reader(tmp_path: Path) 
         for name, images in episode.images.items():
             seen = [message for topic, _, message in messages if topic == f"/camera/{name}"]
             assert len(seen) == len(images)
-            image = np.array(Image.open(io.BytesIO(base64.b64decode(seen[0]["data"]))))
+            image = np.array(Image.open(io.BytesIO(seen[0].data)))
             assert image.shape == images[0].shape
             assert abs(float(image.mean()) - float(images[0].mean())) < 10.0
         assert metadata.metadata["instruction"] == episode.instruction

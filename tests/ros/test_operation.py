@@ -15,11 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from real_robot.robot_file import Robot, load_robot
+from tests.real_robot.test_calibration import write
 from tests.ros.cell import ROOT, Cell
 
 if TYPE_CHECKING:
@@ -167,6 +170,16 @@ def test_the_emergency_stop_and_the_enabling_device_stop_the_arm(cell: Cell) -> 
             session.end(success=False)
             loop.release()
             cell.wait(lambda: not session._connection.problem(), 10, "the inputs")
+
+
+def test_a_check_draws_the_end_effector_into_the_pictures(cell: Cell, tmp_path: Path) -> None:
+    ahead = {"position": ["1.2 m", "0 m", "0.8 m"], "focal_length": [300.0, 300.0]}  # the whole workspace is in view
+    code, live = command("check", str(write(tmp_path, **ahead)), "--live", "--pictures", str(tmp_path / "pictures"))
+    assert (code, live["problems"], live["calibrated"]) == (0, [], ["agent"])
+    agent, wrist = (np.asarray(Image.open(tmp_path / "pictures" / f"{name}.png")) for name in ("agent", "wrist"))
+    assert agent.shape == wrist.shape == (64, 64, 3)
+    assert 5 < (agent == (255, 0, 255)).all(axis=-1).sum() < 200
+    assert not (wrist == (255, 0, 255)).all(axis=-1).any()
 
 
 def test_a_robot_is_checked_with_and_without_listening(cell: Cell) -> None:
