@@ -132,14 +132,18 @@ def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
             metrics = made.iterate()
             steps, cpu = steps + metrics["control_steps"], cpu + time.process_time() - began
             wins = success(made.deployed(), arm.env, episodes=EPISODES)
-            curve.append({"control_steps": steps, "success": wins, "updates": metrics["updates"], "cpu_s": round(cpu, 1)})
+            curve.append(
+                {"control_steps": steps, "success": wins, "updates": metrics["updates"], "cpu_s": round(cpu, 1)}
+            )
             print(curve[-1], file=sys.stderr, flush=True)
         return curve
 
 
 def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Success at the end and its mean along the curve; of the warm-up also the offline level and the deepest dip."""
-    ends = [{"seed": run["seed"], "after": {"success": run["curve"][-1]["success"], "episodes": EPISODES}} for run in runs]
+    ends = [
+        {"seed": run["seed"], "after": {"success": run["curve"][-1]["success"], "episodes": EPISODES}} for run in runs
+    ]
     name, seeds = f"{comparison}, {arm}", [run["seed"] for run in runs]
     curves = [[point["success"] for point in run["curve"]] for run in runs]
     made = [mean_row(f"{name}, success after", ends, "after")]

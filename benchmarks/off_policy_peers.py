@@ -213,7 +213,9 @@ def their_algorithm(method: str, size: Size) -> Any:
 def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
     d3rlpy.seed(seed)
     real = data.num_executed > 0
-    ends = torch.cat([data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)])  # the next one is a last observation
+    ends = torch.cat(
+        [data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)]
+    )  # the next one is a last observation
     set_ = d3rlpy.dataset.MDPDataset(
         observations=data.inputs.features[real].numpy(),  # type: ignore[attr-defined]
         actions=data.action[real][:, 0].numpy(),

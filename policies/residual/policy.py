@@ -320,9 +320,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         log_prob = distribution.log_prob(x)
         return log_prob - _log_slope(x) if self.squashed else log_prob
 
-    def _to_action(
-        self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]
-    ) -> Float[Tensor, "*draws B H A"]:
+    def _to_action(self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
         return self.within_range(context, x.tanh()) if self.squashed else x.clamp(-1, 1)
 
 
