@@ -2,10 +2,10 @@
 
     python -m benchmarks.replay
 
-Two 64 x 64 cameras, 8 numbers of state, chunks of 8 actions of 7 numbers; entries are frames, as with a trained encoder.
-LeRobot's bytes are computed from its layout (src/lerobot/rl/buffer.py: images as float32, and the next observation
-beside each one unless optimize_memory drops it), not measured. Its speed is not measured either: samples/s are of a
-buffer in that layout that indexes the same tensors with the same batches. Writes benchmarks/results/replay.json.
+Two 64 x 64 cameras, 8 numbers of state, chunks of 8 actions of 7 numbers; entries are frames, as with a trained
+encoder. LeRobot's bytes are computed from its layout (images as float32, and the next observation beside each one
+unless optimize_memory drops it), not measured. Its speed is not measured either: samples/s are beside float32 tensors
+of that layout, of which the same batches are indexed. Writes benchmarks/results/replay.json.
 """
 
 from __future__ import annotations

@@ -71,8 +71,9 @@ class ResidualConfig:
     """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
 
     ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
-    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network, with
-    ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, for few numbers.
+    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network,
+    with ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, which suits
+    few numbers.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
     features, which are then all that a replay keeps of an observation.
     """
