@@ -132,14 +132,15 @@ def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
             metrics = made.iterate()
             steps, cpu = steps + metrics["control_steps"], cpu + time.process_time() - began
             wins = success(made.deployed(), arm.env, episodes=EPISODES)
-            curve.append({"control_steps": steps, "success": wins, "updates": metrics["updates"], "cpu_s": round(cpu, 1)})
-            print(curve[-1], file=sys.stderr, flush=True)
+            point = {"control_steps": steps, "success": wins, "updates": metrics["updates"], "cpu_s": round(cpu, 1)}
+            curve.append(point)
+            print(point, file=sys.stderr, flush=True)
         return curve
 
 
 def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Success at the end and its mean along the curve; of the warm-up also the offline level and the deepest dip."""
-    ends = [{"seed": run["seed"], "after": {"success": run["curve"][-1]["success"], "episodes": EPISODES}} for run in runs]
+    ends = [{"seed": run["seed"], "after": run["curve"][-1] | {"episodes": EPISODES}} for run in runs]
     name, seeds = f"{comparison}, {arm}", [run["seed"] for run in runs]
     curves = [[point["success"] for point in run["curve"]] for run in runs]
     made = [mean_row(f"{name}, success after", ends, "after")]
@@ -160,10 +161,10 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for seed in chosen.seeds:
-        for comparison in chosen.only:
+    for comparison in chosen.only:
+        for seed in chosen.seeds:
             for name, arm in COMPARISONS[comparison].items():
-                print(f"seed {seed}, {comparison}, {name}", file=sys.stderr, flush=True)
+                print(f"{comparison}, seed {seed}, {name}", file=sys.stderr, flush=True)
                 found.setdefault((comparison, name), []).append({"seed": seed, "curve": learn(arm, seed)})
                 rows = [made for (one, two), runs in found.items() for made in rows_of(one, two, runs)]
                 curves = {f"{one}, {two}": runs for (one, two), runs in found.items()}

@@ -213,7 +213,9 @@ def their_algorithm(method: str, size: Size) -> Any:
 def their_offline(method: str, size: Size, seed: int, data: Entries, updates: int) -> tuple[float, Timed]:
     d3rlpy.seed(seed)
     real = data.num_executed > 0
-    ends = torch.cat([data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)])  # the next one is a last observation
+    ends = torch.cat(
+        [data.num_executed[1:] == 0, torch.ones(1, dtype=torch.bool)]
+    )  # the next one is a last observation
     set_ = d3rlpy.dataset.MDPDataset(
         observations=data.inputs.features[real].numpy(),  # type: ignore[attr-defined]
         actions=data.action[real][:, 0].numpy(),
@@ -238,14 +240,15 @@ def their_offline(method: str, size: Size, seed: int, data: Entries, updates: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=3000, help="control steps of SAC")
-    parser.add_argument("--updates", type=int, default=1500, help="of the offline methods")
+    parser.add_argument("--steps", type=int, default=6000, help="control steps of SAC")
+    parser.add_argument("--updates", type=int, default=5000, help="of the offline methods")
     parser.add_argument("--timed", type=int, default=40, help="updates of a round of timing")
+    parser.add_argument("--only", choices=("returns", "times"), nargs="+", default=["returns", "times"])
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     returns: dict[str, list[tuple[float, float]]] = {}
     data: Entries | None = None
-    for seed in chosen.seeds:
+    for seed in chosen.seeds if "returns" in chosen.only else ():
         ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
         returns.setdefault("SAC", []).append((ours, their_sac(LEARNED, seed, chosen.steps)[0]))
@@ -255,9 +258,9 @@ def main() -> None:
             returns.setdefault(method, []).append((ours, theirs))
         print(f"seed {seed}: {returns}", file=sys.stderr, flush=True)
         write(return_rows(returns, chosen.seeds), chosen)
-    assert data is not None
-    times = timing_rows(data, chosen.timed)
-    write([*return_rows(returns, chosen.seeds), *times], chosen)
+    if "times" in chosen.only:
+        times = timing_rows(data or our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
+        write([*return_rows(returns, chosen.seeds), *times], chosen)
 
 
 def timing_rows(data: Entries, updates: int) -> list[Row]:

@@ -58,8 +58,8 @@ class Recording:
 
     ``name``: file and episode, for messages. ``read(key)``: the array [T, ...] of one of ``keys``. ``outcomes``: those
     of ``keys`` that are about the state after the action. ``final(key)``: the observation after the last action;
-    None where the file has none. ``terminated``: whether nothing followed its end, as opposed to a time limit; None where
-    the file does not say, and then it is so where the episode succeeded.
+    None where the file has none. ``terminated``: whether nothing followed its end, as opposed to a time limit; None
+    where the file does not say, and then it is so where the episode succeeded.
     ``reward``, ``instruction`` and ``control_hz`` are None where the file has none.
     """
 

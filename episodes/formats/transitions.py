@@ -1,6 +1,6 @@
 """Reads transitions as offline RL has them: D4RL's flat files and Minari's data sets, both HDF5.
 
-    D4RL     observations [N, ...], actions [N, A], rewards, terminals, timeouts [N]; next_observations, not in every file
+    D4RL     observations [N, ...], actions [N, A], rewards, terminals, timeouts [N]; some also next_observations
     Minari   FOLDER/data/main_data.hdf5 (or that file itself): episode_<n>/observations [T + 1, ...] or a group of such
              (nested keys are joined with "/"), actions [T, A], rewards, terminations, truncations [T]
 

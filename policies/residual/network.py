@@ -11,7 +11,10 @@ LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
 
 
 def trunk(feature_dim: int, width: int | None, *, layer_norm: bool) -> tuple[nn.Sequential, int]:
-    """Features to ``width`` numbers of order one (Yarats et al. 2022, DrQ-v2, Appendix B), or as they are; the width."""
+    """Features to ``width`` numbers of order one (Yarats et al. 2022, DrQ-v2, Appendix B); None: as they are.
+
+    Also returns the width of what comes out.
+    """
     if width is None:
         return nn.Sequential(), feature_dim
     norm: nn.Module = nn.LayerNorm(width) if layer_norm else nn.Identity()

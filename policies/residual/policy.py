@@ -71,8 +71,9 @@ class ResidualConfig:
     """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
 
     ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
-    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network, with
-    ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, for few numbers.
+    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network,
+    with ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, which suits
+    few numbers.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
     features, which are then all that a replay keeps of an observation.
     """
@@ -320,9 +321,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         log_prob = distribution.log_prob(x)
         return log_prob - _log_slope(x) if self.squashed else log_prob
 
-    def _to_action(
-        self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]
-    ) -> Float[Tensor, "*draws B H A"]:
+    def _to_action(self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
         return self.within_range(context, x.tanh()) if self.squashed else x.clamp(-1, 1)
 
 

@@ -186,7 +186,12 @@ def test_a_resumed_run_is_the_same_run(kind: ResidualConfig, base: str, store: P
     assert {k: v for k, v in first.items() if k not in timed and k != "success"} == {
         k: v for k, v in second.items() if k not in timed and k != "success"
     }
-    for one, two in ((whole.policy, resumed.policy), (whole.critics.q, resumed.critics.q), (whole.critics.target, resumed.critics.target)):
+    pairs: list[tuple[torch.nn.Module, torch.nn.Module]] = [
+        (whole.policy, resumed.policy),
+        (whole.critics.q, resumed.critics.q),
+        (whole.critics.target, resumed.critics.target),
+    ]
+    for one, two in pairs:
         assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     moved = {name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and all(not name.startswith("base.") for name in moved)

@@ -206,8 +206,8 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicyConfig(iql=IQLConfig(), entropy=EntropyConfig())
     with pytest.raises(ValueError, match=r"set algorithm.offline_iterations"):
         OffPolicyConfig(gate=GateConfig())
+    made = learner("iql", store)
     with pytest.raises(UserError, match=r"offline_iterations is not 0.*give algorithm.stores"):
-        made = learner("iql", store)
         OffPolicy(dataclasses.replace(made.config, stores=()), made.policy, ReachEnv(num_envs=2), seed=0)
 
 

@@ -1,6 +1,7 @@
 """Windows of the replay against exact values and a naive computation; recorded episodes; exact resume; memory."""
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +327,54 @@ def test_returns_to_go_by_hand() -> None:
     g4 = GAMMA**4
     np.testing.assert_allclose(found, [0.5 + g4 * g4, 1.0, g4 * 2 + g4 * g4 * 3, 3.0, -np.inf], rtol=1e-6)
     assert held.windows(np.array([0]), chunks=1).return_to_go is None
+
+
+def write_reaches(path: Path, first: int, stop: Any) -> None:
+    """A collector's process: episodes of the expert, one after another, until it is told to stop."""
+    torch.set_num_threads(1)
+    env = ReachEnv(num_envs=1)
+    recorder = RecordedEnv(env, EpisodeStore(path, create=True), source="expert", split="train")
+    expert, seed = env.expert(noise=0.3, seed=first), first
+    while not stop.is_set():
+        recorder.reset(start=[StartState(task=seed % 3, seed=seed)])
+        for _ in range(40):
+            recorder.observe()
+            if bool((step := recorder.step(expert.act())).terminated | step.truncated):
+                break
+        recorder.commit()
+        seed += 1
+
+
+@pytest.mark.slow
+def test_a_learner_reads_while_four_processes_write(tmp_path: Path) -> None:
+    """What it reads is whole episodes, never fewer than before, and in the end all of them."""
+    context, path = multiprocessing.get_context("spawn"), tmp_path / "store"
+    EpisodeStore(path, create=True)
+    stop = context.Event()
+    writers = [context.Process(target=write_reaches, args=(path, 1000 * index, stop)) for index in range(4)]
+    for writer in writers:
+        writer.start()
+    env = ReachEnv(num_envs=1)
+    policy = residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), ResidualConfig(hidden=(8,)))
+    env.reset(start=[StartState(task=0, seed=0)])
+    seen, _ = policy.encode(env.observe(), policy.initial_state(1))
+    example, counts = policy.store(seen), list[int]()
+    while len(counts) < 4 or counts[-1] < 40:
+        with EpisodeStore(path) as store:
+            known = len(store.entries())
+        if known:
+            held = recorded_replay(policy, [path], example, gamma=GAMMA, seed=0)
+            counts.append(int((held.entries().terminated | (held.entries().num_executed == 0)).sum()))
+            assert counts[-1] >= known and torch.isfinite(held.sample(64, chunks=3).reward).all()
+    stop.set()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert counts == sorted(counts)
+    with EpisodeStore(path) as store:
+        episodes = [store.read(entry.id) for entry in store.select()]
+        assert not store.corrupt
+    held = recorded_replay(policy, [path], example, gamma=GAMMA, seed=0)
+    whole = sum(episode.num_steps + (not episode.terminated[-1]) for episode in episodes)
+    assert int(held.count.sum()) == whole
+    assert {episode.seed // 1000 for episode in episodes} == {0, 1, 2, 3}

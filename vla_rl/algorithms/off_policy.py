@@ -1,9 +1,9 @@
 """Off-policy and offline learning with a critic ensemble: one learner whose settings are the methods.
 
-Top to bottom: act, draw, update. Losses are in ``off_policy_critics.py`` and ``off_policy_actor.py``, settings in
-``off_policy_settings.py``; ``configs/off_policy`` has the methods as settings. With squashed noise and ``entropy`` it is
-SAC (Haarnoja et al. 2018), with fixed noise and ``target_noise`` TD3 without delayed actor (Fujimoto et al. 2018; as
-DrQ-v2, Yarats et al. 2022).
+Top to bottom: act, update, draw. Losses are in ``off_policy_critics.py`` and ``off_policy_actor.py``, settings in
+``off_policy_settings.py``; ``configs/off_policy`` has the methods as settings. With squashed noise and ``entropy`` it
+is SAC (Haarnoja et al. 2018), with fixed noise and ``target_noise`` TD3 without delayed actor (Fujimoto et al. 2018;
+as DrQ-v2, Yarats et al. 2022).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class OffPolicy:
             return None
         if not config.stores:
             raise UserError(
-                "algorithm.demonstration_share or offline_iterations is not 0, but the run starts from a bundle and has "
-                "no demonstrations: give algorithm.stores"
+                "algorithm.demonstration_share or offline_iterations is not 0, but the run starts from a bundle and "
+                "has no demonstrations: give algorithm.stores"
             )
         return recorded_replay(
             self.policy, config.stores, example, gamma=config.gamma, seed=spawn_seed(seed, "demonstrations")
@@ -218,10 +218,12 @@ class OffPolicy:
         config, recorded = self.config, self.demonstrations
         share = 1.0 if self.offline else config.demonstration_share
         count = round(size * share) if recorded is not None else 0
-        wanted = {"chunks": config.n_step, "returns": self._conservative_weight() > 0}
-        parts = [] if recorded is None or not count else [recorded.sample(count, **wanted)]
-        if count < size:
-            parts.append(self.replay.sample(size - count, **wanted))
+        returns = self._conservative_weight() > 0
+        parts = [
+            source.sample(number, chunks=config.n_step, returns=returns)
+            for source, number in ((recorded, count), (self.replay, size - count))
+            if source is not None and number
+        ]
         batch = Windows.cat(parts)
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 

@@ -179,8 +179,8 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
         )
     elif policy.spec.cloned_horizon != policy.spec.action_horizon:
         raise UserError(
-            f"algorithm.iql clones the {policy.spec.action_horizon} actions that are executed, but this policy predicts "
-            f"{policy.spec.cloned_horizon}: add start.residual: {{}}"
+            f"algorithm.iql clones the {policy.spec.action_horizon} actions that are executed, but this policy "
+            f"predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 
 

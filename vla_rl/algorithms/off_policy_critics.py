@@ -24,8 +24,8 @@ from vla_rl.replay.replay import Windows
 
 @dataclass(frozen=True, kw_only=True)
 class Alternatives:
-    """Actions to compare with the recorded one: ``uniform``, drawn from all that the policy can do with this density, and
-    the ``policy``'s, at s and at the window's end, with their log densities."""
+    """Actions to compare with the recorded one: ``uniform``, drawn from all that the policy can do with this density,
+    and the ``policy``'s, at s and at the window's end, with their log densities."""
 
     uniform: Float[Tensor, "draws B H A"]
     uniform_log_density: float
@@ -117,7 +117,7 @@ class Critics:
         *,
         conservative: float,
     ) -> dict[str, Tensor]:
-        """Of this batch's losses, clipped. ``following``: the context at the windows' ends. ``conservative``: weight."""
+        """Of this batch's losses, clipped. ``following``: at the windows' ends. ``conservative``: Cal-QL's weight."""
         features = self.features(context)
         with torch.no_grad():
             target = self.target_value(following, batch, proposals, generator)

@@ -65,10 +65,10 @@ class OffPolicyConfig(AlgorithmConfig):
     ``gate``: which of these are kept; null: all. Before updates of what it acts itself, ``warmup`` chunks of all
     environments together are acted, with uniform noise of up to ``warmup_noise`` added (1 is half of the range that
     demonstrations span). The first ``critic_warmup`` of all updates train the critic alone. ``n_step``: chunks per
-    target. ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is drawn
-    from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the next
-    action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random;
-    without effect where the replay holds features. ``frozen``: parameter groups of the policy that stay as they are.
+    target. ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is
+    drawn from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the
+    next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at
+    random; without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
 
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance

@@ -31,8 +31,8 @@ def conservative_gap(
 ) -> Float[Tensor, ""]:
     """How far values of other actions are above that of the recorded one (Kumar et al. 2020, CQL, Eq. 4).
 
-    logsumexp over draws of Q - log density, minus Q(s, a), mean over members and batch. The policy's actions count as at
-    least ``returns``, of the recorded episode from s on (Nakamoto et al. 2023, Cal-QL, Eq. 5.1); -inf where unknown.
+    logsumexp over draws of Q - log density, minus Q(s, a), mean over members and batch. The policy's actions count as
+    at least ``returns``, of the recorded episode from s on (Nakamoto et al. 2023, Cal-QL); -inf where unknown.
     """
     calibrated = torch.maximum(policy_q, returns)
     weighed = torch.cat([uniform_q - uniform_log_density, calibrated - policy_log_density], dim=1)

@@ -19,9 +19,9 @@ class EnsembleConfig:
     """``members`` Q functions; a target is the least of ``least_of`` of them, drawn anew for each update.
 
     ``hidden``: widths of the layers. ``layer_norm``: after each of them; it bounds the values of actions that were
-    never tried (RLPD, Sec. 4.2). ``trunk_width``: of a first layer, shared by the members, that reads the features; null:
-    the members read them as they are, which suits few numbers.
-    ``polyak_tau``: share of the newest weights in the target's, per update.
+    never tried (RLPD, Sec. 4.2). ``trunk_width``: of a first layer, shared by the members, that reads the features;
+    null: the members read them as they are, which suits few numbers. ``polyak_tau``: share of the newest weights in the
+    target's, per update.
     """
 
     hidden: tuple[Width, ...] = (256, 256)
