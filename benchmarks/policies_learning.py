@@ -58,7 +58,7 @@ def flow(family: Any = "gemma") -> dict[str, Any]:
         "vocabulary": 260,
         "vision": VISION,
         "language": decoder(96, 192, family),
-        "expert": decoder(192, 640, family),
+        "expert": decoder(96, 192, family),
         "act": FlowODEConfig(steps=2),
         "explore": FlowSDEConfig(steps=2, noise_level=0.4),
     }
@@ -188,12 +188,12 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
     settings: dict[str, Any] = {
-        "learning_rate": 1e-4,
+        "learning_rate": 3e-4,
         "adaptive_rate": True,
         "target_kl": 0.4,
-        "minibatch": 768,
+        "minibatch": 256,
         "micro_batch": 256,
-        "epochs": 5,
+        "epochs": 4,
         "reduction": "step_sum",
         "frozen": recipe.frozen,
     } | recipe.update
@@ -202,7 +202,7 @@ def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
         chunks=scale.chunks,
         critic_warmup=1,
         time_limit="failure",
-        critic=CriticConfig(learning_rate=1e-3),
+        critic=CriticConfig(learning_rate=2e-3),
         update=UpdateConfig(**settings),
     )
 

@@ -217,7 +217,8 @@ def full_size() -> str:
         if one["name"].endswith("peak memory"):
             stage = one["name"].removesuffix(", peak memory")
             seconds = named(record, f"{stage}, processor time")["value"]
-            rows.append([stage, f"{one['value']:.1f} GB", one["against"] or "", f"{seconds:.0f} s"])
+            predicted = (one["against"] or "").removeprefix("predicted ")
+            rows.append([stage, f"{one['value']:.1f} GB", predicted, f"{seconds:.0f} s"])
     head = ["", "peak memory", "predicted", "processor time"]
     return f"{table(head, rows)}\n\n{source('policies_full_size', record)}"
 
