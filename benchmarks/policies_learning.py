@@ -116,7 +116,7 @@ class Scale:
     noise: float = 0.5
     environments: int = 96
     chunks: int = 8
-    iterations: int = 40
+    iterations: int = 30
 
 
 def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
@@ -188,9 +188,9 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
     settings: dict[str, Any] = {
-        "learning_rate": 3e-4,
+        "learning_rate": 1.5e-4,
         "adaptive_rate": True,
-        "target_kl": 0.4,
+        "target_kl": 0.1,
         "minibatch": 256,
         "micro_batch": 256,
         "epochs": 4,
