@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.labeled_prefix import PointScenes, PrefixPretraining, load_prefix, prefix_state
+from policies.bundle import load_bundle, save_bundle
 from policies.denoising.kernels import DDIMConfig, FlowODEConfig, FlowSDEConfig
 from policies.policy import Policy, RobotSpec
 from policies.pretrained.decoder import DecoderConfig
@@ -57,9 +58,9 @@ def flow(family: Any = "gemma") -> dict[str, Any]:
         "vocabulary": 260,
         "vision": VISION,
         "language": decoder(96, 192, family),
-        "expert": decoder(192, 640, family),
-        "act": FlowODEConfig(steps=4),
-        "explore": FlowSDEConfig(steps=4, noise_level=0.5, random_steps="one"),
+        "expert": decoder(96, 192, family),
+        "act": FlowODEConfig(steps=2),
+        "explore": FlowSDEConfig(steps=2, noise_level=0.4),
     }
 
 
@@ -114,8 +115,8 @@ class Scale:
     cloning: int = 300
     noise: float = 0.5
     environments: int = 96
-    chunks: int = 6
-    iterations: int = 20
+    chunks: int = 8
+    iterations: int = 30
 
 
 def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
@@ -133,6 +134,25 @@ def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
     return path
 
 
+def cloned(name: str, seed: int, scale: Scale, folder: Path) -> Path:
+    """The bundle that reinforcement learning starts from, made where it is missing."""
+    path, recipe = folder / f"{name}-{seed}-cloned", RECIPES[name]
+    if not path.exists():
+        prefix = torch.load(pretrained_prefix(recipe.prefix, scale, folder))
+        policy = clone(
+            recipe.config,
+            PointEnv,
+            episodes=scale.demonstrations,
+            steps=scale.cloning,
+            seed=seed,
+            noise=scale.noise,
+            frozen=recipe.frozen,
+            prepare=lambda policy: load_prefix(policy, prefix),
+        )
+        save_bundle(policy, path)
+    return path
+
+
 def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
     """Success before and after, or what an earlier call found."""
     done = folder / f"{name}-{seed}.json"
@@ -140,17 +160,7 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.read_text())
         return found
     recipe, started = RECIPES[name], time.process_time()
-    prefix = torch.load(pretrained_prefix(recipe.prefix, scale, folder))
-    base = clone(
-        recipe.config,
-        PointEnv,
-        episodes=scale.demonstrations,
-        steps=scale.cloning,
-        seed=seed,
-        noise=scale.noise,
-        frozen=recipe.frozen,
-        prepare=lambda policy: load_prefix(policy, prefix),
-    )
+    base = load_bundle(cloned(name, seed, scale, folder))
     before = success(base, PointEnv, episodes=EPISODES)
     say(f"{name} seed {seed} cloned: {before:.3f}, {time.process_time() - started:.0f} s")
     curve: list[float] = []
@@ -178,20 +188,21 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
 
 def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
     settings: dict[str, Any] = {
-        "learning_rate": 3e-4,
+        "learning_rate": 1.5e-4,
         "adaptive_rate": True,
-        "target_kl": 0.3,
-        "minibatch": 192,
-        "micro_batch": 192,
-        "epochs": 3,
+        "target_kl": 0.1,
+        "minibatch": 256,
+        "micro_batch": 256,
+        "epochs": 4,
+        "reduction": "step_sum",
         "frozen": recipe.frozen,
     } | recipe.update
     return PPOConfig(
         iterations=scale.iterations,
         chunks=scale.chunks,
         critic_warmup=1,
-        gamma=0.98,
-        critic=CriticConfig(learning_rate=1e-3),
+        time_limit="failure",
+        critic=CriticConfig(learning_rate=2e-3),
         update=UpdateConfig(**settings),
     )
 

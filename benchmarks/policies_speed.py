@@ -17,21 +17,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept_prefix import ROBOT
-from benchmarks.kept_prefix import config as config_55m
 from policies.denoising.denoise import integrate
 from policies.denoising.kernels import FlowODE, FlowODEConfig, FlowSDEConfig
-from policies.policy import set_frozen
+from policies.policy import RobotSpec, set_frozen
 from policies.pretrained.checkpoint import published_name
+from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.network import Pi0Network
+from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation, encode_instructions
 from tests.policies.pretrained.tiny_pi0 import tiny_pi0
 from tests.policies.pretrained.transformers_pi0 import transformers_pi0
 from vla_rl.bench.record import Row, row, write_record
 
+ROBOT = RobotSpec(action_dim=7, state_dim=8, cameras=("a", "b"), image_size=(112, 112), control_hz=20.0)
 STEPS, TURNS, CHUNKS, MINIBATCH = 10, 3, 16, 4
 
 
@@ -114,7 +115,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = []
-    for name, make in (("toy", toy), ("55 M", config_55m)):
+    for name, make in (("toy", toy), ("55 M", larger)):
         for batch in (1, 8):
             rows += sampling(name, make("all"), batch)
             print(*rows[-2:], sep="\n", flush=True)
@@ -126,6 +127,18 @@ def main() -> None:
 
 def toy(random_steps: Any) -> Pi0Config:
     return tiny_pi0(explore=FlowSDEConfig(steps=4, random_steps=random_steps))
+
+
+def larger(random_steps: Any) -> Pi0Config:
+    heads = {"depth": 6, "heads": 8, "kv_heads": 1, "head_dim": 64}
+    return Pi0Config(
+        action_horizon=5,
+        vocabulary=260,
+        vision=VisionConfig(width=288, mlp_width=1076, depth=7, heads=4, image_size=112),
+        language=DecoderConfig(width=512, mlp_width=4096, **heads),
+        expert=DecoderConfig(width=256, mlp_width=1024, **heads),
+        explore=FlowSDEConfig(steps=4, random_steps=random_steps),
+    )
 
 
 if __name__ == "__main__":

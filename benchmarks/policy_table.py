@@ -62,7 +62,7 @@ def residual(policy: Policy) -> None:
     made = residual_on(policy, ResidualConfig(action_horizon=2, hidden=(16,)))
     critic = EnsembleConfig(hidden=(16,), members=3)
     config = OffPolicyConfig(
-        iterations=1, chunks=4, warmup=8, critic_warmup=2, batch_size=16, demonstration_share=0.0, critic=critic
+        iterations=1, chunks=8, warmup=64, critic_warmup=2, batch_size=16, demonstration_share=0.0, critic=critic
     )
     improve(made, PointEnv(num_envs=8), config, seed=0)
 

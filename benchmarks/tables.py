@@ -209,6 +209,20 @@ def robot() -> str:
     )
 
 
+def full_size() -> str:
+    """Memory and processor time of pi0 at its published size."""
+    record = read("policies_full_size")
+    rows = []
+    for one in record["rows"]:
+        if one["name"].endswith("peak memory"):
+            stage = one["name"].removesuffix(", peak memory")
+            seconds = named(record, f"{stage}, processor time")["value"]
+            predicted = (one["against"] or "").removeprefix("predicted ")
+            rows.append([stage, f"{one['value']:.1f} GB", predicted, f"{seconds:.0f} s"])
+    head = ["", "peak memory", "predicted", "processor time"]
+    return f"{table(head, rows)}\n\n{source('policies_full_size', record)}"
+
+
 def policies() -> str:
     """Which policy goes with what, and the reasons why not."""
     record = read("policy_table")
@@ -277,6 +291,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "off_policy": off_policy,
     "families": families,
     "policies": policies,
+    "full_size": full_size,
     "robot": robot,
     "peers": peers,
     "success_classifier": success_classifier,

@@ -75,7 +75,7 @@ class CheckpointFiles(Mapping[str, Tensor]):
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._file = {}
+        self._file: dict[str, Path] = {}
         for path in files:
             with safe_open(path, framework="pt") as file:
                 self._file |= dict.fromkeys(file.keys(), path)
