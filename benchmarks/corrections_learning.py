@@ -39,7 +39,13 @@ from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
 from vla_rl.runs.run_dir import experiment_device, write_json
 
 # Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
-START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (7, 250)}
+START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (5, 150)}
+UNITS = {
+    "episodes watched": "1",
+    "steps of a person": "1",
+    "time of correcting": "s",
+    "processor time of correcting": "s",
+}
 DEMONSTRATIONS = "demonstrations"
 PROGRAM = ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0)
 FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
@@ -90,7 +96,13 @@ def _mean(name: str, runs: Sequence[dict[str, Any]]) -> Row:
     if isinstance(runs[0]["value"], dict):
         return mean_row(name, runs, "value")
     values = [one["value"] for one in runs]
-    return row(name, round(float(np.mean(values)), 1), "1", seeds=[one["seed"] for one in runs], values=values)
+    return row(
+        name,
+        round(float(np.mean(values)), 1),
+        UNITS[name.partition(",")[0]],
+        seeds=[one["seed"] for one in runs],
+        values=values,
+    )
 
 
 @dataclass(frozen=True)
@@ -115,9 +127,15 @@ class Comparison:
         )
 
     @property
+    def _imitation(self) -> Imitation:
+        start = self.experiment.start
+        assert isinstance(start, Imitation)
+        return start
+
+    @property
     def finished(self) -> bool:
-        last = (self.settings.recipes[-1], DEMONSTRATIONS)
-        return all((self.folder / f"success after {name}.json").exists() for name in last)
+        names = (*self.settings.recipes, DEMONSTRATIONS)
+        return all((self.folder / f"success after {name}.json").exists() for name in names)
 
     def figures(self) -> dict[str, Any]:
         """Of every row: a summary of successes, or a number."""
@@ -137,8 +155,7 @@ class Comparison:
         }
 
     def _clone(self, folder: Path) -> None:
-        start = self.experiment.start
-        assert isinstance(start, Imitation)
+        start = self._imitation
         collect(self.experiment, episodes=start.episodes, out=folder / EPISODES)
         device = experiment_device(self.experiment)
         policy = new_policy(start, recorded_robot(folder / EPISODES), seed=self.seed, device=device)
@@ -158,14 +175,14 @@ class Comparison:
         figures = {
             "episodes watched": len(done),
             "steps of a person": sum(human),
-            "seconds of correcting": round(time.monotonic() - started[0], 1),
-            "processor seconds of correcting": round(time.process_time() - started[1], 1),
+            "time of correcting": round(time.monotonic() - started[0], 1),
+            "processor time of correcting": round(time.process_time() - started[1], 1),
         }
         write_json(folder / "figures.json", figures)
 
     def _demonstrate(self, bundle: Path, folder: Path) -> None:
         shutil.copytree(bundle, folder / BUNDLE)
-        perfect = replace(self.experiment.start, noise=0.0, observe_every=1)  # type: ignore[type-var]
+        perfect = replace(self._imitation, noise=0.0, observe_every=1)
         experiment = replace(self.experiment, seed=10_000 + self.seed, start=perfect)
         collect(experiment, episodes=self.settings.corrections, out=folder / EPISODES)
 
