@@ -80,9 +80,13 @@ def main() -> None:
     defaults = Settings()
     for field in fields(Settings):
         value = getattr(defaults, field.name)
-        many = {"nargs": "+"} if isinstance(value, tuple) else {}
-        kind = type(value[0] if many else value)
-        parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=value, **many)
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(value, tuple):
+            parser.add_argument(flag, type=type(value[0]), default=value, nargs="+")
+        else:
+            parser.add_argument(flag, type=type(value), default=value)
     options = parser.parse_args()
     if options.part == "latency":
         name, rows = "corrections_latency", latency(options.seconds)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.learning import mean_row
 from episodes.schema import ACTORS, EXPERT, HUMAN
 from episodes.store import EpisodeStore
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
@@ -38,7 +39,14 @@ from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
 from vla_rl.runs.run_dir import experiment_device, write_json
 
 # Demonstrations and updates after which the cloned policy succeeds in about 30 to 50 of 100 episodes.
-START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (7, 250)}
+START = {"pick": (10, 300), "open_drawer": (6, 200), "reach": (5, 150)}
+UNITS = {
+    "episodes watched": "1",
+    "steps of a person": "1",
+    "time of correcting": "s",
+    "processor time of correcting": "s",
+}
+DEMONSTRATIONS = "demonstrations"
 PROGRAM = ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0)
 FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
 
@@ -46,7 +54,8 @@ FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """``recipes``: packaged configurations of ``vla-rl learn``. ``take_over_after``: steps without success after which
-    the operator intervenes. ``held_out``: episodes of each evaluation."""
+    the operator intervenes. ``held_out``: episodes of each evaluation. ``finished``: rows of the tasks and
+    seeds whose figures are in the folder, without running anything."""
 
     tasks: Sequence[str] = tuple(START)
     seeds: Sequence[int] = (0, 1, 2)
@@ -54,20 +63,46 @@ class Settings:
     corrections: int = 30
     take_over_after: int = 25
     held_out: int = 100
+    finished: bool = False
 
 
 def compare(settings: Settings, work: Path) -> list[Row]:
-    """Rows of every task and of their mean. What lies in ``work`` already is not done again."""
-    results: dict[str, list[float]] = {}
-    for task in settings.tasks:
-        for seed in settings.seeds:
-            for name, value in Comparison(task, seed, settings, work / f"{task}-{seed}").results().items():
-                results.setdefault(name, []).append(value)
-                results.setdefault(f"{name}, {task}", []).append(value)
-    return [
-        row(name, round(float(np.mean(values)), 4), "1", per_seed=values, seeds=list(settings.seeds))
-        for name, values in results.items()
+    """Rows of each task, and of all where every task has every seed. What lies in ``work`` is not done again."""
+    runs = [
+        Comparison(task, seed, settings, work / f"{task}-{seed}") for task in settings.tasks for seed in settings.seeds
     ]
+    done = [run for run in runs if run.finished] if settings.finished else runs
+    figures = [{"seed": run.seed, "task": run.task, **run.figures()} for run in done]
+    rows: list[Row] = []
+    for name in [name for name in figures[0] if name not in ("seed", "task")]:
+        if len(done) == len(runs):
+            rows.append(_mean(name, [_pooled(name, seed, figures) for seed in settings.seeds]))
+        for task in dict.fromkeys(one["task"] for one in figures):
+            of_task = [{"seed": one["seed"], "value": one[name]} for one in figures if one["task"] == task]
+            rows.append(_mean(f"{name}, {task}", of_task))
+    return rows
+
+
+def _pooled(name: str, seed: int, figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one seed, the mean over tasks."""
+    values = [one[name] for one in figures if one["seed"] == seed]
+    if not isinstance(values[0], dict):
+        return {"seed": seed, "value": float(np.mean(values))}
+    success, episodes = [one["success"] for one in values], [one["episodes"] for one in values]
+    return {"seed": seed, "value": {"success": float(np.mean(success)), "episodes": sum(episodes)}}
+
+
+def _mean(name: str, runs: Sequence[dict[str, Any]]) -> Row:
+    if isinstance(runs[0]["value"], dict):
+        return mean_row(name, runs, "value")
+    values = [one["value"] for one in runs]
+    return row(
+        name,
+        round(float(np.mean(values)), 1),
+        UNITS[name.partition(",")[0]],
+        seeds=[one["seed"] for one in runs],
+        values=values,
+    )
 
 
 @dataclass(frozen=True)
@@ -91,28 +126,36 @@ class Comparison:
             "--start.bc.batch_size=64",
         )
 
-    def results(self) -> dict[str, float]:
-        """The figures of every row."""
+    @property
+    def _imitation(self) -> Imitation:
+        start = self.experiment.start
+        assert isinstance(start, Imitation)
+        return start
+
+    @property
+    def finished(self) -> bool:
+        names = (*self.settings.recipes, DEMONSTRATIONS)
+        return all((self.folder / f"success after {name}.json").exists() for name in names)
+
+    def figures(self) -> dict[str, Any]:
+        """Of every row: a summary of successes, or a number."""
         start = self._once("start", self._clone)
         before = self._success("start", start / BUNDLE)
         corrected = self._once("corrected", lambda folder: self._correct(start / BUNDLE, folder))
         demonstrated = self._once("demonstrated", lambda folder: self._demonstrate(start / BUNDLE, folder))
-        after = {
-            f"success after {recipe}": self._learned(f"after {recipe}", corrected, recipe, (ACTORS[HUMAN],))
-            for recipe in self.settings.recipes
-        }
-        first = self.settings.recipes[0]
-        more = self._learned("after demonstrations", demonstrated, first, (ACTORS[EXPERT],))
+        first, *others = self.settings.recipes
+        more = self._learned(DEMONSTRATIONS, demonstrated, first, EXPERT)
+        after = {recipe: self._learned(recipe, corrected, recipe, HUMAN) for recipe in self.settings.recipes}
         return {
             "success before": before,
-            **after,
+            "success after": after[first],
             "success with as many demonstrations": more,
+            **{f"success after, {recipe}": after[recipe] for recipe in others},
             **json.loads((corrected / "figures.json").read_text()),
         }
 
     def _clone(self, folder: Path) -> None:
-        start = self.experiment.start
-        assert isinstance(start, Imitation)
+        start = self._imitation
         collect(self.experiment, episodes=start.episodes, out=folder / EPISODES)
         device = experiment_device(self.experiment)
         policy = new_policy(start, recorded_robot(folder / EPISODES), seed=self.seed, device=device)
@@ -132,40 +175,38 @@ class Comparison:
         figures = {
             "episodes watched": len(done),
             "steps of a person": sum(human),
-            "seconds of correcting": round(time.monotonic() - started[0], 1),
-            "processor seconds of correcting": round(time.process_time() - started[1], 1),
+            "time of correcting": round(time.monotonic() - started[0], 1),
+            "processor time of correcting": round(time.process_time() - started[1], 1),
         }
         write_json(folder / "figures.json", figures)
 
     def _demonstrate(self, bundle: Path, folder: Path) -> None:
         shutil.copytree(bundle, folder / BUNDLE)
-        perfect = replace(self.experiment.start, noise=0.0, observe_every=1)  # type: ignore[type-var]
+        perfect = replace(self._imitation, noise=0.0, observe_every=1)
         experiment = replace(self.experiment, seed=10_000 + self.seed, start=perfect)
         collect(experiment, episodes=self.settings.corrections, out=folder / EPISODES)
 
-    def _learned(self, name: str, source: Path, recipe: str, actors: tuple[str, ...]) -> float:
-        """Success of ``source``'s policy after a round of learning."""
+    def _learned(self, name: str, source: Path, recipe: str, actor: int) -> dict[str, Any]:
+        """Success of ``source``'s policy after a round of learning from this actor's steps."""
 
         def learn(folder: Path) -> None:
             shutil.copytree(source, folder)
-            learn_round(folder, self._config(recipe), actors=actors)
+            learn_round(folder, self._config(recipe), actors=(ACTORS[actor],))
 
-        return self._success(name, self._once(name, learn) / BUNDLE)
+        return self._success(f"after {name}", self._once(f"after {name}", learn) / BUNDLE)
 
     def _config(self, recipe: str) -> CorrectionsConfig:
         shipped = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections"), [FROZEN])
         learning = replace(shipped.learning, demonstrations=(self.folder / "start" / EPISODES,))
         return replace(shipped, seed=self.seed, control=PROGRAM, learning=learning)
 
-    def _success(self, name: str, bundle: Path) -> float:
+    def _success(self, name: str, bundle: Path) -> dict[str, Any]:
         """On the same held-out starts, whatever the seed of the learning."""
-        path = self.folder / f"success {name}.json"
+        path, episodes = self.folder / f"success {name}.json", self.settings.held_out
         if not path.exists():
-            result = evaluate_path(
-                bundle, episodes=self.settings.held_out, split=None, seed=0, experiment=self.experiment
-            )
-            write_json(path, result)
-        return float(json.loads(path.read_text())["success"])
+            write_json(path, evaluate_path(bundle, episodes=episodes, split=None, seed=0, experiment=self.experiment))
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
 
     def _once(self, name: str, make: Callable[[Path], None]) -> Path:
         """The folder ``name``, made whole or not at all."""

@@ -105,6 +105,26 @@ def baselines() -> str:
     )
 
 
+def corrections() -> str:
+    """Learning from corrections beside as many demonstrations, by task."""
+    record = read("corrections")
+    columns = {
+        "success before": "before",
+        "success after": "30 corrected episodes",
+        "success with as many demonstrations": "30 demonstrations more",
+        "success after, sirius": "corrected episodes, sirius",
+    }
+    names = [name for name in columns if any(one["name"].startswith(f"{name}, ") for one in record["rows"])]
+    tasks = [
+        one["name"].removeprefix(f"{names[0]}, ") for one in record["rows"] if one["name"].startswith(f"{names[0]}, ")
+    ]
+    rows = [[task, *(share(found(record, f"{name}, {task}")) for name in names)] for task in tasks]
+    if (mean_before := found(record, names[0])) is not None:
+        rows.append(["all", *(share(found(record, name)) for name in names)])
+    note = over_seeds("corrections", record, mean_before or named(record, f"{names[0]}, {tasks[0]}"))
+    return table(["", *(columns[name] for name in names)], rows) + f"\n\n{note}"
+
+
 METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 
@@ -285,6 +305,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "controls": controls,
     "baselines": baselines,
+    "corrections": corrections,
     "methods": methods,
     "learning": learning,
     "imagination": imagination,

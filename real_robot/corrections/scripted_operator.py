@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from websockets.sync.client import ClientConnection, connect
 
 from real_robot.corrections.access import COOKIE
+from real_robot.corrections.session import ENDED
 
 State = dict[str, Any]
 HEARTBEAT_S = 0.1
@@ -135,7 +136,7 @@ class ScriptedOperator:
 
     def _receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self._socket.recv(timeout=timeout_s))
-        if message["type"] == "refused":
+        if message["type"] == "refused" and message["reason"] != ENDED:  # it may end while a command is on its way
             raise ValueError(f"the server refused: {message['reason']}")
         return message
 

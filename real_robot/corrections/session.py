@@ -37,6 +37,7 @@ from sims.vector_env import DemonstratedEnv, ProjectingEnv, VectorEnv, decode_in
 Mode = Literal["policy", "human", "hold", "ended"]
 Outcome = Literal["success", "failure", "abort"]
 MAX_INSTRUCTION = 200  # characters
+ENDED = "the episode has ended; start the next one"
 
 
 SHOWN_PATH_STEPS = 40
@@ -177,7 +178,7 @@ class CorrectionSession:
 
     def take_over(self, *, person: str) -> None:
         if self.mode == "ended":
-            raise Refused("the episode has ended; start the next one")
+            raise Refused(ENDED)
         if self.mode != "human":
             self.human.begin(self.handover.last)
             self.attempt.operators.append(person)
@@ -187,7 +188,7 @@ class CorrectionSession:
     def hand_back(self, *, person: str) -> None:
         """To the policy, which plans anew from what it sees now."""
         if self.mode == "ended":
-            raise Refused("the episode has ended; start the next one")
+            raise Refused(ENDED)
         if self.mode != "policy":
             self._chunk_at = self.attempt.length - len(self._chunk)
             self._audit.write("policy drives", person=person, step=self.attempt.length)

@@ -61,7 +61,6 @@ class ClassifierFits:
         return {
             "state": "done",
             **shown,
-            "path": str(fit),
             "threshold": known["threshold"],
             "precision": known["episodes"]["precision"],
             "recall": known["episodes"]["recall"],

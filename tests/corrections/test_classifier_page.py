@@ -43,7 +43,7 @@ def test_a_classifier_is_fitted_and_its_doubts_lead_to_wrong_labels(chromium: Br
         page.wait_for_selector("#c-state >> text=fit-001, under way")
         page.click("#c-fit")
         page.wait_for_selector("#problem >> text=a fit is under way; wait for it to end")
-        page.wait_for_selector("#c-state >> text=fit-001: on", timeout=1000 * FIT_S)
+        page.wait_for_selector("#c-state >> text=classifiers/fit-001: on", timeout=1000 * FIT_S)
         report = json.loads((one.folder / "classifiers" / "fit-001" / "report.json").read_text())
         doubts = report["disagreements"]
         recall = round(100 * report["episodes"]["recall"]["value"])

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from episodes.store import EpisodeStore
 from real_robot.corrections.access import COOKIE
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
-from tests.corrections.small_server import server
+from tests.corrections.small_server import SIM, server
 from tests.episodes.episode_examples import make_episode
 
 
@@ -225,6 +226,19 @@ def test_names_do_not_lead_out_of_the_folder(running: CorrectionServer, path):
     status, body = ask(running, path, cookie=cookie)
     assert status == 404
     assert b"import" not in body
+
+
+def test_an_episode_may_end_while_the_operator_decides_to_take_over(tmp_path: Path):
+    with server(tmp_path, sim=replace(SIM, max_steps=4), pace=1000.0) as one:
+
+        def decide(state: dict) -> bool:
+            while one.robot.session.mode == "policy":
+                time.sleep(0.005)
+            return True
+
+        with ScriptedOperator(one.invite("script"), decide) as operator:
+            done = operator.correct(2)
+    assert [(episode["corrected"], episode["success"]) for episode in done] == [(False, False)] * 2
 
 
 def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,7 +208,7 @@ def cloned_sources(episodes: Path, settings: LearningConfig, *, actors: tuple[st
             for store, count in zip(demonstrations, given, strict=True)
             if count
         ),
-        *([replace(own, share=own_share)] if own_share else []),
+        *([dataclasses.replace(own, share=own_share)] if own_share else []),
     ]
 
 

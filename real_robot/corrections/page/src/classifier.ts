@@ -33,9 +33,10 @@ function described(newest: Classifier): string {
   if (newest.state === "failed") return `${newest.fit} ended without a classifier. ${newest.log}`;
   const rate = (one: { value: number | null; interval: [number, number] }) =>
     one.value === null ? "unknown" : `${percent(one.value)} (${percent(one.interval[0])} to ${percent(one.interval[1])})`;
+  const labels = newest.disagreements.length === 1 ? "1 label" : `${newest.disagreements.length} labels`;
   return (
-    `${newest.fit}: on ${newest.episodes} held-out episodes precision ${rate(newest.precision)}, recall ${rate(newest.recall)}; ` +
-    `threshold ${newest.threshold.toFixed(2)}. ${newest.disagreements.length} labels to review. In ${newest.path}`
+    `classifiers/${newest.fit}: on ${newest.episodes} held-out episodes precision ${rate(newest.precision)}, recall ${rate(newest.recall)}; ` +
+    `threshold ${newest.threshold.toFixed(2)}. ${labels} to review.`
   );
 }
 
@@ -53,7 +54,7 @@ function list(found: Extract<Classifier, { state: "done" }>["disagreements"]): v
       void choose(one.episode);
     });
     const row = document.createElement("tr");
-    const said = one.declared_at === null ? "no success" : `success at step ${one.declared_at}`;
+    const said = one.declared_at === null ? "no success" : `success ${one.labeled ? "already " : ""}at step ${one.declared_at}`;
     for (const content of [open, one.task, one.labeled ? "success" : "failure", `${said} (${one.score.toFixed(2)})`]) {
       const cell = document.createElement("td");
       cell.append(content);

@@ -104,7 +104,6 @@ export type Classifier =
       state: "done";
       fit: string;
       log: string;
-      path: string;
       threshold: number;
       precision: Rate;
       recall: Rate;
