@@ -1,7 +1,7 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
     vla-rl sims install metaworld
-    python -m benchmarks.other_simulators coffee-button handle-press --seeds 0 1 2
+    python -m benchmarks.other_simulators drawer-open door-open --seeds 0 1 2
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
 that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
@@ -39,11 +39,9 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "coffee-button": Case(config="metaworld"),
-    "handle-press": Case(config="metaworld", settings=("--sim.tasks", "[handle-press]")),
-    "button-press": Case(config="metaworld", settings=("--sim.tasks", "[button-press]", "--sim.max_steps", "96")),
-    "drawer-open": Case(config="metaworld", settings=("--sim.tasks", "[drawer-open]", "--sim.max_steps", "160")),
-    "Lift": Case(config="robosuite"),
+    "drawer-open": Case(config="metaworld"),
+    "door-open": Case(config="metaworld", settings=("--sim.tasks", "[door-open]")),
+    "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
 
 

@@ -195,6 +195,30 @@ def off_policy() -> str:
     return f"{table(head, rows)}\n\n{note}"
 
 
+def blind_controls() -> str:
+    """What controllers reach in the tabletop tasks that do not look or do not read."""
+    record = read("blind_controls")
+    values: dict[str, dict[str, float]] = {}
+    for one in record["rows"]:
+        task, _, control = one["name"].partition(", ")
+        values.setdefault(control, {})[task] = one["value"]
+    tasks = list(next(iter(values.values())))
+    rows = [[control, *(f"{100 * of[task]:.1f} %" for task in tasks)] for control, of in values.items()]
+    return f"{table(['', *(f'`{task}`' for task in tasks)], rows)}\n\n{source('blind_controls', record)}"
+
+
+def other_simulators() -> str:
+    """Before and after reinforcement learning in simulators that are not ours."""
+    record = read("other_simulators")
+    rows = []
+    for case, runs in record["runs"].items():
+        cells = (share(named(record, f"{case}, {text}")) for text in ("imitation", "after PPO", "after PPO, exploring"))
+        steps = named(record, f"{case}, control steps")["value"]
+        rows.append([f"`{case}`", *cells, f"{steps / 1000:.0f}", listed([run["seed"] for run in runs])])
+    head = ["task", "imitation", "after PPO", "exploring", "1,000 control steps", "seeds"]
+    return f"{table(head, rows)}\n\n{source('other_simulators', record)}"
+
+
 def families() -> str:
     """Policies that do not denoise."""
     record = read("policy_families")
@@ -311,6 +335,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "imagination": imagination,
     "off_policy": off_policy,
     "families": families,
+    "blind_controls": blind_controls,
+    "other_simulators": other_simulators,
     "policies": policies,
     "full_size": full_size,
     "robot": robot,

@@ -32,7 +32,7 @@ def _put(scene: SceneState, block: Tensor, mat: Tensor) -> tuple[Waypoint, Tenso
     """Towards the block on the mat; and whether it lies there, away from the hand."""
     approach, held = grasp_block(scene, block)
     goal, yaw = lift(mat, BLOCK_HALF), end_effector_yaw(scene)
-    over = carry(scene, block[:, :3], goal, yaw, clearance=0.06, tolerance=0.015)
+    over = carry(scene, block[:, :3], goal, yaw, clearance=0.09, tolerance=0.015)  # above the other block
     resting = (gap(block[:, :2], mat[:, :2]) < 0.03) & (block[:, 2] < BLOCK_HALF + 0.005)
     released = (scene.fingers > BLOCK_HALF + 0.008).all(1)
     release = Waypoint(goal=scene.end_effector, yaw=yaw, gripper=-torch.ones_like(yaw))
