@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, metric_figure, rate_cell, section, signed, video
+from vla_rl.report.pieces import (
+    ABSENT,
+    PALETTE,
+    card,
+    curve,
+    figure,
+    interval,
+    metric_figure,
+    rate_cell,
+    section,
+    signed,
+    video,
+)
 from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import line_chart, percent
 
@@ -24,6 +36,22 @@ def imagination(run: RunData) -> str:
         metric_figure(series(last, "explained_variance"), title="Value: explained variance", hint="last round"),
     ]
     return section("Imagination", [_evaluation(run), _validation(run), *learned]) + _videos(run.rounds)
+
+
+def imagined_headline(result: Mapping[str, Any]) -> str:
+    """Of a run from logs alone, whose success was only imagined."""
+    before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
+    cards = [
+        card(percent(before.success), f"imagined success before training<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"imagined success after training<br>{interval(after)}", css="main"),
+    ]
+    said = (
+        "Episodes of the world model from held-out recorded starts: no simulator and no robot was asked, so these "
+        "figures are worth what the evaluation of the world model below is worth."
+    )
+    if not result["trained"]:
+        said += " It misses stop_below_auc: nothing was trained in it, and the policy is as cloned."
+    return f'<div class="cards">{"".join(cards)}</div><p class="lead">{said}</p>'
 
 
 def _evaluation(run: RunData) -> str:
@@ -115,7 +143,7 @@ def _validation(run: RunData) -> str:
     """Success of each round's policies in the real environment."""
     rows, steps = [], 0
     for number, one in enumerate(run.rounds):
-        steps += one.stages["record"]["control_steps"]
+        steps += one.stages.get("record", {}).get("control_steps", 0)  # none where there is no simulator
         for name, title in VALIDATED.items():
             if name in one.stages:
                 rate = rate_cell(Rate.of(one.stages[name]))

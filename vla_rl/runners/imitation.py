@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
+from world_models.data.clip import LEARNED_FROM
 
 SUCCESSES = Selection(success=True)
 
@@ -36,7 +37,8 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     if not isinstance(start, Imitation) or (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
-    return clone(policy, [Cloned(store=store)], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+    source = cloned_from(experiment, store)
+    return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
 
 
 def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:
@@ -70,12 +72,22 @@ def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None) -> Robot
 class Cloned:
     """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
 
-    ``share``: of every batch, relative to the other stores'.
+    ``share``: of every batch, relative to the other stores'. ``folds``: of the starts; None: all.
     """
 
     store: Path
     actors: tuple[str, ...] = SOURCES
     share: float = 1.0
+    folds: tuple[int, ...] | None = None
+
+    @property
+    def where(self) -> Selection:
+        return replace(SUCCESSES, folds=self.folds)
+
+
+def cloned_from(experiment: Experiment, store: Path) -> Cloned:
+    """The successes of ``store``; where a world model is evaluated with it, without its held-out episodes."""
+    return Cloned(store=store, folds=None if experiment.imagination is None else LEARNED_FROM)
 
 
 def clone(
@@ -94,7 +106,7 @@ def clone(
     ``fit_normalizer``: for a new policy. ``parent``: hash of the weights that ``policy`` starts from.
     """
     opened = [(source, EpisodeStore(source.store)) for source in sources]
-    opened = [(source, store) for source, store in opened if store.select(SUCCESSES)] or opened[:1]
+    opened = [(source, store) for source, store in opened if store.select(source.where)] or opened[:1]
     spec, sizes = policy.spec, divide(config.batch_size, [source.share for source, _ in opened])
     samplers = [
         WindowSampler(
@@ -102,7 +114,7 @@ def clone(
             action_horizon=spec.cloned_horizon,
             batch_size=size,
             seed=seed,
-            where=SUCCESSES,
+            where=source.where,
             cameras=spec.robot.cameras,
             future_steps=spec.future_steps,
             actors=source.actors,
