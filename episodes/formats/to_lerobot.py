@@ -82,9 +82,7 @@ def _write_group(
         tables.append(columns)
         written.rows.append(row)
         written.frames, in_file = written.frames + length, in_file + length
-    _write_table(
-        root / DATA.format(**place), {key: [v for table in tables for v in table[key]] for key in tables[0]}
-    )
+    _write_table(root / DATA.format(**place), {key: [v for table in tables for v in table[key]] for key in tables[0]})
     for camera in cameras if video else ():
         path = root / VIDEO.format(video_key=f"observation.images.{camera}", **place)
         _write_mp4(path, (episode.images[camera] for episode in group), hz=hz)

@@ -19,7 +19,7 @@ ExportFormat = Literal["lerobot", "lerobot-images", "robomimic"]
 
 @dataclass(frozen=True)
 class Data:
-    """Inspect an episode store, check its integrity, rebuild its catalog, import demonstrations into it, or export it."""
+    """Inspect an episode store, check its integrity, rebuild its catalog, import into it, or export it."""
 
     verb: Positional[Literal["info", "verify", "rebuild", "import", "export"]]
     path: Annotated[Positional[Path], arg(metavar="STORE")]
@@ -90,7 +90,6 @@ class Data:
         )
         result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
         print(json.dumps(result) if self.json else _imported(self.path, result))
-
 
     def _export(self) -> None:
         from episodes.formats.exporter import export_episodes

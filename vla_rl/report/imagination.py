@@ -68,9 +68,19 @@ def _evaluation(run: RunData) -> str:
             [_hallucinated(report, thresholds["max_hallucinated"]) for report in reports],
         ),
         _row(
+            "the same with a frozen picture, and by a model without actions",
+            "",
+            [_controls(report) for report in reports],
+        ),
+        _row(
+            "outcome AUC, length-matched",
+            _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
+            [_auc(report, thresholds["min_success_auc"], "length_matched_auc") for report in reports],
+        ),
+        _row(
             "AUC of imagined success",
             _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
-            [_auc(report, thresholds["min_success_auc"]) for report in reports],
+            [_auc(report, thresholds["min_success_auc"], "success_auc") for report in reports],
         ),
         _row(
             "imagined minus true success [points]",
@@ -109,8 +119,14 @@ def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
     return _measured(percent(value), _points(report.get("hallucinated_success_interval")), _beyond(value, limit))
 
 
-def _auc(report: Mapping[str, Any], limit: float | None) -> str:
-    value, ends = report["success_auc"], report.get("success_auc_interval")
+def _controls(report: Mapping[str, Any]) -> str:
+    """What a model would hallucinate that does not look at the picture, and one that does not know the actions."""
+    names = "frozen_picture_hallucinated_success", "no_action_hallucinated_success"
+    return ", ".join("none" if report.get(name) is None else percent(report[name]) for name in names)
+
+
+def _auc(report: Mapping[str, Any], limit: float | None, name: str) -> str:
+    value, ends = report.get(name), report.get(f"{name}_interval")
     if value is None:
         return ABSENT
     return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", limit is not None and value < limit)

@@ -3,9 +3,10 @@
 Each round: record episodes with the exploring policy -> clone their successes -> fit the world model -> evaluate it ->
 train in imagined episodes -> validate in the real environment.
 
-The algorithm is the one that would run in the simulator. Every real control step is counted. For every threshold that
-the world model's evaluation misses, imagined episodes are halved; below ``stop_below_auc`` the run stops and ships the
-policy with the best real validation.
+The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
+For every threshold that the world model's evaluation misses, imagined episodes are halved, and once more where its
+images are no better than a copy of the first one; below ``stop_below_auc`` the run stops. It ships the policy with the
+best validation.
 """
 
 from __future__ import annotations
@@ -94,7 +95,26 @@ def ship(bundle: Path, to: Path) -> None:
 
 def misled(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> bool:
     """Whether the evaluation says (or cannot say, without successes and failures) that rewards mean too little."""
-    return (report["success_auc"] or 0.0) < thresholds.stop_below_auc
+    return outcome_auc(report) < thresholds.stop_below_auc
+
+
+def outcome_auc(report: Mapping[str, Any]) -> float:
+    """Of success; with lengths matched where the held-out episodes have such pairs, since length alone tells much."""
+    matched = report["length_matched_auc"]
+    return (report["success_auc"] if matched is None else matched) or 0.0
+
+
+def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[str]:
+    """What of the evaluation is not good enough."""
+    gates = {
+        "success_auc": outcome_auc(report) >= thresholds.min_success_auc,
+        "hallucinated_success": (report["hallucinated_success"] or 0.0) <= thresholds.max_hallucinated,
+        "delta_success": report["delta_success"] <= thresholds.max_delta_success,
+        "psnr": all(
+            ours is None or ours > copy for ours, copy in zip(report["psnr"], report["copy_psnr"], strict=True)
+        ),
+    }
+    return [name for name, passed in gates.items() if not passed]
 
 
 class Rounds:
@@ -192,7 +212,7 @@ class Rounds:
             if stage.pending:
                 limited = replace(model, imagined_env=replace(model.imagined_env, branch_steps=branch))
                 result = reinforce(self.run, self._imagined_env(folder, limited, policy), policy, folder)
-                stage.result = result | {"branch_steps": branch}
+                stage.result = result | {"branch_steps": branch, "missed": missed(report, self.settings.thresholds)}
         self.world_model = folder / WORLD_MODEL_FILE
         return folder / self.run.bundle.name
 
@@ -207,14 +227,9 @@ class Rounds:
 def branch_steps(
     report: dict[str, Any], thresholds: EvaluationThresholds, configured: int | None, longest: int
 ) -> int | None:
-    """The configured length of imagined episodes, halved once for every threshold that the evaluation misses."""
-    missed = [
-        (report["success_auc"] or 0.0) < thresholds.min_success_auc,
-        (report["hallucinated_success"] or 0.0) > thresholds.max_hallucinated,
-        report["delta_success"] > thresholds.max_delta_success,
-    ]
+    """The configured length of imagined episodes, halved once for everything that the evaluation misses."""
     branch = configured
-    for _ in range(sum(missed)):
+    for _ in missed(report, thresholds):
         branch = max(MIN_BRANCH, (branch or longest) // 2)
     return branch
 

@@ -20,7 +20,7 @@ from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import ImaginationConfig
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.imagination import Reinforce, Rounds, misled, ship, whole_episodes
+from vla_rl.runners.imagination import Reinforce, Rounds, misled, missed, ship, whole_episodes
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
 from vla_rl.runs.progress import console
@@ -33,6 +33,8 @@ FIGURES = (
     "success_auc",
     "success_auc_interval",
     "length_matched_auc",
+    "length_matched_auc_interval",
+    "frozen_picture_auc",
     "hallucinated_success",
     "hallucinated_success_interval",
     "frozen_picture_hallucinated_success",
@@ -40,6 +42,8 @@ FIGURES = (
     "imagined_success",
     "true_success",
     "delta_success",
+    "psnr",
+    "copy_psnr",
     "episodes",
 )
 
@@ -125,11 +129,12 @@ def _imagined_success(run: Run, rounds: Rounds, bundle: Path, name: str) -> None
 
 def log_result(run: Run) -> dict[str, Any]:
     """What result.json holds: nothing in it was seen in a simulator or on a robot."""
-    stages = run.stages()
+    stages, settings = run.stages(), log_settings(run.experiment)
     report = stages["evaluate_model_0"]
     return {
         "imagined": {name: stages[f"imagined_{name}"] for name in ("before", "after")},
         "world_model": {name: report[name] for name in FIGURES if name in report},
+        "missed": missed(report, settings.thresholds),
         "trained": not stages["reinforce"]["refused"],
         "seed": run.experiment.seed,
         "episodes": stages["imagined_after"]["episodes"],
