@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from policies.bundle import read_bundle_info
+from sims.tabletop.config import CAMERAS
 from tests import dot_episodes
 from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
@@ -107,7 +108,7 @@ def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.Capt
         "1.0",
     )
     answer(capsys, "data", "export", tmp_path / "recorded", "--out", tmp_path / "lerobot")
-    cameras = [f"--camera={name}=observation.images.{name}" for name in ("scene", "wrist")]
+    cameras = ["--camera", *(f"{name}=observation.images.{name}" for name in CAMERAS)]
     answer(
         capsys, "data", "import", tmp_path / "store", "--source", tmp_path / "lerobot", *cameras,
         "--state", "observation.state", "--task", "reach",

@@ -27,7 +27,7 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
 
 
 def test_a_longer_episode_has_no_more_chances_in_a_length_matched_auc() -> None:
-    """Scores that only grow with time: failures last longer and score higher, yet pairs of equal length tell nothing."""
+    """Scores that only grow with time: failures last longer and score higher, yet within equal times none does."""
     length = torch.tensor([3, 4, 10, 10])
     truth = torch.tensor([True, True, False, False])
     curve = torch.arange(10).expand(4, -1) / 10
