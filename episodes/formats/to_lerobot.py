@@ -40,7 +40,7 @@ class _Written:
 
 def write_lerobot(episodes: Iterator[Episode], root: Path, *, video: bool = True) -> None:
     """``root``: the folder to make. Raises EpisodeError where pyarrow is missing or a video cannot be written."""
-    written, info = _Written(), {}
+    written, info = _Written(), dict[str, Any]()
     for number in itertools.count():
         group = list(itertools.islice(episodes, EPISODES_PER_FILE))
         if not group:
@@ -122,7 +122,11 @@ def _info(episode: Episode, *, video: bool) -> dict[str, Any]:
     }
     for camera, frames in episode.images.items():
         height, width = frames.shape[1:3]
-        feature = {"dtype": "image", "shape": [height, width, 3], "names": ["height", "width", "channels"]}
+        feature: dict[str, Any] = {
+            "dtype": "image",
+            "shape": [height, width, 3],
+            "names": ["height", "width", "channels"],
+        }
         if video:
             feature["dtype"] = "video"
             feature["info"] = {
