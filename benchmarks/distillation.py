@@ -102,11 +102,11 @@ def measured(model: FlowWorldModel, fitted: FittedWorldModel, experiment: Experi
         for one in open_loop_errors(model, held_out, horizons=HORIZONS, locate=None, seed=seed)
     }
     sequences = recorded_sequences(held_out)
-    success, score = imagined_success(model, reward_model, held_out, sequences, seed=seed, reward_every=every)
+    outcomes = imagined_success(model, reward_model, held_out, sequences, seed=seed, reward_every=every)
     truth = torch.tensor([entry.success for entry in held_out.entries])
     figures |= {
-        "AUC of recorded actions [1]": auc(score, truth),
-        "success of recorded actions [1]": success.float().mean().item(),
+        "AUC of recorded actions [1]": auc(outcomes.score, truth),
+        "success of recorded actions [1]": outcomes.success.float().mean().item(),
     }
     bundles = policies(run)
     rates = imagined_rates(model, fitted, experiment, stores, list(bundles.values()))

@@ -165,20 +165,26 @@ def learning() -> str:
 def imagination() -> str:
     """Policies improved in a world model, beside the same without it."""
     arms = {
-        "imitation": "cloned",
-        "successes imitated": "its successes cloned",
-        "imagination": "imagination",
-        "both": "both",
-        "simulator": "PPO in the simulator, as many real steps",
-    }
+        "imitation": ("imitation", "cloned"),
+        "self-imitation": ("successes imitated", "its successes cloned"),
+        "imagination": ("imagination", "imagination"),
+        "loop": ("both", "both"),
+        "simulator 1x": ("simulator", "PPO in the simulator, as many real steps"),
+    }  # row -> its name in results of before, title
     rows, sources = [], []
     for name in ("world_model_drawer", "world_model_reach"):
         record = read(name)
         by_name = {row["name"]: row for row in record["rows"]}
-        cells = [share(by_name.get(f"success, {arm}, all seeds")) for arm in arms]
+        cells = [
+            share(by_name.get(arm, by_name.get(f"success, {before}, all seeds"))) for arm, (before, _) in arms.items()
+        ]
         rows.append([name.removeprefix("world_model_"), *cells])
         sources.append(source(name, record))
-    return table(["task", *arms.values()], rows) + "\n\n" + "\n".join(f"* {one}" for one in sources)
+    return (
+        table(["task", *(title for _, title in arms.values())], rows)
+        + "\n\n"
+        + "\n".join(f"* {one}" for one in sources)
+    )
 
 
 def off_policy() -> str:

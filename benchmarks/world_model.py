@@ -4,12 +4,15 @@
 
 Runs the whole configuration once per seed: imprecise demonstrations, behavior cloning, real episodes of that policy,
 cloning of their successes, fit, evaluation of the world model, reinforcement learning in it, 200 held-out starts in the
-simulator. Beside it, from the same first policy: imagined training alone, in the same world model, without cloning
-successes; and PPO in the simulator with as many real control steps as the whole run has recorded. Then all seeds'
-policies in the first seed's world model and in the simulator. ``--ablations``: the runs of these seeds again, each time
-without one of their parts or in two rounds, from the same policies and, where possible, the same real episodes.
-Writes the results and the processor time of the fit to benchmarks/results/world_model_NAME.json. The same command
-resumes an interrupted benchmark.
+simulator (row ``loop``). Beside it, from the same first policy: ``self-imitation``, its successes cloned;
+``imagination``, imagined training alone, in the same world model; and ``simulator Nx``, PPO in the simulator with N
+(``--times``) times as many real control steps as the whole run has taken, those of validation too. PPO's rows come
+twice, with the averaged weights, which are deployed, and with the last ones: an average that is too slow hides what was
+learned. ``--simulator`` changes settings of PPO in the simulator alone, so that it can be tuned as imagined training
+was. Intervals of all seeds are over seeds and episodes. Then all seeds' policies in the first seed's world model and in
+the simulator. ``--ablations``: the runs of these seeds again, each time without one of their parts or in two rounds,
+from the same policies and, where possible, the same real episodes. Writes the results and the processor time of the fit
+to benchmarks/results/world_model_NAME.json. The same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -24,17 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from policies.bundle import load_bundle
+from policies.policy import Policy
 from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config
-from vla_rl.intervals import wilson_interval
+from vla_rl.intervals import seeds_interval
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import compare_success
 from vla_rl.runners.train import train
 from vla_rl.runners.world_model import WORLD_MODEL_FILE
-from vla_rl.runs.checkpoint import latest_checkpoint, load_tree
+from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, load_tree
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import open_run, write_json
 
@@ -51,7 +55,6 @@ VARIANTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["--imagination.model.keyframes.episode_starts", "1.0"],
         (*RECORDED, *SUCCESSES, *FITTED),
     ),
-    "without uncertainty": (["--imagination.model.imagined_env.max_error", "null"], (*RECORDED, *SUCCESSES, *FITTED)),
     "without near successes": (["--imagination.model.reward_model.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
     "without actions": (["--imagination.model.dynamics.actions", "false"], (*RECORDED, *SUCCESSES)),
     "in two rounds of half the episodes": (
@@ -66,6 +69,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=Path("configs/imagined_pick.yaml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--ablations", type=int, nargs="+", default=[], metavar="SEED")
+    parser.add_argument("--times", type=int, nargs="+", default=[1], help="real steps of PPO in the simulator")
+    parser.add_argument("--simulator", nargs="+", default=[], metavar="NAME=VALUE", help="settings of that PPO")
     parser.add_argument("--work", type=Path, help="default: runs/world_model/NAME")
     parser.add_argument("settings", nargs="*", help="overrides, after a --")
     arguments = parser.parse_args()
@@ -77,14 +82,19 @@ def main() -> None:
         details = [{key: value for key, value in run.items() if key not in ("rows", "bundles")} for run in runs]
         written = [*pooled(runs), *(row for run in runs for row in run["rows"]), *rows]
         parts = ["--config", arguments.config, "--seeds", *arguments.seeds]
-        for option, values in (("--ablations", arguments.ablations), ("--", arguments.settings)):
+        options = {name: getattr(arguments, name) for name in ("ablations", "times", "simulator")}
+        for option, values in (*((f"--{name}", given) for name, given in options.items()), ("--", arguments.settings)):
             parts += [option, *values] if values else []
         command = " ".join(map(str, ["python benchmarks/world_model.py", *parts]))
         print(write_record(f"world_model_{name}", written, command=command, runs=details))
 
     for seed in arguments.seeds:
-        experiment = load_config(Experiment, arguments.config, ["--seed", str(seed), *arguments.settings])
-        runs.append(one_seed(experiment, work / f"seed_{seed}"))
+        settings = ["--seed", str(seed), *arguments.settings]
+        tuned = [
+            word for pair in arguments.simulator for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])
+        ]
+        experiment, simulated = (load_config(Experiment, arguments.config, [*settings, *more]) for more in ([], tuned))
+        runs.append(one_seed(experiment, simulated, work / f"seed_{seed}", times=arguments.times))
         record([])
     rows = compared(load_config(Experiment, arguments.config, arguments.settings), work, runs)
     record(rows)
@@ -116,8 +126,8 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
     write_json(folder / "stages.json", {name: known[name] for name in stages if name in known})
 
 
-def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
-    """The whole run, imagined training alone, PPO in the simulator."""
+def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times: Sequence[int]) -> dict[str, Any]:
+    """The whole run, imagined training alone, PPO in the simulator (as ``simulated`` says)."""
     assert experiment.imagination is not None
     whole = finished(experiment, work / "imagined")
     stages, folder = whole["stages"], whole["dir"]
@@ -126,15 +136,21 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
         runs["imagination"], bundles["imagination"] = whole["result"]["rl"], folder / "bundle"
     else:
         again = folder / "imagination" / "round_0" / "clone" / "bundle"
-        runs["successes imitated"], bundles["successes imitated"] = deployed(experiment, again), again
+        runs["self-imitation"], bundles["self-imitation"] = evaluated(experiment, load_bundle(again)), again
         branch_off(folder, work / "alone", (*RECORDED, *FITTED))
         without = replace(experiment, imagination=replace(experiment.imagination, clone_successes=None))
         alone = finished(without, work / "alone")
         runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
-        runs["both"], bundles["both"] = whole["result"]["rl"], folder / "bundle"
-    real_steps = stages["reinforce"]["real_steps"]
-    real = finished(in_simulator(experiment, folder, real_steps), work / "simulator")
-    runs["simulator"], bundles["simulator"] = real["result"]["rl"], real["dir"] / "bundle"
+        runs["loop"], bundles["loop"] = whole["result"]["rl"], folder / "bundle"
+    real_steps = stages["reinforce"]["real_steps"] + stages["reinforce"]["validation_steps"]
+    taken = {"loop": real_steps}
+    for factor in times:
+        name = f"simulator {factor}x"
+        wanted = in_simulator(simulated, folder, factor * real_steps)
+        real = finished(wanted, work / name.replace(" ", "_"))
+        runs[name], bundles[name] = real["result"]["rl"], real["dir"] / "bundle"
+        runs[f"{name}, last weights"] = evaluated(wanted, last_weights(real["dir"]))
+        taken[name] = control_steps(real["dir"])
     rows = [*learned(runs), *evaluation_rows(whole)]
     return {
         "seed": experiment.seed,
@@ -142,7 +158,7 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
         "success": {name: summary["success"] for name, summary in runs.items()},
         "episodes": whole["result"]["episodes"],
         "stopped_by_the_evaluation": "imagine_0" not in stages,
-        "real_control_steps": {"loop": real_steps, "simulator": control_steps(real["dir"])},
+        "real_control_steps": taken,
         "evaluation": stages["evaluate_model_0"],
         "reward_model": {name: value for name, value in stages["fit_0"].items() if name != "world"},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
@@ -150,14 +166,13 @@ def one_seed(experiment: Experiment, work: Path) -> dict[str, Any]:
 
 
 def pooled(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Success over all seeds' held-out episodes."""
-    rows = []
+    """Success over all seeds' held-out episodes, with intervals over seeds and episodes."""
+    rows, episodes = [], [run["episodes"] for run in runs]
     for name in runs[0]["success"]:
-        episodes = sum(run["episodes"] for run in runs)
-        won = round(sum(run["success"][name] * run["episodes"] for run in runs))
+        won = [round(run["success"][name] * run["episodes"]) for run in runs]
+        interval = seeds_interval(won, episodes)
         rows.append(
-            figure(f"success, {name}, all seeds", won / episodes, "1")
-            | {"interval": wilson_interval(won, episodes), "seeds": [run["seed"] for run in runs]}
+            figure(name, sum(won) / sum(episodes), "1") | {"interval": interval, "seeds": [run["seed"] for run in runs]}
         )
     return rows
 
@@ -171,16 +186,22 @@ def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:
         return {"dir": directory, "stages": run.stages(), "result": result}
 
 
-def deployed(experiment: Experiment, bundle: Path) -> dict[str, Any]:
-    """Success of a bundle on the held-out starts."""
-    settings, env = experiment.evaluation, make_env(experiment.sim)
-    starts = evaluation_starts(
-        experiment.sim, num_tasks=len(env.spec.tasks), seed=settings.seed, episodes=settings.episodes
-    )
+def evaluated(experiment: Experiment, policy: Policy) -> dict[str, Any]:
+    """Success of a policy on the held-out starts."""
+    seed, episodes, env = experiment.evaluation_seed, experiment.evaluation.episodes, make_env(experiment.sim)
+    starts = evaluation_starts(experiment.sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
     try:
-        return evaluate_policy(load_bundle(bundle), env, starts, seed=settings.seed, stochastic=False)
+        return evaluate_policy(policy, env, starts, seed=seed, stochastic=False)
     finally:
         env.close()
+
+
+def last_weights(run: Path) -> Policy:
+    """The policy of a finished run as its last update left it, not averaged."""
+    policy, latest = load_bundle(run / "bundle"), latest_checkpoint(run / "checkpoints")
+    assert latest is not None
+    policy.load_state_dict(load_checkpoint(latest)["update"]["policy"])
+    return policy
 
 
 def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experiment:
@@ -220,8 +241,16 @@ def evaluation_rows(whole: dict[str, Any]) -> list[dict[str, Any]]:
         for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
         for h, value, copy in zip(report["horizons"], report[name], report[f"copy_{name}"], strict=True)
     ]
-    rates = ("hallucinated_success", "success_auc", "false_success", "missed_success", "delta_success")
+    rates = ("success_auc", "frozen_picture_auc", "false_success", "missed_success", "delta_success")
     rows += [figure(f"{name}, recorded actions", report[name], "1") for name in rates]
+    rows += [
+        figure("outcome AUC, length-matched", report["length_matched_auc"], "1")
+        | {"interval": report["length_matched_auc_interval"]},
+        figure("hallucinated success", report["hallucinated_success"], "1")
+        | {"interval": report.get("hallucinated_success_interval")},
+        figure("frozen picture", report["frozen_picture_hallucinated_success"], "1"),
+        figure("no action", report["no_action_hallucinated_success"], "1"),
+    ]
     latest = latest_checkpoint(whole["dir"] / "imagination" / "round_0" / "dynamics" / "checkpoints")
     assert latest is not None
     return [*rows, figure("processor time of the fit of the dynamics", load_tree(latest)["cpu_s"], "s")]

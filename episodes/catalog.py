@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import threading
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,13 @@ class Entry:
     locations: ArrayLocations
     span: tuple[int, int] | None = None
 
+    @property
+    def fold(self) -> int:
+        """0 to 9, by task and seed: where episodes are divided by it, no start is on both sides."""
+        return zlib.crc32(f"{self.task}/{self.seed}".encode()) % FOLDS
 
+
+FOLDS = 10
 _COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "span")
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,

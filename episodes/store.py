@@ -52,6 +52,7 @@ class Selection:
     sources: tuple[str, ...] | None = None
     splits: tuple[str, ...] | None = None
     success: bool | None = None
+    folds: tuple[int, ...] | None = None
 
     def matches(self, entry: Entry) -> bool:
         return (
@@ -59,6 +60,7 @@ class Selection:
             and (self.sources is None or entry.source in self.sources)
             and (self.splits is None or entry.split in self.splits)
             and (self.success is None or entry.success == self.success)
+            and (self.folds is None or entry.fold in self.folds)
         )
 
 

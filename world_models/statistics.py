@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 THRESHOLD_LIMITS = 0.3, 0.95
@@ -28,6 +28,28 @@ def auc_interval(
     drawn = torch.from_numpy(rng.integers(len(score), size=(draws, len(score))))
     values = np.array([auc(score[index], truth[index]) for index in drawn])
     return [float(np.nanquantile(values, q)) for q in (0.025, 0.975)]
+
+
+def length_matched_auc(
+    curve: Float[Tensor, "N steps"], truth: Bool[Tensor, " N"], length: Int[Tensor, " N"], rng: np.random.Generator
+) -> tuple[float, list[float], int] | None:
+    """AUC in which an episode's length tells nothing, its 95 % interval, and the number of pairs; None without any.
+
+    ``curve[i, t]``: the highest score of episode i within t + 1 steps. A success of T steps is compared with every
+    failure that was at least as long, both by their highest scores within T steps: over its whole length a failure has
+    more chances of a high score, and one that ended early has fewer. Interval: bootstrap of successes and failures.
+    """
+    won, lost = truth.nonzero().flatten(), (~truth).nonzero().flatten()
+    at = (length[won] - 1).clamp(max=curve.shape[1] - 1)
+    above, failures = curve[won, at][:, None], curve[lost][:, at].T
+    wins = np.where(length[lost] >= length[won][:, None], (above > failures) + 0.5 * (above == failures), np.nan)
+    pairs = int(np.isfinite(wins).sum())
+    if not pairs:
+        return None
+    rows, columns = (rng.integers(size, size=(1000, size)) for size in wins.shape)
+    drawn = [wins[np.ix_(row, column)] for row, column in zip(rows, columns, strict=True)]
+    means = np.array([np.nanmean(one) for one in drawn if np.isfinite(one).any()])
+    return float(np.nanmean(wins)), [float(np.quantile(means, q)) for q in (0.025, 0.975)], pairs
 
 
 def mean_interval(values: Float[np.ndarray, " N"], rng: np.random.Generator, draws: int = 1000) -> list[float] | None:

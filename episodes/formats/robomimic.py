@@ -1,7 +1,7 @@
 """Reads robomimic's HDF5 layout, which LIBERO's demonstrations use too.
 
     data                    attributes: env_args (JSON: env_name, env_kwargs), LIBERO: problem_info (JSON)
-    data/demo_<n>           attributes: num_samples
+    data/demo_<n>           attributes: num_samples, ep_meta (JSON: lang), not in every file
     data/demo_<n>/actions   [T, A];  rewards, dones [T]
     data/demo_<n>/obs/<key> [T, ...] observations before each action; next_obs/<key>: after it, not in every file
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,19 +42,20 @@ def read_robomimic(path: Path) -> Iterator[Recording]:
                 raise EpisodeError(
                     f"{path}: data/{name} has no actions or no obs, only {list(data[name])}; extract them first"
                 )
-            yield _recording(f"{path.name}: {name}", data[name], instruction, control_hz)
+            own = _json(data[name], "ep_meta").get("lang")
+            yield _recording(f"{path.name}: {name}", data[name], own or instruction, control_hz)
 
 
-def open_hdf5(path: Path) -> Any:
-    """Open to read. Raises EpisodeError without h5py, and if it is no HDF5 file."""
+def open_hdf5(path: Path, mode: Literal["r", "x"] = "r") -> Any:
+    """Open to read, or to write a new file. Raises EpisodeError without h5py, and if it is no HDF5 file."""
     try:
         import h5py
     except ModuleNotFoundError as error:
-        raise EpisodeError("reading HDF5 needs h5py. Run: pip install 'vla-rl[import]'") from error
+        raise EpisodeError("HDF5 needs h5py. Run: pip install 'vla-rl[import]'") from error
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, mode)
     except OSError as error:
-        raise EpisodeError(f"{path} cannot be read as HDF5: {error}") from error
+        raise EpisodeError(f"{path} cannot be {'read' if mode == 'r' else 'written'} as HDF5: {error}") from error
 
 
 def _recording(name: str, demo: Any, instruction: str | None, control_hz: float | None) -> Recording:

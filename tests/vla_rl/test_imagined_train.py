@@ -122,6 +122,9 @@ def test_every_real_step_is_counted(run: Path) -> None:
     assert [len(store.entries()) for store in recorded] == [5, 5]
     assert [stages[f"record_{number}"]["control_steps"] for number in range(2)] == steps
     assert stages["reinforce"]["real_steps"] == sum(steps)
+    validations = [stage for name, stage in stages.items() if name.startswith("validate_")]
+    assert len(validations) == 5
+    assert stages["reinforce"]["validation_steps"] == sum(2 * stage["mean_steps"] for stage in validations)
     starts = [entry.seed for store in recorded for entry in store.entries()]
     assert len(set(starts)) == 10
     for store in recorded:
@@ -225,8 +228,11 @@ def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -
     imagination = load_config(Experiment, config).imagination
     assert imagination is not None
     thresholds = imagination.thresholds
-    good = {"success_auc": 0.99, "hallucinated_success": 0.0, "delta_success": 0.05}
+    good = {"success_auc": 0.99, "length_matched_auc": None, "hallucinated_success": 0.0, "delta_success": 0.05}
+    good |= {"psnr": [30.0, 20.0], "copy_psnr": [20.0, 15.0]}
     assert branch_steps(good, thresholds, 64, 100) == 64
     assert branch_steps(good | {"success_auc": 0.7}, thresholds, 64, 100) == 32
+    assert branch_steps(good | {"length_matched_auc": 0.7}, thresholds, 64, 100) == 32
+    assert branch_steps(good | {"copy_psnr": [20.0, 20.5]}, thresholds, 64, 100) == 32
     assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, thresholds, 64, 100) == 16
     assert branch_steps(good | {"hallucinated_success": None}, thresholds, 64, 100) == 64

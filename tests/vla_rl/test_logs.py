@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from policies.bundle import read_bundle_info
+from sims.tabletop.config import CAMERAS
 from tests import dot_episodes
+from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
+from vla_rl.runners.imitation import cloned_from
+from world_models.data.clip_sampler import ClipSampler
 
 CONFIG = """\
 sim: {name: none}
@@ -53,10 +60,102 @@ def test_a_world_model_is_fitted_and_evaluated_without_a_simulator(
     assert report["delta_success"] is not None  # of the recorded actions
 
 
-def test_what_needs_a_simulator_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+TABLETOP = """\
+extends: {tiny}
+sim: {{tasks: [reach], max_steps: 32}}
+"""
+TRAINED = """\
+extends: {logs}
+algorithm:
+  name: ppo
+  iterations: 1
+  chunks: 1
+  critic_warmup: 0
+  update: {{minibatch: 4, micro_batch: 4, epochs: 1, average: 0.9}}
+imagination:
+  model:
+    dynamics: {{action_horizon: 8}}
+    imagined_env: {{branch_steps: 8}}
+  thresholds: {{stop_below_auc: 0.0}}
+evaluation: {{videos_per_task: 0}}
+"""
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
+    """What a command prints with --json."""
+    main([*map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sequence of docs/world-models.md: data set, store, train without a simulator, and only then the simulator."""
+    simulator, logs, config = (tmp_path / f"{name}.yaml" for name in ("simulator", "logs", "trained"))
+    simulator.write_text(TABLETOP.format(tiny=Path(__file__).parents[1] / "data" / "tiny.yaml"))
+    logs.write_text(
+        CONFIG.replace("[store]", f"[{tmp_path / 'store'}]").replace("store: store", f"store: {tmp_path / 'store'}")
+    )
+    config.write_text(TRAINED.format(logs=logs))
+    answer(
+        capsys,
+        "collect",
+        simulator,
+        "--episodes",
+        "40",
+        "--out",
+        tmp_path / "recorded",
+        "--failures",
+        "--start.noise",
+        "1.0",
+    )
+    answer(capsys, "data", "export", tmp_path / "recorded", "--out", tmp_path / "lerobot")
+    cameras = ["--camera", *(f"{name}=observation.images.{name}" for name in CAMERAS)]
+    answer(
+        capsys, "data", "import", tmp_path / "store", "--source", tmp_path / "lerobot", *cameras,
+        "--state", "observation.state", "--task", "reach",
+    )  # fmt: skip
+    result = answer(capsys, "train", config, "--run-dir", tmp_path / "run")
+    assert result["trained"]
+    assert {"before", "after"} == set(result["imagined"])
+    assert result["imagined"]["after"]["episodes"] == result["world_model"]["episodes"] == result["episodes"]
+    assert "bc" not in result  # no success but an imagined one
+    info = read_bundle_info(tmp_path / "run" / "bundle")
+    assert info.provenance.parent == read_bundle_info(tmp_path / "run" / "imitation" / "bundle").sha256
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "imagined success after training" in page
+    assert "no simulator and no robot was asked" in page
+    judged = answer(capsys, "eval", tmp_path / "run" / "bundle", "--sim", simulator, "--episodes", "2")
+    assert judged["episodes"] == 2
+
+
+def test_held_out_episodes_are_not_cloned(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 60)
     config = tmp_path / "logs.yaml"
     config.write_text(CONFIG)
+    source = cloned_from(load_experiment(config), store.path)
+    cloned = {entry.seed for entry in store.select(source.where)}
+    evaluated = {entry.seed for entry in ClipSampler([store], action_horizon=4, part="held_out").entries}
+    succeeded = {entry.seed for entry in store.select() if entry.success}
+    assert evaluated & succeeded
+    assert cloned == succeeded - evaluated
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["start.store", "imagination.stores"], "give recorded episodes as start.store or imagination.stores"),
+        (["imagination"], "this needs a simulator: name one in section sim, or add a section imagination"),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], message: str
+) -> None:
+    settings = yaml.safe_load(CONFIG)
+    for path in changed:
+        *sections, name = path.split(".")
+        del (settings[sections[0]] if sections else settings)[name]
+    config = tmp_path / "logs.yaml"
+    config.write_text(yaml.safe_dump(settings))
     with pytest.raises(SystemExit) as stopped:
         main(["train", str(config), "--run-dir", str(tmp_path / "run")])
     assert stopped.value.code == 2
-    assert "sim.name is none, and this needs a simulator" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -58,12 +58,14 @@ def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:
     world.fit_scales(*clips.statistics())
     sequences = recorded_sequences(clips)
     reward_model.success_threshold.fill_(-1.0)
-    success, score = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
-    assert success.all()
-    assert ((score > 0) & (score < 1)).all()
+    outcomes = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
+    assert outcomes.success.all()
+    assert ((outcomes.score > 0) & (outcomes.score < 1)).all()
+    assert (outcomes.curve.diff(dim=1) >= 0).all()
+    assert (outcomes.curve[:, 0] == 0).all()  # the first classification is after two steps
     reward_model.success_threshold.fill_(2.0)
     reward_model.failed_threshold.fill_(2.0)
-    assert not imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)[0].any()
+    assert not imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2).success.any()
 
 
 def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
@@ -74,7 +76,8 @@ def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
     sequences, truth = recorded_sequences(clips), torch.tensor([entry.success for entry in clips.entries])
     reward_model.config = dataclasses.replace(reward_model.config, false_success=0.1)
     thresholds = set_thresholds(world, reward_model, clips, seed=0, reward_every=2)
-    success, score = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
+    outcomes = imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2)
+    success, score = outcomes.success, outcomes.score
     assert torch.equal(success, score > thresholds["success_threshold"])
     assert success.sum() <= truth.sum() < (score >= thresholds["success_threshold"]).sum()
     rewarded = score > thresholds["reward_threshold"]
@@ -92,6 +95,11 @@ def test_the_report_has_every_figure_of_the_contract(clips: ClipSampler) -> None
         assert all(math.isfinite(value) for value in report[name])
     assert report["hallucinated_success"] == report["no_action_hallucinated_success"]
     assert report["swapped_sequences"] == 4
+    assert 0 <= report["frozen_picture_hallucinated_success"] <= 1
+    assert 0 <= report["frozen_picture_auc"] <= 1
+    low, high = report["length_matched_auc_interval"]
+    assert low <= report["length_matched_auc"] <= high
+    assert report["length_matched_pairs"] > 0
     assert 0 <= report["success_auc"] <= 1
     assert report["delta_success"] == pytest.approx(abs(report["imagined_success"] - report["true_success"]))
     won = [entry.success for entry in clips.entries]

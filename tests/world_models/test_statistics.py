@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from world_models.statistics import THRESHOLD_LIMITS, auc, best_threshold, mean_interval, threshold_exceeded_by
+from world_models.statistics import (
+    THRESHOLD_LIMITS,
+    auc,
+    best_threshold,
+    length_matched_auc,
+    mean_interval,
+    threshold_exceeded_by,
+)
 
 
 def test_auc_is_the_share_of_pairs_in_order() -> None:
@@ -17,6 +24,29 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
     pairs = [(p > n) + 0.5 * (p == n) for p in score[truth].tolist() for n in score[~truth].tolist()]
     assert auc(score, truth) == pytest.approx(sum(pairs) / len(pairs))
     assert auc(-score, truth) == pytest.approx(1 - sum(pairs) / len(pairs))
+
+
+def test_a_longer_episode_has_no_more_chances_in_a_length_matched_auc() -> None:
+    """Scores that only grow with time: failures last longer and score higher, yet within equal times none does."""
+    length = torch.tensor([3, 4, 10, 10])
+    truth = torch.tensor([True, True, False, False])
+    curve = torch.arange(10).expand(4, -1) / 10
+    curve = torch.minimum(curve, (length[:, None] - 1) / 10)
+    assert auc(curve[:, -1], truth) == 0.0
+    assert length_matched_auc(curve, truth, length, np.random.default_rng(0)) == (0.5, [0.5, 0.5], 4)
+    better = curve + 0.05 * truth[:, None]
+    assert length_matched_auc(better, truth, length, np.random.default_rng(0)) == (1.0, [1.0, 1.0], 4)
+
+
+def test_failures_that_end_early_are_not_compared() -> None:
+    curve, rng = torch.rand(3, 8).cummax(1).values, np.random.default_rng(0)
+    truth = torch.tensor([True, False, False])
+    found = length_matched_auc(curve, truth, torch.tensor([5, 4, 5]), rng)
+    assert found is not None
+    assert found[0] == float(curve[0, 4] > curve[2, 4])
+    assert found[2] == 1
+    assert length_matched_auc(curve, truth, torch.tensor([5, 4, 4]), rng) is None
+    assert length_matched_auc(curve, torch.tensor([True] * 3), torch.tensor([5, 4, 4]), rng) is None
 
 
 def test_the_best_threshold_lies_between_the_classes() -> None:

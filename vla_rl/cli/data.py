@@ -1,4 +1,4 @@
-"""``vla-rl data info | verify | rebuild | import STORE``"""
+"""``vla-rl data info | verify | rebuild | import | export STORE``"""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from sims.errors import UserError
 from sims.numbers.ranges import PositiveFloat, PositiveInt
 from vla_rl.cli.arguments import Json
 
+ExportFormat = Literal["lerobot", "lerobot-images", "robomimic"]
+
 
 @dataclass(frozen=True)
 class Data:
-    """Inspect an episode store, check its integrity, rebuild its catalog, or import demonstrations into it."""
+    """Inspect an episode store, check its integrity, rebuild its catalog, import into it, or export it."""
 
-    verb: Positional[Literal["info", "verify", "rebuild", "import"]]
+    verb: Positional[Literal["info", "verify", "rebuild", "import", "export"]]
     path: Annotated[Positional[Path], arg(metavar="STORE")]
     """an episode store"""
     source: Path | None = None
@@ -44,11 +46,15 @@ class Data:
     """import: HEIGHT WIDTH of all cameras; images keep their proportions, borders are black (default: as recorded)"""
     success: str = "recorded"
     """import: recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
+    to: ExportFormat = "lerobot"
+    """export: LeRobotDataset 3.0 with videos, or with exact images in its tables; or a robomimic file (.hdf5)"""
+    out: Path | None = None
+    """export: the folder or file to write"""
     json: Json = False
 
     def run(self) -> None:
-        if self.verb == "import":
-            self._import()
+        if self.verb in ("import", "export"):
+            (self._import if self.verb == "import" else self._export)()
             return
         from episodes import maintenance
 
@@ -84,6 +90,16 @@ class Data:
         )
         result = import_episodes(self.source, EpisodeStore(self.path, create=True), mapping)
         print(json.dumps(result) if self.json else _imported(self.path, result))
+
+    def _export(self) -> None:
+        from episodes.formats.exporter import export_episodes
+        from episodes.store import EpisodeStore
+
+        if self.out is None:
+            raise UserError("data export STORE needs --out, the folder or file to write")
+        result = export_episodes(EpisodeStore(self.path), self.out, self.to)
+        written = f"{self.out}: {result['episodes']} episodes of {result['steps']} steps written"
+        print(json.dumps(result) if self.json else written)
 
 
 def _imported(path: Path, result: Mapping[str, int]) -> str:

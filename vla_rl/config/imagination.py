@@ -41,9 +41,10 @@ class WorldModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationThresholds:
-    """What the world model's evaluation must reach; for every miss, imagined episodes are halved.
+    """What the world model's evaluation must reach; for every miss, imagined episodes are halved, and once more where
+    predicted images are no better than a copy of the first one.
 
-    ``stop_below_auc``: below this AUC of success the run stops.
+    ``stop_below_auc``: below this AUC of success the run stops. AUCs are of length-matched pairs where there are any.
     """
 
     min_success_auc: Share = 0.8

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vla_rl.report.pieces import ABSENT, PALETTE, curve, figure, metric_figure, rate_cell, section, signed, video
+from vla_rl.report.pieces import (
+    ABSENT,
+    PALETTE,
+    card,
+    curve,
+    figure,
+    interval,
+    metric_figure,
+    rate_cell,
+    section,
+    signed,
+    video,
+)
 from vla_rl.report.run_data import Rate, Round, RunData, series
 from vla_rl.report.svg import line_chart, percent
 
@@ -26,6 +38,22 @@ def imagination(run: RunData) -> str:
     return section("Imagination", [_evaluation(run), _validation(run), *learned]) + _videos(run.rounds)
 
 
+def imagined_headline(result: Mapping[str, Any]) -> str:
+    """Of a run from logs alone, whose success was only imagined."""
+    before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
+    cards = [
+        card(percent(before.success), f"imagined success before training<br>{interval(before)}", css="plain"),
+        card(percent(after.success), f"imagined success after training<br>{interval(after)}", css="main"),
+    ]
+    said = (
+        "Episodes of the world model from held-out recorded starts: no simulator and no robot was asked, so these "
+        "figures are worth what the evaluation of the world model below is worth."
+    )
+    if not result["trained"]:
+        said += " It misses stop_below_auc: nothing was trained in it, and the policy is as cloned."
+    return f'<div class="cards">{"".join(cards)}</div><p class="lead">{said}</p>'
+
+
 def _evaluation(run: RunData) -> str:
     """The world model's evaluation on held-out episodes in every round, beside the thresholds."""
     reports = [one.stages["evaluate_model"] for one in run.rounds if "evaluate_model" in one.stages]
@@ -40,9 +68,19 @@ def _evaluation(run: RunData) -> str:
             [_hallucinated(report, thresholds["max_hallucinated"]) for report in reports],
         ),
         _row(
+            "the same with a frozen picture, and by a model without actions",
+            "",
+            [_controls(report) for report in reports],
+        ),
+        _row(
+            "outcome AUC, length-matched",
+            _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
+            [_auc(report, thresholds["min_success_auc"], "length_matched_auc") for report in reports],
+        ),
+        _row(
             "AUC of imagined success",
             _limit("&ge;", thresholds["min_success_auc"], lambda value: f"{value:.2f}"),
-            [_auc(report, thresholds["min_success_auc"]) for report in reports],
+            [_auc(report, thresholds["min_success_auc"], "success_auc") for report in reports],
         ),
         _row(
             "imagined minus true success [points]",
@@ -81,8 +119,14 @@ def _hallucinated(report: Mapping[str, Any], limit: float | None) -> str:
     return _measured(percent(value), _points(report.get("hallucinated_success_interval")), _beyond(value, limit))
 
 
-def _auc(report: Mapping[str, Any], limit: float | None) -> str:
-    value, ends = report["success_auc"], report.get("success_auc_interval")
+def _controls(report: Mapping[str, Any]) -> str:
+    """What a model would hallucinate that does not look at the picture, and one that does not know the actions."""
+    names = "frozen_picture_hallucinated_success", "no_action_hallucinated_success"
+    return ", ".join("none" if report.get(name) is None else percent(report[name]) for name in names)
+
+
+def _auc(report: Mapping[str, Any], limit: float | None, name: str) -> str:
+    value, ends = report.get(name), report.get(f"{name}_interval")
     if value is None:
         return ABSENT
     return _measured(f"{value:.2f}", ends and f"{ends[0]:.2f}, {ends[1]:.2f}", limit is not None and value < limit)
@@ -115,7 +159,7 @@ def _validation(run: RunData) -> str:
     """Success of each round's policies in the real environment."""
     rows, steps = [], 0
     for number, one in enumerate(run.rounds):
-        steps += one.stages["record"]["control_steps"]
+        steps += one.stages.get("record", {}).get("control_steps", 0)  # none where there is no simulator
         for name, title in VALIDATED.items():
             if name in one.stages:
                 rate = rate_cell(Rate.of(one.stages[name]))

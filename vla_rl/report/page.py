@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from vla_rl.report.imagination import imagination
+from vla_rl.report.imagination import imagination, imagined_headline
 from vla_rl.report.pieces import (
     AFTER,
     BEFORE,
@@ -69,6 +69,8 @@ def _header(run: RunData) -> str:
 
 def _headline(run: RunData) -> str:
     """Success before and after, and one sentence about whether the difference is significant."""
+    if "imagined" in run.result:
+        return imagined_headline(run.result)
     before, after = run.before, run.after
     if before is None or after is None:
         done = len(run.metrics)

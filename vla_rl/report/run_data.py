@@ -115,7 +115,8 @@ def read_run(path: Path) -> RunData:
 
 def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
     rounds = []
-    for number in range(sum(name.startswith("record_") for name in stages)):
+    numbers = {name.rpartition("_")[2] for name in stages if name.startswith(("record_", "fit_"))}
+    for number in range(len(numbers)):
         folder, ending = path / "imagination" / f"round_{number}", f"_{number}"
         rounds.append(
             Round(

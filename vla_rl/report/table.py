@@ -45,11 +45,26 @@ def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> No
 
 def success_line(result: Mapping[str, Any]) -> str:
     """What a run achieved, from its result.json: the deployed policy on the held-out starts."""
+    if "imagined" in result:
+        return _imagined_line(result)
     before, after = Rate.of(result["bc"]), Rate.of(result["rl"])
     return (
         f"success {_percent(after.success)} ({_interval(after)}), before reinforcement {_percent(before.success)} "
         f"({_interval(before)}), {result['episodes']} held-out episodes"
     )
+
+
+def _imagined_line(result: Mapping[str, Any]) -> str:
+    before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
+    figures = result["world_model"]
+    auc, off = figures["success_auc"], figures["delta_success"]
+    judged = "unknown: held-out episodes of one outcome" if auc is None else f"{auc:.2f}"
+    line = (
+        f"imagined success {_percent(after.success)} ({_interval(after)}), before training {_percent(before.success)} "
+        f"({_interval(before)}), {result['episodes']} held-out starts; no simulator was asked. The world model: AUC of "
+        f"success {judged}, success of recorded actions {100 * off:.0f} points off"
+    )
+    return line if result["trained"] else f"{line}. Below stop_below_auc, so the policy is as cloned"
 
 
 def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:

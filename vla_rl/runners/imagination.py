@@ -3,14 +3,15 @@
 Each round: record episodes with the exploring policy -> clone their successes -> fit the world model -> evaluate it ->
 train in imagined episodes -> validate in the real environment.
 
-The algorithm is the one that would run in the simulator. Every real control step is counted. For every threshold that
-the world model's evaluation misses, imagined episodes are halved; below ``stop_below_auc`` the run stops and ships the
-policy with the best real validation.
+The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
+For every threshold that the world model's evaluation misses, imagined episodes are halved, and once more where its
+images are no better than a copy of the first one; below ``stop_below_auc`` the run stops. It ships the policy with the
+best validation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,12 @@ from policies.policy import Policy, RobotSpec
 from sims.devices.env_on_device import on_device
 from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
-from sims.vector_env import Observation, VectorEnv
+from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.config.imagination import EvaluationThresholds, ImaginationConfig, WorldModelConfig
 from vla_rl.intervals import wilson_interval
 from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
-from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.imitation import clone, cloned_from
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
     WORLD_MODEL_FILE,
@@ -43,8 +44,10 @@ from vla_rl.runners.world_model import (
     open_clips,
 )
 from vla_rl.runs.run_dir import Run
-from world_models.bundle import check_robot, load_world_model
+from world_models.bundle import FittedWorldModel, check_robot, load_world_model
+from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import Keyframes, RecordedStarts
+from world_models.imagined_env import ImaginedEnv
 
 MIN_BRANCH = 16  # control steps: two chunks; in less, a value function can hardly tell good from bad
 
@@ -67,32 +70,59 @@ def improve_in_imagination(
     run: Run, env: VectorEnv, start: Path, settings: ImaginationConfig, *, reinforce: Reinforce
 ) -> dict[str, Any]:
     """All rounds, each from the policy with the best real validation so far; leaves that policy in ``run.bundle``."""
-    rounds = _Rounds(run, env, settings, reinforce)
-    rounds.best = rounds.validate("validate_start", start)
+    rounds = Rounds(run, env.spec, settings, env=env)
+    best = rounds.validate("validate_start", start)
     number = 0
     for number in range(settings.rounds):
-        rounds.record(number)
+        rounds.record(number, best.bundle)
         if settings.clone_successes is not None:
-            rounds.clone(number, settings.clone_successes)
-        rounds.fit(number)
+            again = rounds.clone(number, settings.clone_successes, best.bundle)
+            best = best.or_better(rounds.validate(f"validate_clone_{number}", again))
+        rounds.fit(number, best.bundle)
         report = rounds.evaluate(number)
-        if (report["success_auc"] or 0.0) < settings.thresholds.stop_below_auc:
+        if misled(report, settings.thresholds):
             break
-        rounds.imagine(number, report)
-    best = rounds.best.bundle
-    save_bundle(load_bundle(best), run.bundle, provenance=read_bundle_info(best).provenance)
+        trained = rounds.imagine(number, report, best.bundle, reinforce)
+        best = best.or_better(rounds.validate(f"validate_{number}", trained))
+    ship(best.bundle, run.bundle)
     iterations = run.experiment.algorithm.iterations
-    return {"iterations": iterations, "real_steps": rounds.real_steps, "rounds": number + 1}
+    return {"iterations": iterations, "rounds": number + 1, **rounds.real_steps()}
 
 
-class _Rounds:
-    """The stages of the rounds, and what they share."""
+def ship(bundle: Path, to: Path) -> None:
+    save_bundle(load_bundle(bundle), to, provenance=read_bundle_info(bundle).provenance)
 
-    best: Validated
 
-    def __init__(self, run: Run, env: VectorEnv, settings: ImaginationConfig, reinforce: Reinforce) -> None:
-        self.run, self.env, self.settings, self.reinforce = run, env, settings, reinforce
-        self.seed, self.real_steps = run.experiment.seed, 0
+def misled(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> bool:
+    """Whether the evaluation says (or cannot say, without successes and failures) that rewards mean too little."""
+    return outcome_auc(report) < thresholds.stop_below_auc
+
+
+def outcome_auc(report: Mapping[str, Any]) -> float:
+    """Of success; with lengths matched where the held-out episodes have such pairs, since length alone tells much."""
+    matched = report["length_matched_auc"]
+    return (report["success_auc"] if matched is None else matched) or 0.0
+
+
+def missed(report: Mapping[str, Any], thresholds: EvaluationThresholds) -> list[str]:
+    """What of the evaluation is not good enough."""
+    gates = {
+        "success_auc": outcome_auc(report) >= thresholds.min_success_auc,
+        "hallucinated_success": (report["hallucinated_success"] or 0.0) <= thresholds.max_hallucinated,
+        "delta_success": report["delta_success"] <= thresholds.max_delta_success,
+        "psnr": all(
+            ours is None or ours > copy for ours, copy in zip(report["psnr"], report["copy_psnr"], strict=True)
+        ),
+    }
+    return [name for name, passed in gates.items() if not passed]
+
+
+class Rounds:
+    """The stages of the rounds, and what they share. ``env``: the real environment; None: logs are all there is."""
+
+    def __init__(self, run: Run, spec: EnvSpec, settings: ImaginationConfig, *, env: VectorEnv | None) -> None:
+        self.run, self.spec, self.env, self.settings = run, spec, env, settings
+        self.seed = run.experiment.seed
         self.given = list(settings.stores)
         recorded = (run.demonstrations / "catalog.sqlite").exists()
         self.demonstrations = [run.demonstrations] if recorded else []
@@ -107,34 +137,46 @@ class _Rounds:
         """What the world model is fitted to."""
         return [*self.given, *(self.demonstrations if self.settings.demonstrations else []), *self.episodes]
 
+    def real_steps(self) -> dict[str, int]:
+        """Control steps in the real environment so far: recorded, and of validation."""
+        stages = self.run.stages()
+        validated = [one for name, one in stages.items() if name.startswith("validate_")]
+        return {
+            "real_steps": sum(one["control_steps"] for name, one in stages.items() if name.startswith("record_")),
+            "validation_steps": sum(round(one["mean_steps"] * one["episodes"]) for one in validated),
+        }
+
     def validate(self, name: str, bundle: Path) -> Validated:
+        assert self.env is not None
         with self.run.stage(name) as stage:
             if stage.pending:
                 policy = load_bundle(bundle, device=self.run.device)
                 stage.result = validate(policy, self.env, self.run.experiment)
         return Validated(bundle, stage.result["success"])
 
-    def record(self, number: int) -> None:
+    def record(self, number: int, policy: Path) -> None:
+        assert self.env is not None
         self.episodes.append(self.folder(number) / "episodes")
         with self.run.stage(f"record_{number}") as stage:
             if stage.pending:
                 stage.result = record_policy(
-                    self.run, self.env, self.best.bundle, self.episodes[-1], self.settings, number=number
+                    self.run, self.env, policy, self.episodes[-1], self.settings, number=number
                 )
-        self.real_steps += stage.result["control_steps"]
 
-    def clone(self, number: int, config: BCConfig) -> None:
-        """Behavior cloning of all successes so far, the policy's own among them."""
-        folder, best = self.folder(number) / "clone", self.best.bundle
+    def clone(self, number: int, config: BCConfig, start: Path) -> Path:
+        """Behavior cloning of all successes so far, the policy's own among them; the bundle."""
+        folder = self.folder(number) / "clone"
         with self.run.stage(f"clone_{number}") as stage:
             if stage.pending:
-                policy, parent = load_bundle(best, device=self.run.device), read_bundle_info(best).sha256
-                stores = [Cloned(store=store) for store in (*self.given, *self.demonstrations, *self.episodes)]
-                bundle = clone(policy, stores, config, folder, seed=self.seed, fit_normalizer=False, parent=parent)
+                policy, parent = load_bundle(start, device=self.run.device), read_bundle_info(start).sha256
+                stores = (*self.given, *self.demonstrations, *self.episodes)
+                sources = [cloned_from(self.run.experiment, store) for store in stores]
+                bundle = clone(policy, sources, config, folder, seed=self.seed, fit_normalizer=False, parent=parent)
                 stage.result = {"bundle": self.run.inside(bundle)}
-        self.best = self.best.or_better(self.validate(f"validate_clone_{number}", folder / self.run.bundle.name))
+        return folder / self.run.bundle.name
 
-    def fit(self, number: int) -> None:
+    def fit(self, number: int, policy: Path) -> None:
+        """``policy``: whose encoder the reward model may start from."""
         with self.run.stage(f"fit_{number}") as stage:
             if stage.pending:
                 stage.result = fit_world_model(
@@ -142,7 +184,7 @@ class _Rounds:
                     self.stores,
                     self.folder(number),
                     seed=self.seed,
-                    policy=load_bundle(self.best.bundle),
+                    policy=load_bundle(policy),
                     start=self.world_model,
                     device=self.run.device,
                 )
@@ -161,39 +203,33 @@ class _Rounds:
                 )
         return stage.result
 
-    def imagine(self, number: int, report: dict[str, Any]) -> None:
-        """Train in imagined episodes, then validate in the real environment."""
+    def imagine(self, number: int, report: dict[str, Any], policy: Path, reinforce: Reinforce) -> Path:
+        """Train ``policy`` in imagined episodes; the bundle."""
         folder, model = self.folder(number), self.settings.model
-        longest = self.env.spec.max_steps
-        branch = branch_steps(report, self.settings.thresholds, model.imagined_env.branch_steps, longest)
+        configured, longest = model.imagined_env.branch_steps, self.spec.max_steps
+        branch = branch_steps(report, self.settings.thresholds, configured, longest)
         with self.run.stage(f"imagine_{number}") as stage:
             if stage.pending:
                 limited = replace(model, imagined_env=replace(model.imagined_env, branch_steps=branch))
-                imagined = self._imagined_env(folder, limited)
-                result = self.reinforce(self.run, imagined, self.best.bundle, folder)
-                stage.result = result | {"branch_steps": branch}
+                result = reinforce(self.run, self._imagined_env(folder, limited, policy), policy, folder)
+                stage.result = result | {"branch_steps": branch, "missed": missed(report, self.settings.thresholds)}
         self.world_model = folder / WORLD_MODEL_FILE
-        self.best = self.best.or_better(self.validate(f"validate_{number}", folder / self.run.bundle.name))
+        return folder / self.run.bundle.name
 
-    def _imagined_env(self, folder: Path, model: WorldModelConfig) -> VectorEnv:
-        fitted, env = load_world_model(folder / WORLD_MODEL_FILE, self.run.device), self.env
-        check_robot(fitted.info, read_bundle_info(self.best.bundle).robot, what=f"the policy {self.best.bundle}")
-        check_robot(fitted.info, RobotSpec.of(env.spec), what=f"the environment {env.spec.name}")
-        keyframes = Keyframes(open_clips(self.stores, model, "fit"), model.keyframes, tasks=env.spec.tasks)
-        return make_imagined_env(model, fitted, keyframes, max_steps=env.spec.max_steps)
+    def _imagined_env(self, folder: Path, model: WorldModelConfig, policy: Path) -> VectorEnv:
+        fitted, spec = load_world_model(folder / WORLD_MODEL_FILE, self.run.device), self.spec
+        check_robot(fitted.info, read_bundle_info(policy).robot, what=f"the policy {policy}")
+        check_robot(fitted.info, RobotSpec.of(spec), what=f"the environment {spec.name}")
+        keyframes = Keyframes(open_clips(self.stores, model, "fit"), model.keyframes, tasks=spec.tasks)
+        return make_imagined_env(model, fitted, keyframes, max_steps=spec.max_steps)
 
 
 def branch_steps(
     report: dict[str, Any], thresholds: EvaluationThresholds, configured: int | None, longest: int
 ) -> int | None:
-    """The configured length of imagined episodes, halved once for every threshold that the evaluation misses."""
-    missed = [
-        (report["success_auc"] or 0.0) < thresholds.min_success_auc,
-        (report["hallucinated_success"] or 0.0) > thresholds.max_hallucinated,
-        report["delta_success"] > thresholds.max_delta_success,
-    ]
+    """The configured length of imagined episodes, halved once for everything that the evaluation misses."""
     branch = configured
-    for _ in range(sum(missed)):
+    for _ in missed(report, thresholds):
         branch = max(MIN_BRANCH, (branch or longest) // 2)
     return branch
 
@@ -261,20 +297,16 @@ def compare_success(
     the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
     """
     fitted, clips = load_world_model(directory / WORLD_MODEL_FILE, device), open_clips(stores, config, "held_out")
-    num_envs = min(count, len(clips.entries))
-    whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False, num_envs=num_envs)
     tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
     longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
-    starts = RecordedStarts(clips, tasks=tasks)
-    imagined = make_imagined_env(replace(config, imagined_env=whole), fitted, starts, max_steps=longest)
+    imagined, starts = whole_episodes(config, fitted, clips, tasks=tasks, max_steps=longest, count=count)
     rows: list[dict[str, Any]] = []
     for bundle in bundles:
         policy = load_bundle(bundle, device=device)
         check_robot(fitted.info, policy.spec.robot, what=f"the policy {bundle}")
-        rate = _success(policy, imagined, starts, count=count, seed=seed)
-        episodes = len(starts.starts(count))
+        rate, episodes = _success(policy, imagined, starts, seed=seed), len(starts)
         interval = wilson_interval(round(rate * episodes), episodes)
-        real = None if env is None else _success(policy, env, starts, count=count, seed=seed)
+        real = None if env is None else _success(policy, env, starts, seed=seed)
         rows.append({"bundle": str(bundle), "imagined": rate, "interval": interval, "episodes": episodes, "real": real})
     if env is None:
         return {"policies": rows, "delta_success": None, "correlation": None}
@@ -287,6 +319,23 @@ def compare_success(
     }
 
 
-def _success(policy: Policy, env: VectorEnv, starts: RecordedStarts, *, count: int, seed: int) -> float:
+def whole_episodes(
+    config: WorldModelConfig,
+    fitted: FittedWorldModel,
+    clips: ClipSampler,
+    *,
+    tasks: tuple[str, ...],
+    max_steps: int,
+    count: int,
+) -> tuple[ImaginedEnv, list[StartState]]:
+    """Imagined episodes from the starts of (up to ``count`` of) ``clips`` to their end, judged as for estimates."""
+    recorded = RecordedStarts(clips, tasks=tasks)
+    starts = recorded.starts(count)
+    whole = replace(config.imagined_env, branch_steps=None, max_error=None, strict=False)
+    whole = replace(whole, num_envs=min(len(starts), whole.num_envs))
+    return make_imagined_env(replace(config, imagined_env=whole), fitted, recorded, max_steps=max_steps), starts
+
+
+def _success(policy: Policy, env: VectorEnv, starts: Sequence[StartState], *, seed: int) -> float:
     actor = PolicyActor(policy, env.spec.num_envs, make_generator(policy.device, seed), stochastic=False)
-    return run_episodes(on_device(env, policy.device), actor, starts.starts(count)).success.float().mean().item()
+    return run_episodes(on_device(env, policy.device), actor, starts).success.float().mean().item()

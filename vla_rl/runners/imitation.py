@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
+from world_models.data.clip import LEARNED_FROM
 
 SUCCESSES = Selection(success=True)
 
@@ -36,7 +37,8 @@ def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path
     if not isinstance(start, Imitation) or (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
-    return clone(policy, [Cloned(store=store)], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+    source = cloned_from(experiment, store)
+    return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
 
 
 def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:
@@ -71,13 +73,23 @@ class Cloned:
     """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
 
     ``pre_intervention_steps``: as of ``WindowSampler``. ``share``: of every batch, relative to the other sources'; a
-    source whose share is less than one window is left out.
+    source whose share is less than one window is left out. ``folds``: of the starts; None: all.
     """
 
     store: Path
     actors: tuple[str, ...] = SOURCES
     pre_intervention_steps: int = 0
     share: float = 1.0
+    folds: tuple[int, ...] | None = None
+
+    @property
+    def where(self) -> Selection:
+        return replace(SUCCESSES, folds=self.folds)
+
+
+def cloned_from(experiment: Experiment, store: Path) -> Cloned:
+    """The successes of ``store``; where a world model is evaluated with it, without its held-out episodes."""
+    return Cloned(store=store, folds=None if experiment.imagination is None else LEARNED_FROM)
 
 
 def clone(
@@ -107,7 +119,7 @@ def clone(
 def window_samplers(spec: PolicySpec, sources: Sequence[Cloned], *, batch_size: int, seed: int) -> list[WindowSampler]:
     """Of the sources with a success, each with its share of a batch."""
     opened = [(source, EpisodeStore(source.store)) for source in sources]
-    opened = [(source, store) for source, store in opened if store.select(SUCCESSES)] or opened[:1]
+    opened = [(source, store) for source, store in opened if store.select(source.where)] or opened[:1]
     sizes = divide(batch_size, [source.share for source, _ in opened])
     return [
         WindowSampler(
@@ -115,7 +127,7 @@ def window_samplers(spec: PolicySpec, sources: Sequence[Cloned], *, batch_size: 
             action_horizon=spec.cloned_horizon,
             batch_size=size,
             seed=seed,
-            where=SUCCESSES,
+            where=source.where,
             cameras=spec.robot.cameras,
             future_steps=spec.future_steps,
             actors=source.actors,

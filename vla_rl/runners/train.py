@@ -1,4 +1,7 @@
-"""A training run, stage by stage: demonstrate, imitate, evaluate, reinforce, evaluate, report."""
+"""A training run, stage by stage: demonstrate, imitate, evaluate, reinforce, evaluate, report.
+
+Without a simulator: imitate, then everything in imagination (logs.py).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ from vla_rl.config.controls import CONTROLS
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.report import write_report
-from vla_rl.runners.checks import check_experiment
+from vla_rl.runners.checks import SpecOnly, check_experiment
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
-from vla_rl.runners.imitation import Cloned, clone, new_policy
+from vla_rl.runners.imitation import clone, cloned_from, new_policy
+from vla_rl.runners.logs import improve_from_logs, log_result, recorded_spec, without_simulator
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
@@ -47,7 +51,7 @@ def opened(experiment: Experiment, run_dir: Path, *, resume: bool, command: str)
     """The run and its environment. Everything is checked before the folder is made and anything is simulated."""
     check_folder(experiment, run_dir, resume=resume)
     imitated = read_stages(run_dir).get("imitate")
-    env = make_env(experiment.sim)
+    env = SpecOnly(recorded_spec(experiment)) if without_simulator(experiment) else make_env(experiment.sim)
     try:
         check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
         run = open_run(experiment, run_dir, resume=resume, command=command)
@@ -61,6 +65,9 @@ def run_stages(run: Run, env: VectorEnv) -> None:
     """Every stage that is pending, in order."""
     with logged_failures(run, env) as failures:
         start = starting_bundle(run, env, failures)
+        if without_simulator(run.experiment):
+            improve(run, env, start, failures)
+            return
         with run.stage("evaluate_before") as stage:
             if stage.pending:
                 stage.result = evaluate_bundle(run, env, start, name="before")
@@ -110,10 +117,12 @@ def improve(
     with run.stage("reinforce") as stage:
         if not stage.pending:
             return
+        improver = partial(reinforce, failures=failures)
         if (imagination := run.experiment.imagination) is None:
             stage.result = reinforce(run, env, start, run.dir, failures=failures, recorded=recorded)
+        elif without_simulator(run.experiment):
+            stage.result = improve_from_logs(run, env.spec, start, reinforce=improver)
         else:
-            improver = partial(reinforce, failures=failures)
             stage.result = improve_in_imagination(run, env, start, imagination, reinforce=improver)
 
 
@@ -131,7 +140,12 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
             seconds = stage.result.get("wall_s", 0.0)
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
     bundle = clone(
-        policy, [Cloned(store=store)], start.bc, run.imitation, seed=run.experiment.seed, fit_normalizer=True
+        policy,
+        [cloned_from(run.experiment, store)],
+        start.bc,
+        run.imitation,
+        seed=run.experiment.seed,
+        fit_normalizer=True,
     )
     return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
 
@@ -192,11 +206,18 @@ def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
 
 def finish(run: Run) -> dict[str, Any]:
     """result.json, from the record of the stages."""
+    result = log_result(run) if without_simulator(run.experiment) else simulated_result(run)
+    write_json(run.dir / "result.json", result)
+    return result
+
+
+def simulated_result(run: Run) -> dict[str, Any]:
+    """Success in the simulator, before and after."""
     stages = run.stages()
     install = run.dir / "install_s"
     demonstrate = stages.get("demonstrate", {}).get("wall_s", 0.0)
     imagined = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())  # a run may be resumed
-    result = {
+    return {
         "bc": stages["evaluate_before"]["deployed"],
         "bc_stochastic": stages["evaluate_before"]["stochastic"],
         "rl": stages["evaluate_after"]["deployed"],
@@ -213,5 +234,3 @@ def finish(run: Run) -> dict[str, Any]:
         },
         "command": (run.dir / "command.txt").read_text().strip(),
     }
-    write_json(run.dir / "result.json", result)
-    return result

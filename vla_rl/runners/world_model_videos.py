@@ -87,11 +87,11 @@ def write_evaluation_videos(
     """
     cases = _cases(fitted.dynamics.action_horizon, clips, env=env, seed=seed)
     sequences = [case.sequence for case in cases]
-    imagined, _ = imagined_success(
+    outcomes = imagined_success(
         fitted.dynamics, fitted.reward_model, clips, sequences, seed=seed, reward_every=reward_every
     )
     paths = []
-    for case, success in zip(cases, imagined.tolist(), strict=True):
+    for case, success in zip(cases, outcomes.success.tolist(), strict=True):
         caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
         path = folder / f"{case.name}.mp4"
         paths.append(write_comparison(fitted, clips, case.sequence.episode, case.truth, path, caption=caption))

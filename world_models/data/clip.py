@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from episodes.catalog import Entry
+from episodes.catalog import FOLDS, Entry
 from sims.tensor_dataclass import TensorDataclass
 from world_models.world_model import History, WorldModel
 
@@ -18,10 +17,14 @@ RUNNING, SUCCESS, FAILED = range(3)
 """Status of the episode at an observation. FAILED: terminated without success; a time-out is RUNNING."""
 
 
+HELD_OUT, CALIBRATION = 0, 1
+LEARNED_FROM = tuple(fold for fold in range(FOLDS) if fold != HELD_OUT)
+"""The folds (``Entry.fold``) that anything may be fitted or calibrated to."""
+
+
 def part_of(entry: Entry) -> Part:
-    """By task and seed: a tenth of all starts is held out for evaluation, a tenth is for calibration of thresholds."""
-    tenth = zlib.crc32(f"{entry.task}/{entry.seed}".encode()) % 10
-    return "held_out" if tenth == 0 else "calibration" if tenth == 1 else "fit"
+    """A tenth of all starts is held out for evaluation, a tenth is for calibration of thresholds."""
+    return "held_out" if entry.fold == HELD_OUT else "calibration" if entry.fold == CALIBRATION else "fit"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,8 @@ class ClipSampler:
         chosen = [(s, e) for s in stores for e in s.select(where) if part in ("all", part_of(e))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
-            raise WorldModelError(
-                f"{names}: no episode matches {where} (part {part}); record some with: vla-rl collect"
-            )
+            among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
+            raise WorldModelError(f"{names}: no episode matches {where}{among}; record some with: vla-rl collect")
         for store, entry in chosen:
             store.verify([entry])
         self.action_horizon = action_horizon

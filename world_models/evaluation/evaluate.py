@@ -3,7 +3,10 @@
 (a) images and objects after h chunks, against a copy of the first frame
 (b) swapped actions: the start of one episode, the actions of another. A predicted success that does not happen is
     hallucinated; a model that ignores actions hallucinates most of the successes that the starts suggest
-(c) predicted against true success for the same actions from the same start: AUC, difference of the rates
+(c) predicted against true success for the same actions from the same start: AUC (also with lengths matched), difference
+    of the rates
+(d) frozen picture: (b) and (c) again with a reward model that is shown the first observation all the time. It tells how
+    much of them the robot's predicted state alone explains
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ from world_models.evaluation.action_sequences import (
     swapped_sequences,
     true_success,
 )
-from world_models.evaluation.imagined_success import imagined_success
+from world_models.evaluation.imagined_success import ImaginedOutcomes, Picture, imagined_success
 from world_models.evaluation.open_loop import frames_per_second, open_loop_errors
 from world_models.models.flow_model import FlowWorldModel
 from world_models.reward_model import RewardModel
-from world_models.statistics import auc, auc_interval, mean_interval
+from world_models.statistics import auc, auc_interval, length_matched_auc, mean_interval
 
 ERRORS = ("psnr", "copy_psnr", "object_error_m", "copy_object_error_m")
 
@@ -66,6 +69,7 @@ class WorldModelEvaluation:
             failing = [sequence for sequence, succeeded in zip(sequences, success, strict=True) if not succeeded]
         hallucinated = {
             "hallucinated_success": self._rate(model, failing),
+            "frozen_picture_hallucinated_success": self._rate(model, failing, picture="first"),
             "no_action_hallucinated_success": self._rate(no_action, failing),
             "swapped_sequences": len(failing),
         }
@@ -84,27 +88,45 @@ class WorldModelEvaluation:
             "fps": frames_per_second(model, first_history(model, clip), clip.action[:, 0], clip.length[:, 0]),
         }
 
-    def _rate(self, model: FlowWorldModel | None, sequences: Sequence[ActionSequence]) -> float | None:
+    def _imagine(
+        self, model: FlowWorldModel, sequences: Sequence[ActionSequence], picture: Picture = "predicted"
+    ) -> ImaginedOutcomes:
+        return imagined_success(
+            model,
+            self.reward_model,
+            self.clips,
+            sequences,
+            seed=self.seed,
+            reward_every=self.reward_every,
+            picture=picture,
+        )
+
+    def _rate(
+        self, model: FlowWorldModel | None, sequences: Sequence[ActionSequence], picture: Picture = "predicted"
+    ) -> float | None:
         """Predicted success of failing sequences."""
         if model is None or not sequences:
             return None
-        success, _ = imagined_success(
-            model, self.reward_model, self.clips, sequences, seed=self.seed, reward_every=self.reward_every
-        )
-        return success.float().mean().item()
+        return self._imagine(model, sequences, picture).success.float().mean().item()
 
     def _compare(self, model: FlowWorldModel, rng: np.random.Generator) -> dict[str, Any]:
         """Predicted against true success of the recorded actions."""
         sequences = recorded_sequences(self.clips)
-        success, score = imagined_success(
-            model, self.reward_model, self.clips, sequences, seed=self.seed, reward_every=self.reward_every
-        )
+        outcomes = self._imagine(model, sequences)
+        success, score = outcomes.success, outcomes.score
         truth = torch.tensor([entry.success for entry in self.clips.entries])
         imagined_rate, true_rate = success.float().mean().item(), truth.float().mean().item()
         both = bool(truth.any() and not truth.all())
+        length = torch.tensor([entry.steps for entry in self.clips.entries])
+        matched = length_matched_auc(outcomes.curve, truth, length, rng)
+        frozen = self._imagine(model, sequences, picture="first").score if both else None
         return {
             "success_auc": auc(score, truth) if both else None,
             "success_auc_interval": auc_interval(score, truth, rng) if both else None,
+            "length_matched_auc": matched and matched[0],
+            "length_matched_auc_interval": matched and matched[1],
+            "length_matched_pairs": matched[2] if matched else 0,
+            "frozen_picture_auc": None if frozen is None else auc(frozen, truth),
             "false_success": success[~truth].float().mean().item() if (~truth).any() else None,
             "missed_success": (~success[truth]).float().mean().item() if truth.any() else None,
             "imagined_success": imagined_rate,

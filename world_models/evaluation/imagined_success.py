@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +21,24 @@ from world_models.statistics import threshold_exceeded_by
 
 BATCH = 64  # sequences at a time
 
+Picture = Literal["predicted", "first"]
+"""What the reward model is shown: the predicted images, or in all of them the episode's first observation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImaginedOutcomes:
+    """Of N sequences, on the host. ``success``: predicted. ``curve[i, t]``: the largest success probability of sequence
+    i within t control steps, before it failed; constant from EXTRA_STEPS after its end on.
+    """
+
+    success: Bool[Tensor, " N"]
+    curve: Float[Tensor, "N steps"]
+
+    @property
+    def score(self) -> Float[Tensor, " N"]:
+        """The largest success probability of each sequence."""
+        return self.curve[:, -1]
+
 
 @torch.no_grad()
 def imagined_success(
@@ -29,18 +49,19 @@ def imagined_success(
     *,
     seed: int,
     reward_every: int,
-) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
-    """Whether each sequence is predicted to succeed, and its largest success probability before it failed.
-
-    Both on the host.
-    """
-    success, score = [], []
+    picture: Picture = "predicted",
+) -> ImaginedOutcomes:
+    """What the world model predicts each sequence to lead to; the state is always the predicted one."""
+    steps = max(len(sequence.action) for sequence in sequences) + EXTRA_STEPS
+    success, curve = [], []
     for begin in range(0, len(sequences), BATCH):
         part = sequences[begin : begin + BATCH]
-        succeeded, probability = _imagine(model, reward_model, clips, part, seed=seed + begin, every=reward_every)
-        success.append(succeeded)
-        score.append(probability)
-    return torch.cat(success), torch.cat(score)
+        one = _imagine(
+            model, reward_model, clips, part, seed=seed + begin, every=reward_every, steps=steps, picture=picture
+        )
+        success.append(one.success)
+        curve.append(one.curve)
+    return ImaginedOutcomes(success=torch.cat(success), curve=torch.cat(curve))
 
 
 def set_thresholds(
@@ -52,7 +73,8 @@ def set_thresholds(
     observations therefore let most failed episodes pass.
     """
     sequences = recorded_sequences(calibration)
-    _, score = imagined_success(model, reward_model, calibration, sequences, seed=seed, reward_every=reward_every)
+    outcomes = imagined_success(model, reward_model, calibration, sequences, seed=seed, reward_every=reward_every)
+    score = outcomes.score
     truth = torch.tensor([entry.success for entry in calibration.entries])
     unbiased = threshold_exceeded_by(score, int(truth.sum()))
     strict = threshold_exceeded_by(score[~truth], int(reward_model.config.false_success * int((~truth).sum())))
@@ -70,33 +92,38 @@ def _imagine(
     *,
     seed: int,
     every: int,
-) -> tuple[Bool[Tensor, " N"], Float[Tensor, " N"]]:
+    steps: int,
+    picture: Picture,
+) -> ImaginedOutcomes:
+    """``steps``: width of the curve."""
     horizon, generator = model.action_horizon, make_generator(model.device, seed)
     clip = Clip.stack([clips.clip(sequence.episode, 0, 0) for sequence in sequences]).to(model.device)
     history = first_history(model, clip)
     first = reward_model.encode(clip.first, clip.first_state, clip.instruction)
-    steps = torch.tensor([len(sequence.action) for sequence in sequences]).to(model.device)
-    longest = int(steps.max()) + EXTRA_STEPS
+    ended = torch.tensor([len(sequence.action) for sequence in sequences]).to(model.device)
+    longest = int(ended.max()) + EXTRA_STEPS
     action = torch.stack([repeat_last(sequence.action, longest + horizon) for sequence in sequences]).to(model.device)
-    running = torch.ones_like(steps, dtype=torch.bool)
-    success, score = torch.zeros_like(running), torch.zeros_like(steps, dtype=torch.float32)
+    running = torch.ones_like(ended, dtype=torch.bool)
+    success = torch.zeros_like(running)
+    curve = torch.zeros(len(sequences), steps + horizon, device=model.device)  # of each step alone
+    rows = torch.arange(len(sequences), device=model.device)
     for begin in range(0, longest, horizon):
         chunk, prefill = action[:, begin : begin + horizon], model.prefill(history)
         noise = model.noise(len(sequences), generator)
         for length in range(every, horizon + 1, every):
             # A sequence that ends within this interval is classified at its end.
-            ends = (steps > begin + length - every) & (steps < begin + length)
-            executed = torch.where(ends, steps - begin, length)
+            ends = (ended > begin + length - every) & (ended < begin + length)
+            executed = torch.where(ends, ended - begin, length)
             imagined = model.sample_chunk(prefill, chunk, executed, noise)
-            images = model.decode(imagined.latent)
+            images = model.decode(imagined.latent) if picture == "predicted" else clip.first
             status = reward_model.classify(first, images, imagined.state, clip.instruction, strict=False)
-            counts = running & (begin + executed <= steps + EXTRA_STEPS)
-            score = torch.where(counts, torch.maximum(score, status.probability), score)
+            counts = running & (begin + executed <= ended + EXTRA_STEPS)
+            curve[rows, begin + executed - 1] = torch.where(counts, status.probability, 0.0)
             success |= counts & status.success
             running &= ~status.failed
         if (executed < horizon).any():
-            imagined = model.sample_chunk(prefill, chunk, torch.full_like(steps, horizon), noise)
-        history = history.advance(imagined.latent, imagined.state, chunk, torch.full_like(steps, horizon))
+            imagined = model.sample_chunk(prefill, chunk, torch.full_like(ended, horizon), noise)
+        history = history.advance(imagined.latent, imagined.state, chunk, torch.full_like(ended, horizon))
         if not running.any():
             break
-    return success.cpu(), score.cpu()
+    return ImaginedOutcomes(success=success.cpu(), curve=curve.cummax(1).values[:, :steps].cpu())

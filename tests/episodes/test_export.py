@@ -1,0 +1,128 @@
+"""What is exported is read back by the import, and by LeRobot's own reader where it is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from episodes.formats.exporter import ExportFormat, export_episodes
+from episodes.formats.importer import import_episodes
+from episodes.formats.recording import ImportMapping
+from episodes.schema import Episode, EpisodeError
+from episodes.store import EpisodeStore
+from tests.episodes.episode_examples import make_episode
+from vla_rl.cli.main import main
+
+CAMERAS = ("front", "wrist")
+LEROBOT = ImportMapping(
+    cameras={camera: f"observation.images.{camera}" for camera in CAMERAS}, state=("observation.state",)
+)
+ROBOMIMIC = ImportMapping(cameras={camera: f"{camera}_image" for camera in CAMERAS}, state=("state",))
+VIDEO_ERROR = 3.0  # mean absolute difference of a color value
+
+
+def recorded(folder: Path) -> EpisodeStore:
+    """Two tasks, images with some structure; the second episode fails."""
+    rng, store = np.random.default_rng(0), EpisodeStore(folder, create=True)
+    for seed, steps in enumerate((5, 3, 4)):
+        coarse = rng.integers(0, 256, (2, steps + 1, 4, 4, 3)).astype(np.uint8)
+        images = dict(zip(CAMERAS, coarse.repeat(8, axis=2).repeat(8, axis=3), strict=True))
+        action = rng.uniform(-1, 1, (steps, 3)).astype(np.float32)
+        episode = make_episode(steps=steps, seed=seed, images=images, action=action)
+        if seed == 1:
+            last = episode.terminated
+            none = np.zeros_like(last)
+            episode = make_episode(
+                steps=steps, seed=seed, images=images, action=action, terminated=none, truncated=last, success=none,
+                reward=np.zeros(steps, np.float32),
+            )  # fmt: skip
+        store.add(episode)
+    return store
+
+
+def back(source: Path, folder: Path, mapping: ImportMapping) -> list[Episode]:
+    store = EpisodeStore(folder, create=True)
+    import_episodes(source, store, mapping)
+    return [store.read(entry.id) for entry in sorted(store.select(), key=lambda entry: entry.seed)]
+
+
+@pytest.mark.parametrize(
+    ("format", "mapping"), [("robomimic", ROBOMIMIC), ("lerobot-images", LEROBOT), ("lerobot", LEROBOT)]
+)
+def test_an_exported_store_is_imported_as_it_was(tmp_path: Path, format: ExportFormat, mapping: ImportMapping) -> None:
+    store, out = recorded(tmp_path / "store"), tmp_path / ("out.hdf5" if format == "robomimic" else "out")
+    assert export_episodes(store, out, format) == {"episodes": 3, "steps": 12}
+    again = back(out, tmp_path / "again", mapping)
+    for episode, entry in zip(again, store.select(), strict=True):
+        original = store.read(entry.id)
+        for name in ("state", "action", "reward", "success", "terminated", "truncated", "observation_steps"):
+            np.testing.assert_array_equal(getattr(episode, name), getattr(original, name), err_msg=name)
+        assert (episode.instruction, episode.control_hz) == (original.instruction, original.control_hz)
+        for camera in CAMERAS:
+            error = np.abs(episode.images[camera].astype(int) - original.images[camera]).mean()
+            assert error <= (VIDEO_ERROR if format == "lerobot" else 0), camera
+
+
+def test_labels_are_exported(tmp_path: Path) -> None:
+    store = recorded(tmp_path / "store")
+    first, second, third = (entry.id for entry in store.select())
+    store.label(first, "success", False, author="test")
+    store.label(second, "success", True, author="test")
+    store.delete(third, author="test")
+    export_episodes(store, tmp_path / "out.hdf5", "robomimic")
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        rewards = [file[f"data/demo_{number}/rewards"][:].tolist() for number in range(len(file["data"]))]
+    assert rewards == [[0.0] * 5, [0.0, 0.0, 1.0]]
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    with pytest.raises(EpisodeError, match="holds no episode"):
+        export_episodes(store, tmp_path / "out", "lerobot")
+    store.add(make_episode(steps=6, every=2))
+    with pytest.raises(EpisodeError, match="record with observe_every 1"):
+        export_episodes(store, tmp_path / "out", "lerobot")
+    other = recorded(tmp_path / "other")
+    other.add(make_episode(control_hz=10.0))
+    with pytest.raises(EpisodeError, match="export stores of one robot"):
+        export_episodes(other, tmp_path / "out.hdf5", "robomimic")
+    with pytest.raises(EpisodeError, match="exists; choose another --out"):
+        export_episodes(other, tmp_path / "store", "lerobot")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, out = recorded(tmp_path / "store"), str(tmp_path / "out.hdf5")
+    main(["data", "export", str(store.path), "--to", "robomimic", "--out", out, "--json"])
+    assert json.loads(capsys.readouterr().out) == {"episodes": 3, "steps": 12}
+    with pytest.raises(SystemExit) as stopped:
+        main(["data", "export", str(store.path)])
+    assert stopped.value.code == 2
+    assert "needs --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["lerobot-images", "lerobot"])
+def test_lerobot_reads_it(tmp_path: Path, format: ExportFormat) -> None:
+    reader = pytest.importorskip(
+        "lerobot.datasets.lerobot_dataset", reason="LeRobot is not installed", exc_type=ImportError
+    )
+    store = recorded(tmp_path / "store")
+    export_episodes(store, tmp_path / "out", format)
+    data = reader.LeRobotDataset("local/out", root=tmp_path / "out", video_backend="pyav")
+    originals = [store.read(entry.id) for entry in store.select()]
+    assert (data.num_episodes, data.num_frames, data.fps) == (3, 15, 20)
+    assert set(data.meta.stats) >= {"observation.state", "action", "observation.images.front"}
+    at = 0
+    for episode in originals:
+        for step in range(len(episode.state)):
+            item = data[at]
+            assert item["task"] == episode.instruction
+            np.testing.assert_array_equal(item["observation.state"].numpy(), episode.state[step])
+            np.testing.assert_array_equal(item["action"].numpy(), episode.action[min(step, episode.num_steps - 1)])
+            image = 255 * item["observation.images.front"].numpy().transpose(1, 2, 0)
+            error = np.abs(image - episode.images["front"][step]).mean()
+            assert error <= (VIDEO_ERROR if format == "lerobot" else 0.01)
+            at += 1

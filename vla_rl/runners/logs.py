@@ -1,0 +1,143 @@
+"""From recorded episodes to an improved policy, with no simulator: ``vla-rl train`` where ``sim.name`` is none.
+
+Fit a world model to the episodes -> evaluate it on those that were held out -> train in imagined episodes -> imagined
+success of the policy before and after, from held-out starts. Whether the world model is right is all that can be said
+without a simulator or a robot, so its evaluation stands beside every figure, and training is left out where it fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from episodes.store import EpisodeStore
+from policies.bundle import load_bundle
+from policies.device import CPU
+from sims.errors import UserError
+from sims.vector_env import EnvSpec
+from vla_rl.config.environments import NoSimulatorConfig
+from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.imagination import ImaginationConfig
+from vla_rl.runners.evaluate import evaluate_policy
+from vla_rl.runners.imagination import Reinforce, Rounds, misled, missed, ship, whole_episodes
+from vla_rl.runners.imitation import recorded_robot
+from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+from vla_rl.runs.progress import console
+from vla_rl.runs.run_dir import Run
+from world_models.bundle import load_world_model
+from world_models.data.clip import Part
+
+OF_RECORDING = ("rounds", "real_episodes", "observe_every", "perturbed_chunks", "perturbation", "clone_successes")
+FIGURES = (
+    "success_auc",
+    "success_auc_interval",
+    "length_matched_auc",
+    "length_matched_auc_interval",
+    "frozen_picture_auc",
+    "hallucinated_success",
+    "hallucinated_success_interval",
+    "frozen_picture_hallucinated_success",
+    "no_action_hallucinated_success",
+    "imagined_success",
+    "true_success",
+    "delta_success",
+    "psnr",
+    "copy_psnr",
+    "episodes",
+)
+
+
+def without_simulator(experiment: Experiment) -> bool:
+    return isinstance(experiment.sim, NoSimulatorConfig)
+
+
+def log_settings(experiment: Experiment) -> ImaginationConfig:
+    """The section imagination, with start.store for its stores where it names none. UserError without any."""
+    settings, start = experiment.imagination, experiment.start
+    if settings is None:
+        raise UserError(
+            "sim.name is none, and this needs a simulator: name one in section sim, or add a section imagination, "
+            "in whose world model a policy is trained (docs/world-models.md)"
+        )
+    given = (start.store,) if isinstance(start, Imitation) and start.store is not None else ()
+    stores = settings.stores or given
+    if not stores:
+        raise UserError("sim.name is none: give recorded episodes as start.store or imagination.stores")
+    return replace(settings, stores=stores)
+
+
+def recorded_spec(experiment: Experiment) -> EnvSpec:
+    """What the episodes tell of the environment that they were recorded in. UserError where they do not suffice."""
+    settings = log_settings(experiment)
+    if unused := [name for name in OF_RECORDING if getattr(settings, name) != getattr(ImaginationConfig(), name)]:
+        console.print(f"sim.name is none; these settings of imagination have no effect: {', '.join(unused)}")
+    parts: tuple[Part, ...] = get_args(Part)
+    for part in parts:
+        open_clips(settings.stores, settings.model, part)
+    robot = recorded_robot(settings.stores[0])
+    entries = [entry for path in settings.stores for entry in EpisodeStore(path).select()]
+    return EnvSpec(
+        name="recorded episodes",
+        num_envs=settings.model.imagined_env.num_envs,
+        action_dim=robot.action_dim,
+        state_dim=robot.state_dim,
+        cameras=robot.cameras,
+        image_size=robot.image_size,
+        control_hz=robot.control_hz,
+        max_steps=max(entry.steps for entry in entries),
+        tasks=tuple(dict.fromkeys(entry.task for entry in entries)),
+        device=CPU.device,
+        fingerprint={},
+        can_capture=False,
+    )
+
+
+def improve_from_logs(run: Run, spec: EnvSpec, start: Path, *, reinforce: Reinforce) -> dict[str, Any]:
+    """Leaves the trained policy in ``run.bundle``, or the one in ``start`` where the world model misleads."""
+    settings = log_settings(run.experiment)
+    rounds = Rounds(run, spec, settings, env=None)
+    rounds.fit(0, start)
+    report = rounds.evaluate(0)
+    _imagined_success(run, rounds, start, "before")
+    refused, trained = misled(report, settings.thresholds), start
+    if not refused:
+        trained = rounds.imagine(0, report, start, reinforce)
+    _imagined_success(run, rounds, trained, "after")
+    ship(trained, run.bundle)
+    return {"iterations": 0 if refused else run.experiment.algorithm.iterations, "refused": refused}
+
+
+def _imagined_success(run: Run, rounds: Rounds, bundle: Path, name: str) -> None:
+    """Of the deployed policy, from held-out starts to the end of the task, in the world model of the first round."""
+    with run.stage(f"imagined_{name}") as stage:
+        if not stage.pending:
+            return
+        model = rounds.settings.model
+        fitted = load_world_model(rounds.folder(0) / WORLD_MODEL_FILE, run.device)
+        env, starts = whole_episodes(
+            model,
+            fitted,
+            open_clips(rounds.stores, model, "held_out"),
+            tasks=rounds.spec.tasks,
+            max_steps=rounds.spec.max_steps,
+            count=run.experiment.evaluation.episodes,
+        )
+        policy = load_bundle(bundle, device=run.device)
+        stage.result = evaluate_policy(policy, env, starts, seed=run.experiment.evaluation_seed, stochastic=False)
+
+
+def log_result(run: Run) -> dict[str, Any]:
+    """What result.json holds: nothing in it was seen in a simulator or on a robot."""
+    stages, settings = run.stages(), log_settings(run.experiment)
+    report = stages["evaluate_model_0"]
+    return {
+        "imagined": {name: stages[f"imagined_{name}"] for name in ("before", "after")},
+        "world_model": {name: report[name] for name in FIGURES if name in report},
+        "missed": missed(report, settings.thresholds),
+        "trained": not stages["reinforce"]["refused"],
+        "seed": run.experiment.seed,
+        "episodes": stages["imagined_after"]["episodes"],
+        "wall_s": {name: stages[name]["wall_s"] for name in ("imitate", "reinforce")},
+        "command": (run.dir / "command.txt").read_text().strip(),
+    }
