@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from policies.bundle import save_bundle
-from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import PolicyConfig, build_policy
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.clipped_update import UpdateConfig
@@ -52,15 +53,17 @@ def experiment(algorithm: AlgorithmConfig = PPO, cluster: ClusterConfig | None =
     )
 
 
-def run_to_end(folder: Path, wanted: Experiment) -> None:
-    """Start the run in ``folder``, or go on with it."""
+SMALL = GaussianPolicyConfig(action_horizon=4, hidden=(16,))
+
+
+def run_to_end(folder: Path, wanted: Experiment, config: PolicyConfig = SMALL) -> None:
+    """Start the run in ``folder`` with a policy of ``config``, or go on with it."""
     env = make_env(wanted.sim)
     try:
         start = folder / "start"
         if not start.exists():
             torch.manual_seed(0)
-            policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4, hidden=(16,)), RobotSpec.of(env.spec))
-            save_bundle(policy, start)
+            save_bundle(build_policy(config, RobotSpec.of(env.spec)), start)
         resume = (folder / "config.yaml").exists()
         run = open_run(wanted, folder, resume=resume, command="vla-rl train small.yaml")
         with run.lock, terminable():
