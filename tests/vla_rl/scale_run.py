@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def experiment(algorithm: AlgorithmConfig = PPO, cluster: ClusterConfig | None =
 SMALL = GaussianPolicyConfig(action_horizon=4, hidden=(16,))
 
 
-def run_to_end(folder: Path, wanted: Experiment, config: PolicyConfig = SMALL) -> None:
-    """Start the run in ``folder`` with a policy of ``config``, or go on with it."""
+def run_to_end(
+    folder: Path, wanted: Experiment, config: PolicyConfig = SMALL, recorded: Callable[[], None] = lambda: None
+) -> None:
+    """Start the run in ``folder`` with a policy of ``config``, or go on with it. ``recorded``: after each iteration."""
     env = make_env(wanted.sim)
     try:
         start = folder / "start"
@@ -67,7 +70,7 @@ def run_to_end(folder: Path, wanted: Experiment, config: PolicyConfig = SMALL) -
         resume = (folder / "config.yaml").exists()
         run = open_run(wanted, folder, resume=resume, command="vla-rl train small.yaml")
         with run.lock, terminable():
-            reinforce(run, env, start, folder, failures=FailureLog(folder, env))
+            reinforce(run, env, start, folder, failures=FailureLog(folder, env), recorded=recorded)
     finally:
         env.close()
 
