@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory_flat [--iterations 1000]
 
-PPO with two shards in one process, validation and checkpoint every other iteration, metrics, timeline and report data as
-in any run. Resident memory after each iteration; compared are the means of the second and of the last tenth of the
+PPO with two shards in one process, validation and checkpoint every other iteration, metrics and timeline as in any run.
+Resident memory after each iteration; compared are the means of the second and of the last tenth of the
 iterations (the first tenth fills caches). Linux. Writes benchmarks/results/memory_flat.json; fails above 2 %.
 """
 

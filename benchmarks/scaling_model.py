@@ -8,12 +8,12 @@ Placements (docs/scaling.md):
 
 * colocated: all GPUs collect, then all learn;
 * disaggregated: a quarter of the GPUs learns, the others collect the next rollout meanwhile (staleness 1);
-* pipelined: as colocated, with the environments of each GPU in two halves, of which one steps while the other is denoised.
+* pipelined: as colocated, with the environments of each GPU in two halves; one steps while the other is denoised.
 
-Two laws are assumed and not measured: the work of a rollout is divided equally (``--fixed``: share of a collector's time
-that does not shrink with its environments), and learners add a gradient of ``--gradient-mb`` by a ring over
-``--link-gb-s``. First the model predicts the measured runs with one and with two collectors; the errors are rows. Writes
-benchmarks/results/scaling_model.json.
+Two laws are assumed and not measured: the work of a rollout is divided equally (``--fixed``: share of a collector's
+time that does not shrink with its environments), and learners add a gradient of ``--gradient-mb`` by a ring over
+``--link-gb-s``. First the model predicts the measured runs with one and with two collectors; the errors are rows.
+Writes benchmarks/results/scaling_model.json.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ from pathlib import Path
 import torch
 
 from policies.bundle import save_bundle
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.kernels import FlowSDEConfig
+from policies.denoising.policy import DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import PolicyConfig, build_policy
@@ -55,6 +59,13 @@ def experiment(algorithm: AlgorithmConfig = PPO, cluster: ClusterConfig | None =
 
 
 SMALL = GaussianPolicyConfig(action_horizon=4, hidden=(16,))
+# With blocks in its networks, which learners divide one by one.
+FLOW = DenoisingPolicyConfig(
+    action_horizon=4,
+    encoder=CompactEncoderConfig(image_widths=(8,), width=16, text_width=8),
+    expert=ActionExpertConfig(depth=2, time_width=8, action_patch=2),
+    explore=FlowSDEConfig(steps=2),
+)
 
 
 def run_to_end(

@@ -13,12 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from policies.compact_encoder import CompactEncoderConfig
-from policies.denoising.action_expert import ActionExpertConfig
-from policies.denoising.kernels import FlowSDEConfig
-from policies.denoising.policy import DenoisingPolicyConfig
 from sims.errors import RunFailure
-from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
+from tests.vla_rl.scale_run import FLOW, GRPO, PPO, experiment, numbers, run_to_end
 from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
 
@@ -28,13 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OF_THREE = replace(PPO, update=replace(PPO.update, minibatch=9, micro_batch=3))
 
 
-# With blocks in its networks, which are divided one by one.
-FLOW = DenoisingPolicyConfig(
-    action_horizon=4,
-    encoder=CompactEncoderConfig(image_widths=(8,), width=16, text_width=8),
-    expert=ActionExpertConfig(depth=2, time_width=8, action_patch=2),
-    explore=FlowSDEConfig(steps=2),
-)
 SHORT = replace(OF_THREE, iterations=5)
 
 
