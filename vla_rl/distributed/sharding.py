@@ -51,6 +51,8 @@ class ShardedSum:
     A rank adds its own parts, and these sums are added over the ranks: another order than one process has.
     """
 
+    divided = True
+
     def __init__(self, networks: nn.Module, *, rank: int, size: int) -> None:
         self.networks, self.rank, self.size = networks, rank, size
 
