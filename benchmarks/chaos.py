@@ -40,6 +40,7 @@ from vla_rl.config.cluster import ClusterConfig
 
 HANG_S, START_S = 20.0, 240.0
 STALL_S = HANG_S + START_S + 90.0  # Ray's processes give up a control store that does not answer after a minute
+GIVEN_UP = 10
 CLUSTER = ClusterConfig(
     collectors=2, learners=2, cpus=0.1, hang_s=HANG_S, start_timeout_s=START_S, restarts=1000, address="auto"
 )
@@ -117,9 +118,14 @@ class Chaos:
         self.counts = Counts()
 
     def run(self) -> None:
-        """Driver after driver, until one is complete."""
-        while self._drive() != 0:
-            pass
+        """Driver after driver, until one is complete. SystemExit where GIVEN_UP in turn get nowhere."""
+        fruitless = 0
+        while fruitless < GIVEN_UP:
+            before = self._progress()
+            if self._drive() == 0:
+                return
+            fruitless = fruitless + 1 if self._progress() == before else 0
+        raise SystemExit(f"{fruitless} drivers made no progress, see {self.folder.parent / 'driver.txt'}")
 
     def _drive(self) -> int:
         """One driver, to its end; the exit code."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from policies.bundle import save_bundle
-from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.kernels import FlowSDEConfig
+from policies.denoising.policy import DenoisingPolicyConfig
+from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.registry import PolicyConfig, build_policy
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.clipped_update import UpdateConfig
@@ -52,19 +58,30 @@ def experiment(algorithm: AlgorithmConfig = PPO, cluster: ClusterConfig | None =
     )
 
 
-def run_to_end(folder: Path, wanted: Experiment) -> None:
-    """Start the run in ``folder``, or go on with it."""
+SMALL = GaussianPolicyConfig(action_horizon=4, hidden=(16,))
+# With blocks in its networks, which learners divide one by one.
+FLOW = DenoisingPolicyConfig(
+    action_horizon=4,
+    encoder=CompactEncoderConfig(image_widths=(8,), width=16, text_width=8),
+    expert=ActionExpertConfig(depth=2, time_width=8, action_patch=2),
+    explore=FlowSDEConfig(steps=2),
+)
+
+
+def run_to_end(
+    folder: Path, wanted: Experiment, config: PolicyConfig = SMALL, recorded: Callable[[], None] = lambda: None
+) -> None:
+    """Start the run in ``folder`` with a policy of ``config``, or go on with it. ``recorded``: after each iteration."""
     env = make_env(wanted.sim)
     try:
         start = folder / "start"
         if not start.exists():
             torch.manual_seed(0)
-            policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4, hidden=(16,)), RobotSpec.of(env.spec))
-            save_bundle(policy, start)
+            save_bundle(build_policy(config, RobotSpec.of(env.spec)), start)
         resume = (folder / "config.yaml").exists()
         run = open_run(wanted, folder, resume=resume, command="vla-rl train small.yaml")
         with run.lock, terminable():
-            reinforce(run, env, start, folder, failures=FailureLog(folder, env))
+            reinforce(run, env, start, folder, failures=FailureLog(folder, env), recorded=recorded)
     finally:
         env.close()
 

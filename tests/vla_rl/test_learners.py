@@ -7,12 +7,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from sims.errors import RunFailure
-from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
+from tests.vla_rl.scale_run import FLOW, GRPO, PPO, experiment, numbers, run_to_end
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
 
@@ -22,8 +24,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OF_THREE = replace(PPO, update=replace(PPO.update, minibatch=9, micro_batch=3))
 
 
-def learners(count: int) -> ClusterConfig:
-    return ClusterConfig(collectors=0, learners=count)
+SHORT = replace(OF_THREE, iterations=5)
+
+
+def learners(count: int, sharding: Literal["none", "fsdp"] = "none") -> ClusterConfig:
+    return ClusterConfig(collectors=0, learners=count, sharding=sharding)
 
 
 def assert_same(folder: Path, expected: Path) -> None:
@@ -48,6 +53,23 @@ def test_grpo_of_two_learners_equals_one(tmp_path: Path) -> None:
     run_to_end(tmp_path / "one", experiment(algorithm))
     run_to_end(tmp_path / "two", experiment(algorithm, learners(2)))
     assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_divided_weights_continue_on_one_two_and_again_one_learner(tmp_path: Path) -> None:
+    """Sums are taken in another order: equal to 1e-5 of a weight's size after five iterations, not bit for bit."""
+    run_to_end(tmp_path / "one", experiment(SHORT), FLOW)
+    for count, iterations in ((1, 2), (2, 4), (1, 5)):
+        wanted = experiment(replace(SHORT, iterations=iterations), learners(count, "fsdp"))
+        run_to_end(tmp_path / "moved", wanted, FLOW)
+    for moved, one in zip(numbers(tmp_path / "moved"), numbers(tmp_path / "one"), strict=True):
+        assert moved == pytest.approx(one, rel=1e-4, abs=1e-5)
+    weights, expected, start = (
+        load_file(next((tmp_path / part).glob("*.safetensors"))) for part in ("moved/bundle", "one/bundle", "one/start")
+    )
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=1e-5, atol=1e-5)
+    assert max(np.abs(tensor - start[name]).max() for name, tensor in expected.items()) > 1e-3
 
 
 @pytest.mark.slow

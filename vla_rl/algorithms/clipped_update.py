@@ -205,10 +205,12 @@ class ClippedUpdate:
             gradients = [p.grad for p in self.critic.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             checked = read_numbers({"critic_grad_norm": self.gradient_sum.number(norm)})
-        suspects = {
-            "optimizer": self.optimizer, "critic optimizer": self.critic_optimizer,
-            "policy weight": self.policy, "critic weight": self.critic,
-        }  # fmt: skip
+        suspects: dict[str, Any] = {}
+        if not self.gradient_sum.divided:
+            suspects = {
+                "optimizer": self.optimizer, "critic optimizer": self.critic_optimizer,
+                "policy weight": self.policy, "critic weight": self.critic,
+            }  # fmt: skip
         try:
             check_metrics(metrics | checked, where=f"minibatch {number}", batch=minibatch, suspects=suspects)
         except NotFinite as error:

@@ -12,20 +12,24 @@ from sims.tensor_dataclass import TensorDataclass
 from vla_rl.rollouts.experience import Experience
 
 P = TypeVar("P", bound=TensorDataclass)
+B = TypeVar("B", bound=TensorDataclass, contravariant=True)
 R = TypeVar("R")
 
 
-class Backward(Protocol[P]):
+class Backward(Protocol[B]):
     """Adds ``scale`` times the gradient of ``part`` to what the parameters have; metrics of ``part``, not scaled."""
 
-    def __call__(self, part: P, *, scale: float = 1.0) -> Mapping[str, float]: ...
+    def __call__(self, part: B, *, scale: float = 1.0) -> Mapping[str, float]: ...
 
 
 class GradientSum(Protocol):
     """Where the gradients of parts are computed, and the weights are: all of them in each process, or a share.
 
     With whole weights the sum is the same, bit for bit, wherever the parts are computed: part by part, in their order.
+    ``divided``: each process has a share of every weight.
     """
+
+    divided: bool
 
     def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
         """``ClippedUpdate.run`` was called with these arguments."""
@@ -53,6 +57,8 @@ class GradientSum(Protocol):
 
 class InTurn:
     """In this process."""
+
+    divided = False
 
     def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
         """Nobody else needs to know."""

@@ -102,7 +102,7 @@ class Learners(RankedSum):
 
 
 def replicated(update: ClippedUpdate, make: Make, config: ClusterConfig) -> Learners:
-    """The learners of ``update``, the run's own. ``make``: it on a rank; at the top of a module or a partial of such."""
+    """The learners of ``update``, the run's own. ``make``: it on a rank; a function of a module or a partial of one."""
     return Learners(update, LearnerProcesses(partial(_learn, make, False), config, update.device))
 
 

@@ -75,20 +75,15 @@ class LearnerProcesses:
         """Work together with the other ranks, which stops where one of them is lost."""
         try:
             yield
-        except dist.DistError:
-            self.lost()
         except RuntimeError as error:
-            if isinstance(error, RunFailure) or not self._ended(0.0):
-                raise
-            self.lost()
-
-    def _ended(self, timeout_s: float) -> list[Any]:
-        return wait([process.sentinel for process, _ in self._ranks], timeout_s)
+            if isinstance(error, dist.DistError) or "gloo" in str(error):  # closed, or nothing came in time
+                self.lost()
+            raise
 
     def lost(self) -> NoReturn:
         """Raises RunFailure that names a rank which ended, or says that all run but one does not answer."""
         # One whose pipe is closed may take a while to be gone.
-        ended = self._ended(END_S)
+        ended = wait([process.sentinel for process, _ in self._ranks], END_S)
         for rank, (process, _) in enumerate(self._ranks, start=1):
             if process.sentinel in ended:
                 process.join()

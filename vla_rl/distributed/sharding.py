@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from policies.policy import Policy
@@ -50,6 +50,8 @@ class ShardedSum:
 
     A rank adds its own parts, and these sums are added over the ranks: another order than one process has.
     """
+
+    divided = True
 
     def __init__(self, networks: nn.Module, *, rank: int, size: int) -> None:
         self.networks, self.rank, self.size = networks, rank, size
@@ -99,10 +101,10 @@ def shard_update(update: ClippedUpdate, *, rank: int, size: int) -> None:
     networks = _Networks(update.policy, update.critic)
     mesh = init_device_mesh(update.device.type, (size,))
     for block in blocks(networks):
-        fully_shard(block, mesh=mesh)
-        for name, method in vars(type(block)).items():
-            if callable(method) and not name.startswith("_") and name != "forward":
-                register_fsdp_forward_method(block, name)
+        names = own_methods(block)
+        fully_shard(block, mesh=mesh)  # which changes its class
+        for name in names:
+            register_fsdp_forward_method(block, name)
     fully_shard(networks, mesh=mesh)
     update.make_optimizers()
     if update.average is not None:
@@ -118,6 +120,12 @@ def blocks(networks: nn.Module) -> list[nn.Module]:
 
 def can_be_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
+
+
+def own_methods(module: nn.Module) -> list[str]:
+    """Of its class, and no special ones: each may be called with the weights of ``module`` in parts."""
+    methods = vars(type(module)).items()
+    return [name for name, one in methods if callable(one) and not name.startswith("_") and name != "forward"]
 
 
 def load_shards(update: ClippedUpdate, state: Mapping[str, Any]) -> None:

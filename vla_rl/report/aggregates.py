@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_rl.intervals import interquartile_interval, interquartile_mean
+from vla_rl.report.compute import ComputeFit, compute_fit
 from vla_rl.report.run_data import Rate, RunData
 
 OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "device", "wandb")
@@ -16,11 +17,13 @@ OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "devi
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """``name``: the settings in which it differs from the other groups. ``rate``: interquartile mean over runs and
-    tasks of the final success, with its interval over runs; None where no run is complete."""
+    tasks of the final success, with its interval over runs; None where no run is complete. ``compute``: success as a
+    function of control steps; None where there are too few validations."""
 
     name: str
     runs: Sequence[RunData]
     rate: Rate | None
+    compute: ComputeFit | None
 
 
 def groups(runs: Sequence[RunData]) -> list[Group]:
@@ -31,7 +34,9 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
     for run, one in zip(runs, settings, strict=True):
         name = ", ".join(f"{key} {one.get(key, 'not set')}" for key in different)
         members.setdefault(name or "all runs", []).append(run)
-    return [Group(name=name, runs=those, rate=_rate(those)) for name, those in members.items()]
+    return [
+        Group(name=name, runs=those, rate=_rate(those), compute=compute_fit(those)) for name, those in members.items()
+    ]
 
 
 def _settings(run: RunData) -> dict[str, object]:

@@ -81,13 +81,17 @@ def _groups_table(runs: Sequence[RunData]) -> str:
         return ""
     rows = "".join(
         f'<tr><td>{escape(group.name)}</td><td class="n">{len(group.runs)}</td>'
-        f'<td class="n">{rate_cell(group.rate)}</td></tr>'
+        f'<td class="n">{rate_cell(group.rate)}</td><td>{escape(str(group.compute or ""))}</td></tr>'
         for group in found
     )
     head = (
-        '<tr><th>runs that differ in their seed</th><th class="n">runs</th><th class="n">interquartile mean</th></tr>'
+        '<tr><th>runs that differ in their seed</th><th class="n">runs</th><th class="n">interquartile mean</th>'
+        "<th>with more compute</th></tr>"
     )
-    note = "Of the final success over runs and tasks; 95 % bootstrap interval over runs (Agarwal et al. 2021)."
+    note = (
+        "Of the final success over runs and tasks; 95 % bootstrap interval over runs (Agarwal et al. 2021). With more "
+        "compute: a sigmoid through the validations (Khatri et al. 2025), with the interval of where it ends."
+    )
     return f'<div class="card wide"><table>{head}{rows}</table><p class="soft">{note}</p></div>'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def comparison(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """[{group, runs, interquartile_mean, interval}] of the runs that differ in their seed alone."""
+    """[{group, runs, interquartile_mean, interval, compute}] of the runs that differ in their seed alone."""
     found = groups([read_run(run_dir) for run_dir in run_dirs])
     return [
         {
@@ -88,6 +89,7 @@ def group_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
             "runs": len(group.runs),
             "interquartile_mean": None if group.rate is None else group.rate.success,
             "interval": None if group.rate is None else [group.rate.low, group.rate.high],
+            "compute": None if group.compute is None else asdict(group.compute),
         }
         for group in found
     ]
@@ -115,10 +117,11 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
     found = groups(runs)
     if len(found) == len(runs):
         return
-    together = Table(Column("differ in their seed", overflow="fold"), "runs", "interquartile mean", "95 % interval")
+    columns = ("runs", "interquartile mean", "95 % interval", "with more compute")
+    together = Table(Column("differ in their seed", overflow="fold"), *columns)
     for group in found:
         rate = ("", "") if group.rate is None else (_percent(group.rate.success), _interval(group.rate))
-        together.add_row(escape(group.name), str(len(group.runs)), *rate)
+        together.add_row(escape(group.name), str(len(group.runs)), *rate, str(group.compute or ""))
     console.print(together)
 
 

@@ -107,7 +107,8 @@ def rewarded_shard(experiment: Experiment, device: Device) -> VectorEnv:
 def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) -> AbstractContextManager[object]:
     """Where the configuration has several learners, the processes beside this one, ended with the context."""
     experiment, config = run.experiment, run.experiment.cluster
-    if config is None or config.learners == 1 or not isinstance(algorithm, HasClippedUpdate):
+    update = algorithm.update if isinstance(algorithm, HasClippedUpdate) else None
+    if config is None or config.learners == 1 or update is None:
         return nullcontext()
     device = run.device.device
     if device.type == "cuda" and (gpus := torch.cuda.device_count() - (device.index or 0)) < config.learners:
@@ -116,10 +117,10 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
     from vla_rl.distributed.learners import replicated, sharded
 
     if config.sharding == "none":
-        return closing(replicated(algorithm.update, make, config))
+        return closing(replicated(update, make, config))
     assert isinstance(algorithm, OnPolicy)
-    algorithm.update = update = sharded(algorithm.update, make, config)
-    return closing(update)
+    algorithm.update = divided = sharded(update, make, config)
+    return closing(divided)
 
 
 def load_update(experiment: Experiment, spec: EnvSpec, bundle: Path, device: Device, rank: int) -> ClippedUpdate:

@@ -1,0 +1,54 @@
+"""Success as a function of compute: what is fitted, and what is refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.report.compute import Sigmoid, compute_fit, fit_sigmoid
+from vla_rl.report.run_data import RunData
+
+TRUE = Sigmoid(start=0.2, asymptote=0.9, middle=40_000.0, exponent=2.0)
+
+
+def run_of(success: Sequence[float], steps: float = 10_000.0) -> RunData:
+    """A run whose validations, one after each iteration of ``steps`` control steps, are ``success``."""
+    metrics = [{"iteration": i, "control_steps": steps, "validation": value} for i, value in enumerate(success)]
+    return RunData(
+        name="run", path=Path("run"), config_text="", metrics=metrics, imitation=(), result={}, command="", videos={}
+    )
+
+
+def curve(noise: float, seed: int, points: int = 20) -> RunData:
+    rng = np.random.default_rng(seed)
+    return run_of([TRUE.at(10_000.0 * (i + 1)) + noise * rng.standard_normal() for i in range(points)])
+
+
+def test_the_sigmoid_is_halfway_at_its_middle_and_is_found_again() -> None:
+    assert TRUE.at(40_000.0) == pytest.approx(0.55)  # (.2 + .9) / 2
+    assert TRUE.at(80_000.0) == pytest.approx(0.2 + 0.7 / 1.25)  # 1 + (1/2)^2
+    compute = np.linspace(5_000, 200_000, 20)
+    found = fit_sigmoid(compute, np.array([TRUE.at(one) for one in compute]))
+    assert found.asymptote == pytest.approx(0.9, abs=0.01)
+    assert found.at(400_000.0) == pytest.approx(TRUE.at(400_000.0), abs=0.01)
+
+
+def test_runs_that_agree_predict_up_to_four_times_their_compute() -> None:
+    fit = compute_fit([curve(0.01, seed) for seed in range(5)])
+    assert fit is not None and not fit.refused
+    assert fit.known == 200_000
+    assert fit.predict(800_000.0) == pytest.approx(TRUE.at(800_000.0), abs=0.03)
+    with pytest.raises(ValueError, match=r"900000 control steps are over 4 times the 200000"):
+        fit.predict(900_000.0)
+
+
+def test_few_runs_or_a_wide_interval_predict_nothing_beyond() -> None:
+    one = compute_fit([curve(0.01, 0)])
+    assert one is not None and "1 of the 3 runs" in str(one)
+    early = compute_fit([curve(0.1, seed, points=7) for seed in range(4)])  # a part that hardly bends
+    assert early is not None and early.interval[1] - early.interval[0] > 0.1
+    with pytest.raises(ValueError, match="10 are allowed"):
+        early.predict(100_000.0)
+    assert early.predict(60_000.0) == pytest.approx(TRUE.at(60_000.0), abs=0.15)
+    assert compute_fit([run_of([0.5, 0.6])]) is None
