@@ -66,18 +66,18 @@ def measured() -> dict[str, list[dict[str, Any]]]:
 
 
 def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One run of a case; adds the control steps that reinforcement learning took."""
+    """One run of a case; adds the control steps and the seconds that reinforcement learning took, also if resumed."""
     case = CASES[name]
     result = one_run(case.config, seed, list(case.settings), folder / name)
-    steps = sum(record["control_steps"] for record in read_metrics(folder / name / f"{case.config}-{seed}"))
-    return result | {"control_steps": steps}
+    records = read_metrics(folder / name / f"{case.config}-{seed}")
+    return result | {"control_steps": sum(one["control_steps"] for one in records), "rl_s": records[-1]["wall_s"]}
 
 
 def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = [mean_row(f"{name}, {text}", runs, stage) for stage, text in STAGES.items()]
     rows[1] |= {"ratio": rows[1]["value"] / rows[0]["value"] if rows[0]["value"] else None, "against": rows[0]["name"]}
     seeds = [one["seed"] for one in runs]
-    hours = mean(one["wall_s"]["rl"] for one in runs) / 3600
+    hours = mean(one["rl_s"] for one in runs) / 3600
     rows.append(row(f"{name}, control steps", mean(one["control_steps"] for one in runs), "steps", seeds=seeds))
     rows.append(row(f"{name}, PPO and its validation", hours, "h", seeds=seeds))
     return rows
