@@ -3,63 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from episodes.catalog import Entry
+from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.formats.to_robomimic import write_robomimic
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
-ExportFormat = Literal["lerobot", "lerobot-images", "robomimic"]
+ExportFormat = Literal["lerobot", "lerobot-images", "robomimic", "mcap"]
 
-WRITERS: dict[ExportFormat, Callable[[Iterator[Episode], Path], None]] = {
-    "lerobot": write_lerobot,
-    "lerobot-images": lambda episodes, path: write_lerobot(episodes, path, video=False),
-    "robomimic": write_robomimic,
+WRITERS: dict[ExportFormat, Callable[[Iterator[Episode], Path], object]] = {
+    "lerobot": lambda episodes, path: write_lerobot(_alike(episodes), path),
+    "lerobot-images": lambda episodes, path: write_lerobot(_alike(episodes), path, video=False),
+    "robomimic": lambda episodes, path: write_robomimic(_alike(episodes), path),
+    "mcap": export_mcap,
 }
 
 
 def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> dict[str, Any]:
     """Every episode of ``store``, oldest first, with its labels; returns {episodes, steps}.
 
-    Raises EpisodeError where ``path`` exists, an episode was not observed at every control step, or episodes differ in
-    rate, cameras, image sizes or dimensions. What was written until then is incomplete.
+    Raises EpisodeError where ``path`` exists and, but for mcap, where an episode was not observed at every control
+    step or episodes differ in rate, cameras, image sizes or dimensions. What was written until then is incomplete.
     """
     entries = store.select()
     if not entries:
         raise EpisodeError(f"{store.path} holds no episode to export")
     if path.exists():
         raise EpisodeError(f"{path} exists; choose another --out")
-    WRITERS[format](_alike(store, entries), path)
+    WRITERS[format](_labelled(store, entries), path)
     return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
 
 
-def _alike(store: EpisodeStore, entries: list[Entry]) -> Iterator[Episode]:
-    expected: dict[str, Any] = {}
+def _labelled(store: EpisodeStore, entries: Iterable[Entry]) -> Iterator[Episode]:
+    """A label overrides the recorded success; where it is the label alone that says so, success is at the end."""
     for entry in entries:
-        episode = _labelled(store.read(entry.id), success=entry.success)
+        episode = store.read(entry.id)
+        if entry.success != episode.succeeded:
+            at_end = np.arange(episode.num_steps) == episode.num_steps - 1
+            episode = dataclasses.replace(episode, success=entry.success & at_end)
+        yield episode
+
+
+def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:
+    expected: dict[str, Any] = {}
+    for episode in episodes:
         if not np.array_equal(episode.observation_steps, np.arange(len(episode.observation_steps))):
             raise EpisodeError(
-                f"episode {entry.id} ({entry.task}) was not observed at every control step, which other formats need; "
-                "record with observe_every 1"
+                f"episode {episode.id} ({episode.task}) was not observed at every control step, which this format "
+                "needs; record with observe_every 1"
             )
         found = _shape(episode)
         expected = expected or found
         if found != expected:
-            raise EpisodeError(f"episode {entry.id} is {found}, the first one {expected}; export stores of one robot")
+            raise EpisodeError(f"episode {episode.id} is {found}, the first one {expected}; export stores of one robot")
         yield episode
-
-
-def _labelled(episode: Episode, *, success: bool) -> Episode:
-    """A label overrides the recorded success; where it is the label alone that says so, success is at the end."""
-    if success == episode.succeeded:
-        return episode
-    return dataclasses.replace(episode, success=success & (np.arange(episode.num_steps) == episode.num_steps - 1))
 
 
 def _shape(episode: Episode) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from mcap.records import Schema
 from mcap_protobuf.decoder import DecoderFactory
 from PIL import Image
 
+from episodes.formats.exporter import export_episodes
 from episodes.formats.mcap import export_mcap
+from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
 
 
@@ -61,3 +63,11 @@ def test_observations_come_at_their_steps(tmp_path: Path) -> None:
             message.log_time for _, channel, message in make_reader(file).iter_messages() if channel.topic == "/state"
         ]
     assert np.array(at) / 1e9 == pytest.approx(episode.observation_steps / episode.control_hz, abs=1e-6)
+
+
+def test_a_store_is_exported_with_episodes_that_were_observed_at_some_steps_only(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    episode = make_episode(steps=6, every=4)
+    store.add(episode)
+    assert export_episodes(store, tmp_path / "out", "mcap") == {"episodes": 1, "steps": 6}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{episode.id}.mcap"]

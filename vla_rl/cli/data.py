@@ -14,7 +14,7 @@ from sims.errors import UserError
 from sims.numbers.ranges import PositiveFloat, PositiveInt
 from vla_rl.cli.arguments import Json
 
-ExportFormat = Literal["lerobot", "lerobot-images", "robomimic"]
+ExportFormat = Literal["lerobot", "lerobot-images", "robomimic", "mcap"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Data:
     success: str = "recorded"
     """import: recorded (without rewards: at the end), end, none, or a rule such as next.reward>=0.95"""
     to: ExportFormat = "lerobot"
-    """export: LeRobotDataset 3.0 with videos, or with exact images in its tables; or a robomimic file (.hdf5)"""
+    """export: LeRobotDataset 3.0 with videos, or with exact images in its tables; a robomimic file (.hdf5); or MCAP"""
     out: Path | None = None
-    """export: the folder or file to write"""
+    """export: the folder (for robomimic the file) to write"""
     json: Json = False
 
     def run(self) -> None:
