@@ -273,6 +273,19 @@ def full_size() -> str:
     return f"{table(head, rows)}\n\n{source('policies_full_size', record)}"
 
 
+def published_learning() -> str:
+    """Published architectures at small width before and after PPO."""
+    record = read("policies")
+    rows = []
+    for one in record["rows"]:
+        if one["name"].startswith("rl gain, "):
+            name = one["name"].removeprefix("rl gain, ")
+            success = [f"{100 * named(record, f'{what}, {name}')['value']:.1f} %" for what in ("cloned", "after PPO")]
+            rows.append([f"`{name}`", f"{one['parameters'] / 1e6:.2f} M", str(len(one["seeds"])), *success])
+    head = ["", "parameters", "seeds", "cloned", "after PPO"]
+    return f"{table(head, rows)}\n\n{source('policies', record)}"
+
+
 def policies() -> str:
     """Which policy goes with what, and the reasons why not."""
     record = read("policy_table")
@@ -345,6 +358,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "other_simulators": other_simulators,
     "policies": policies,
     "full_size": full_size,
+    "published_learning": published_learning,
     "robot": robot,
     "peers": peers,
     "success_classifier": success_classifier,
