@@ -15,6 +15,7 @@ from tests import dot_episodes
 from vla_rl.cli.arguments import load_experiment
 from vla_rl.cli.main import main
 from vla_rl.runners.imitation import cloned_from
+from vla_rl.runs.listing import summarize
 from world_models.data.clip_sampler import ClipSampler
 
 CONFIG = """\
@@ -120,6 +121,7 @@ def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.Capt
     assert "bc" not in result  # no success but an imagined one
     info = read_bundle_info(tmp_path / "run" / "bundle")
     assert info.provenance.parent == read_bundle_info(tmp_path / "run" / "imitation" / "bundle").sha256
+    assert summarize(tmp_path / "run").success is None
     page = (tmp_path / "run" / "report.html").read_text()
     assert "imagined success after training" in page
     assert "no simulator and no robot was asked" in page

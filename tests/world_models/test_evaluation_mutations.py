@@ -67,17 +67,9 @@ def report(fitted: Fitted, clips: ClipSampler) -> dict[str, Any]:
 
 
 def wrong_actions(episode: Episode) -> Episode:
-    """Of another episode."""
+    """Drawn at random."""
     other = np.random.default_rng(episode.seed + 1).uniform(-1, 1, episode.action.shape)
     return dataclasses.replace(episode, action=other.astype(np.float32))
-
-
-def shuffled_cameras(episode: Episode) -> Episode:
-    """Exchanged in every second observation."""
-    odd = (np.arange(len(episode.state)) % 2 == 1)[:, None, None, None]
-    front, flipped = episode.images["front"], episode.images["flipped"]
-    images = {"front": np.where(odd, flipped, front), "flipped": np.where(odd, front, flipped)}
-    return dataclasses.replace(episode, images=images)
 
 
 def delayed_frames(episode: Episode) -> Episode:
@@ -101,7 +93,7 @@ def test_a_truthful_recording_passes(fitted: Fitted, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [wrong_actions, shuffled_cameras, delayed_frames, swapped_outcomes])
+@pytest.mark.parametrize("change", [wrong_actions, delayed_frames, swapped_outcomes])
 def test_a_false_recording_misses_a_threshold(
     fitted: Fitted, tmp_path: Path, change: Callable[[Episode], Episode]
 ) -> None:

@@ -140,7 +140,7 @@ class Rounds:
     def real_steps(self) -> dict[str, int]:
         """Control steps in the real environment so far: recorded, and of validation."""
         stages = self.run.stages()
-        validated = [one for name, one in stages.items() if name.startswith("validate_")]
+        validated = [one for name, one in stages.items() if name.startswith("validate_") and one["episodes"]]
         return {
             "real_steps": sum(one["control_steps"] for name, one in stages.items() if name.startswith("record_")),
             "validation_steps": sum(round(one["mean_steps"] * one["episodes"]) for one in validated),

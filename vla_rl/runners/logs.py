@@ -99,32 +99,29 @@ def improve_from_logs(run: Run, spec: EnvSpec, start: Path, *, reinforce: Reinfo
     rounds = Rounds(run, spec, settings, env=None)
     rounds.fit(0, start)
     report = rounds.evaluate(0)
-    _imagined_success(run, rounds, start, "before")
-    refused, trained = misled(report, settings.thresholds), start
-    if not refused:
-        trained = rounds.imagine(0, report, start, reinforce)
-    _imagined_success(run, rounds, trained, "after")
-    ship(trained, run.bundle)
+    refused = misled(report, settings.thresholds)
+    ship(start if refused else rounds.imagine(0, report, start, reinforce), run.bundle)
     return {"iterations": 0 if refused else run.experiment.algorithm.iterations, "refused": refused}
 
 
-def _imagined_success(run: Run, rounds: Rounds, bundle: Path, name: str) -> None:
-    """Of the deployed policy, from held-out starts to the end of the task, in the world model of the first round."""
-    with run.stage(f"imagined_{name}") as stage:
-        if not stage.pending:
-            return
-        model = rounds.settings.model
-        fitted = load_world_model(rounds.folder(0) / WORLD_MODEL_FILE, run.device)
-        env, starts = whole_episodes(
-            model,
-            fitted,
-            open_clips(rounds.stores, model, "held_out"),
-            tasks=rounds.spec.tasks,
-            max_steps=rounds.spec.max_steps,
-            count=run.experiment.evaluation.episodes,
-        )
-        policy = load_bundle(bundle, device=run.device)
-        stage.result = evaluate_policy(policy, env, starts, seed=run.experiment.evaluation_seed, stochastic=False)
+def evaluate_imagined(run: Run, spec: EnvSpec, start: Path) -> None:
+    """Success of the deployed policies, before and after, from held-out starts to the end of the task."""
+    settings, evaluation = log_settings(run.experiment), run.experiment.evaluation
+    for name, bundle in (("before", start), ("after", run.bundle)):
+        with run.stage(f"imagined_{name}") as stage:
+            if not stage.pending:
+                continue
+            folder = Rounds(run, spec, settings, env=None).folder(0)
+            env, starts = whole_episodes(
+                settings.model,
+                load_world_model(folder / WORLD_MODEL_FILE, run.device),
+                open_clips(settings.stores, settings.model, "held_out"),
+                tasks=spec.tasks,
+                max_steps=spec.max_steps,
+                count=evaluation.episodes,
+            )
+            policy, seed = load_bundle(bundle, device=run.device), run.experiment.evaluation_seed
+            stage.result = evaluate_policy(policy, env, starts, seed=seed, stochastic=False)
 
 
 def log_result(run: Run) -> dict[str, Any]:

@@ -28,7 +28,13 @@ from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
 from vla_rl.runners.imitation import clone, cloned_from, new_policy
-from vla_rl.runners.logs import improve_from_logs, log_result, recorded_spec, without_simulator
+from vla_rl.runners.logs import (
+    evaluate_imagined,
+    improve_from_logs,
+    log_result,
+    recorded_spec,
+    without_simulator,
+)
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
@@ -67,6 +73,7 @@ def run_stages(run: Run, env: VectorEnv) -> None:
         start = starting_bundle(run, env, failures)
         if without_simulator(run.experiment):
             improve(run, env, start, failures)
+            evaluate_imagined(run, env.spec, start)
             return
         with run.stage("evaluate_before") as stage:
             if stage.pending:

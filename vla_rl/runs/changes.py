@@ -30,7 +30,7 @@ CHANGEABLE = (
 # In a world model the iterations are those of every round, of which some are complete.
 FIXED_IN_IMAGINATION = ("algorithm.iterations",)
 CONTROLS = ("evaluate_controls",)
-EVALUATIONS = ("evaluate_before", "evaluate_after", *CONTROLS)
+EVALUATIONS = ("evaluate_before", "evaluate_after", "imagined_before", "imagined_after", *CONTROLS)
 REPEATED: Mapping[str, tuple[str, ...]] = {
     "algorithm.iterations": ("reinforce", "evaluate_after", *CONTROLS),
     "evaluation.episodes": EVALUATIONS,

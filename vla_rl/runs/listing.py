@@ -45,7 +45,7 @@ def summarize(run_dir: Path) -> RunSummary:
     result, stages = _json(run_dir / "result.json"), _json(run_dir / STAGES_FILE)
     metrics = read_metrics(run_dir)
     validations = [record["validation"] for record in metrics if record.get("validation") is not None]
-    success = result["rl"]["success"] if result else (validations[-1] if validations else None)
+    success = result["rl"]["success"] if "rl" in result else (validations[-1] if validations else None)
     return RunSummary(
         path=str(run_dir),
         state=state_of(run_dir),
