@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ B = TypeVar("B", bound=TensorDataclass, contravariant=True)
 R = TypeVar("R")
 
 
+@runtime_checkable
 class Backward(Protocol[B]):
     """Adds ``scale`` times the gradient of ``part`` to what the parameters have; metrics of ``part``, not scaled."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import Rollouts
 
 
+@runtime_checkable
 class Update(Protocol):
     """A ClippedUpdate, or what has one in several processes."""
 
