@@ -325,6 +325,7 @@ def test_returns_to_go_by_hand() -> None:
     held.extend(given)
     found = held.windows(np.array([0, 2, 3, 5, 7]), chunks=1, returns=True).return_to_go
     g4 = GAMMA**4
+    assert found is not None
     np.testing.assert_allclose(found, [0.5 + g4 * g4, 1.0, g4 * 2 + g4 * g4 * 3, 3.0, -np.inf], rtol=1e-6)
     assert held.windows(np.array([0]), chunks=1).return_to_go is None
 
