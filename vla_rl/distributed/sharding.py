@@ -79,7 +79,7 @@ class ShardedSum:
 
     def compute(self, function: Callable[..., R], *arguments: Any) -> R:
         with warnings.catch_warnings():
-            # Changing such a view in place would lose its gradient; no network here does (tests/vla_rl/test_sharding.py).
+            # A view that is changed in place loses its gradient; no network here does that (test_sharding.py).
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
             result: R = self.networks(function, *arguments)
         return result
