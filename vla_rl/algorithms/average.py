@@ -29,7 +29,8 @@ class WeightAverage:
         """After an optimizer step; the first one copies the weights."""
         newest: list[Tensor] = list(trained_parameters(policy))
         if self.updates == 0:
-            torch._foreach_copy_(self._parameters, newest)
+            for own, new in zip(self._parameters, newest, strict=True):  # once; _foreach_copy_ knows no shards
+                own.copy_(new)
         else:
             torch._foreach_lerp_(self._parameters, newest, 1 - self.decay)
         self.updates += 1
