@@ -88,6 +88,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, 
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_from_a_lerobot_data_set_to_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sequence of docs/world-models.md: data set, store, train without a simulator, and only then the simulator."""
     simulator, logs, config = (tmp_path / f"{name}.yaml" for name in ("simulator", "logs", "trained"))

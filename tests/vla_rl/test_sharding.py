@@ -18,7 +18,7 @@ from vla_rl.algorithms.ppo import PPO as Algorithm
 from vla_rl.algorithms.ppo import with_advantages
 from vla_rl.config.environments import make_env
 from vla_rl.distributed.processes import join
-from vla_rl.distributed.sharding import blocks, shard_update
+from vla_rl.distributed.sharding import blocks, load_shards, new_weights, shard_update
 from vla_rl.rollouts.experience import Experience
 
 
@@ -42,14 +42,28 @@ def update_and_batch() -> tuple[ClippedUpdate, Experience]:
     return algorithm.update, with_advantages(rollout, gamma=config.gamma, gae_lambda=config.gae_lambda)
 
 
-def test_a_divided_update_has_the_metrics_of_a_whole_one(
+def test_a_divided_update_equals_a_whole_one_and_goes_on_from_its_state(
     group: None, update_and_batch: tuple[ClippedUpdate, Experience]
 ) -> None:
     whole, batch = update_and_batch
-    divided = copy.deepcopy(whole)
+    divided, again = copy.deepcopy(whole), copy.deepcopy(whole)
     assert len(blocks(divided.policy)) > FLOW.expert.depth
-    shard_update(divided, rank=0, size=1)
+    for update in (divided, again):
+        shard_update(update, rank=0, size=1)
     assert all(isinstance(parameter, DTensor) for parameter in divided.parameters)
     metrics = [update.run(batch) for update in (whole, divided)]
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-6)
     assert metrics[0]["policy_steps"] > 0
+
+    load_shards(again, copy.deepcopy(divided.state_dict()))  # a saved state does not share its tensors
+    again.audited = True  # other weights drew this batch
+    for update in (whole, divided, again):
+        update.run(batch)
+    weights, average = new_weights(divided)
+    others, other_average = new_weights(again)
+    for name, tensor in whole.weights().items():
+        torch.testing.assert_close(weights[name], tensor.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(others[name], weights[name], rtol=0, atol=0)
+    assert whole.average is not None and average["updates"] == other_average["updates"] == whole.average.updates
+    for one, other in zip(average["parameters"], whole.average.state_dict()["parameters"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

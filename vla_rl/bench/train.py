@@ -15,6 +15,7 @@ from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
 from sims.tabletop import TabletopConfig
 from sims.vector_env import VectorEnv
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.attainable import seconds_alone
 from vla_rl.bench.options import BenchOptions
@@ -72,6 +73,7 @@ def measure(ppo: PPO) -> Measured:
     """Of ITERATIONS iterations."""
     timer, steps = ppo.collector.timer, Counter[str]()
     seconds: dict[str, float] = {}
+    assert isinstance(ppo.update, ClippedUpdate)  # in this process
     counting = ppo.update.optimizer.register_step_post_hook(lambda *_: steps.update(["optimizer"]))
     timer.record(True)
     began = time.perf_counter()

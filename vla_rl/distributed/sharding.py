@@ -87,7 +87,7 @@ class ShardedSum:
     def whole(self, tree: Any) -> Any:
         """On rank 0, on the host; the other ranks only help."""
         if isinstance(tree, DTensor):
-            complete = tree.detach().full_tensor()
+            complete = tree.full_tensor().detach()
             with crossing("checkpoint"):
                 return complete.cpu() if self.rank == 0 else None
         if isinstance(tree, Mapping):

@@ -117,11 +117,11 @@ def print_comparison(run_dirs: Sequence[Path], console: Console | None = None) -
     found = groups(runs)
     if len(found) == len(runs):
         return
-    columns = ("runs", "interquartile mean", "95 % interval", "with more compute")
-    together = Table(Column("differ in their seed", overflow="fold"), *columns)
+    heads = ("runs", "interquartile mean", "95 % interval", "with more compute")
+    together = Table(Column("differ in their seed", overflow="fold"), *heads)
     for group in found:
-        rate = ("", "") if group.rate is None else (_percent(group.rate.success), _interval(group.rate))
-        together.add_row(escape(group.name), str(len(group.runs)), *rate, str(group.compute or ""))
+        success = ("", "") if group.rate is None else (_percent(group.rate.success), _interval(group.rate))
+        together.add_row(escape(group.name), str(len(group.runs)), *success, str(group.compute or ""))
     console.print(together)
 
 
