@@ -110,6 +110,10 @@ class Turns:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, work)
             return result, time.perf_counter() - began
 
+    def close(self) -> None:
+        """Nothing more is computed; what runs is not waited for."""
+        self._thread.shutdown(wait=False)
+
     @contextlib.asynccontextmanager
     async def take(self, turn: Turn) -> AsyncIterator[None]:
         """The policy, for as long as the block lasts."""

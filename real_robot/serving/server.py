@@ -76,6 +76,7 @@ class PolicyServer:
         assert self._server is not None
         self._server.close()
         await self._server.wait_closed()
+        self._turns.close()
 
     @property
     def port(self) -> int:
