@@ -237,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policies", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--iterations", type=int, default=Scale.iterations, help="of PPO")
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -244,7 +245,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in arguments.seeds:
         for name in arguments.policies:
-            found.setdefault(name, []).append(run(name, seed, Scale(), arguments.runs))
+            found.setdefault(name, []).append(run(name, seed, Scale(iterations=arguments.iterations), arguments.runs))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
     print(write_record("policies", rows, command=command.strip(), curves=found))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from episodes.sampler import WindowBatch, WindowSampler
+from episodes.sampler import Targets, WindowBatch, WindowSampler
 from policies.device import make_generator, restore_generator
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
@@ -50,19 +51,40 @@ class BCConfig:
             raise ValueError(f"bc.shards must not be above the batch size, {self.batch_size}, got {self.shards}")
 
 
-def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator) -> Tensor:
+Loss = Callable[[Policy, Any, Targets, torch.Generator], Tensor]
+
+
+def policy_loss(policy: Policy, context: Any, targets: Targets, generator: torch.Generator) -> Tensor:
+    """The policy's own loss of behavior cloning."""
+    return policy.bc_loss(context, targets, generator)
+
+
+def bc_loss(policy: Policy, batch: WindowBatch, generator: torch.Generator, loss: Loss = policy_loss) -> Tensor:
     context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
-    return policy.bc_loss(context, batch.targets, generator)
+    return loss(policy, context, batch.targets, generator)
 
 
-def encoded_bc_loss(policy: Policy, batch: EncodedBatch, generator: torch.Generator) -> Tensor:
-    return policy.bc_loss(policy.restore(batch.inputs), batch.targets, generator)
+def encoded_bc_loss(
+    policy: Policy, batch: EncodedBatch, generator: torch.Generator, loss: Loss = policy_loss
+) -> Tensor:
+    return loss(policy, policy.restore(batch.inputs), batch.targets, generator)
 
 
 class BC:
-    """One fit (vla_rl/runners/fit.py): each update takes equal shares of a batch from every sampler."""
+    """One fit (vla_rl/runners/fit.py): each update takes equal shares of a batch from every sampler.
 
-    def __init__(self, policy: Policy, config: BCConfig, samplers: Sequence[WindowSampler], *, seed: int) -> None:
+    ``loss``: of a context and its window's targets (distillation has another than the policy's own).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: BCConfig,
+        samplers: Sequence[WindowSampler],
+        *,
+        seed: int,
+        loss: Loss = policy_loss,
+    ) -> None:
         self.policy, self.config, self.step = policy, config, 0
         self.generators = [
             make_generator(policy.device, spawn_seed(seed, "cloning", shard)) for shard in range(config.shards)
@@ -73,9 +95,9 @@ class BC:
         self.shards: GradientShards[Any]
         if encodings_are_constant(policy, samplers[0]):
             self.samplers = [EncodedWindows(sampler, policy) for sampler in samplers]
-            self.shards = GradientShards(policy, encoded_bc_loss, count=config.shards)
+            self.shards = GradientShards(policy, partial(encoded_bc_loss, loss=loss), count=config.shards)
         else:
-            self.shards = GradientShards(policy, bc_loss, count=config.shards)
+            self.shards = GradientShards(policy, partial(bc_loss, loss=loss), count=config.shards)
         self.optimizers = make_optimizers(
             policy.parameter_groups(),
             learning_rate=config.learning_rate,

@@ -33,7 +33,7 @@ from vla_rl.cli.reports import Compare, Replay, Report, Runs, Watch
 from vla_rl.cli.reward import Reward
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
-from vla_rl.cli.training import Collect, Convert, Eval, Imitate, Pretrain, Sweep, Train
+from vla_rl.cli.training import Collect, Convert, Distill, Eval, Imitate, Pretrain, Sweep, Train
 from vla_rl.cli.world_model import WorldModel
 from vla_rl.termination import Terminated
 
@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, type[Any]] = {
     "eval": Eval,
     "collect": Collect,
     "pretrain": Pretrain,
+    "distill": Distill,
     "reward": Reward,
     "report": Report,
     "compare": Compare,

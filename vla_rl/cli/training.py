@@ -1,4 +1,4 @@
-"""``vla-rl train``, ``sweep``, ``imitate``, ``eval``, ``collect``, ``pretrain`` and ``convert``."""
+"""``vla-rl train``, ``sweep``, ``imitate``, ``eval``, ``collect``, ``pretrain``, ``distill`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -206,6 +206,30 @@ class Imitate:
 
         bundle = imitate(load_experiment(self.config, self.overrides), self.out, store=self.store)
         print(json.dumps({"bundle": str(bundle)}) if self.json else bundle)
+
+
+@dataclass(frozen=True)
+class Distill:
+    """Fit a policy of fewer denoising steps to a trained one, in the simulator of CONFIG; leaves OUT/bundle.
+
+    --section.key VALUE changes any setting, for example --distillation.denoising_steps 2.
+    """
+
+    config: Annotated[Positional[Path], arg(metavar="CONFIG")]
+    """a YAML file, or the name of a packaged one such as quickstart"""
+    policy: Annotated[Path, arg(metavar="BUNDLE")]
+    """the policy whose actions are learned"""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """where its episodes, the bundle and the metrics go; started again, it continues there"""
+    json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def run(self) -> None:
+        from vla_rl.report.table import distillation_lines
+        from vla_rl.runners.distill import distill
+
+        result = distill(load_experiment(self.config, self.overrides), self.policy, self.out)
+        print(json.dumps(result) if self.json else distillation_lines(result))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, Positive
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.clipped_update import UpdateConfig
+from vla_rl.algorithms.distillation import DistillationConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
@@ -80,11 +81,12 @@ class Experiment:
     ``compile``: the policy through torch.compile.
     ``reward``: of the episodes that are learned from; evaluation is always by the environment's own success.
     ``imagination``: reinforcement learning in a world model instead of the simulator (docs/world-models.md).
-    ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone. ``wandb``: project of Weights & Biases that gets the
-    metrics too (its environment variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes,
-    on this machine or others; null: in the process of the run. ``trace``: iterations, from each start of the process
-    on, whose timeline is written to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds in one
-    stage of an iteration after which the stage and what every thread is doing are written to watchdog.txt.
+    ``pretraining``: of the encoder, by ``vla-rl pretrain`` alone. ``distillation``: to fewer denoising steps, by
+    ``vla-rl distill`` alone. ``wandb``: project of Weights & Biases that gets the metrics too (its environment
+    variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes, on this machine or others;
+    null: in the process of the run. ``trace``: iterations, from each start of the process on, whose timeline is written
+    to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds in one stage of an iteration after which
+    the stage and what every thread is doing are written to watchdog.txt.
     """
 
     seed: Seed = 0
@@ -97,6 +99,7 @@ class Experiment:
     algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     imagination: ImaginationConfig | None = None
     pretraining: PretrainingConfig = field(default_factory=PretrainingConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint_every: PositiveInt = 5
     wandb: str | None = None

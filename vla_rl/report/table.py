@@ -55,6 +55,18 @@ def success_line(result: Mapping[str, Any]) -> str:
     )
 
 
+def distillation_lines(result: Mapping[str, Any]) -> str:
+    """Teacher, student and the student's bundle, as ``vla-rl distill`` prints them."""
+    lines = []
+    for name in ("teacher", "student"):
+        rate, cost = Rate.of(result[name]), result[name]
+        lines.append(
+            f"{name}: success {_percent(rate.success)} ({_interval(rate)}) of {rate.episodes} held-out episodes, "
+            f"a chunk in {cost['encode_ms']:.1f} (encode) + {cost['act_ms']:.1f} ms (act)"
+        )
+    return "\n".join([*lines, result["bundle"]])
+
+
 def _imagined_line(result: Mapping[str, Any]) -> str:
     before, after = (Rate.of(result["imagined"][name]) for name in ("before", "after"))
     figures = result["world_model"]

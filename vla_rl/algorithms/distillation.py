@@ -1,0 +1,62 @@
+"""A policy of fewer denoising steps that acts as a given one does, for a robot that has no time for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from episodes.sampler import Targets
+from policies.policy import Policy
+from policies.registry import build_policy
+from sims.errors import UserError
+from sims.numbers.ranges import PositiveInt
+from sims.tensor_dataclass import TensorDataclass
+from vla_rl.algorithms.bc import BCConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Of ``vla-rl distill``. The student deploys with ``denoising_steps``; it learns from the observations of
+    ``episodes`` of its teacher. ``fit``: of the student, whose encoder must be frozen, as it is the teacher's."""
+
+    denoising_steps: PositiveInt = 1
+    episodes: PositiveInt = 200
+    fit: BCConfig = field(default_factory=lambda: BCConfig(steps=2000, learning_rate=3e-4, frozen=("encoder",)))
+
+
+def make_student(teacher: Policy, denoising_steps: int) -> Policy:
+    """A copy of ``teacher`` that deploys with ``denoising_steps``. UserError where it has no more steps than that."""
+    kernel = getattr(teacher.config, "act", None)
+    steps = getattr(kernel, "steps", None)
+    if kernel is None or steps is None:
+        raise UserError(f"policy {teacher.config.name} does not denoise; only a denoising policy can be distilled")
+    if steps <= denoising_steps:
+        raise UserError(
+            f"the policy deploys with {steps} denoising steps already; distillation.denoising_steps must be below"
+        )
+    config = replace(teacher.config, act=replace(kernel, steps=denoising_steps))
+    student = build_policy(config, teacher.spec.robot)
+    student.load_state_dict(teacher.state_dict())
+    return student.to(teacher.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherLoss:
+    """Squared error of the student's deployed chunk from the teacher's, of the same noise and context.
+
+    Consistency distillation from the teacher's whole trajectory, as RL-100's last stage (Lei et al. 2025,
+    arXiv:2510.14830): the student maps noise to the action in one go, and the teacher's action has no gradient.
+    """
+
+    teacher: Policy
+
+    def __call__(
+        self, student: Policy, context: TensorDataclass, targets: Targets, generator: torch.Generator
+    ) -> Float[Tensor, ""]:
+        noise = torch.randn(len(context), *student.spec.noise_shape, generator=generator, device=student.device)
+        with torch.no_grad():
+            wanted = self.teacher.act_from_noise(context, noise)
+        return (student.act_from_noise(context, noise) - wanted).square().mean()

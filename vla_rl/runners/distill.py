@@ -1,0 +1,97 @@
+"""``vla-rl distill``: a deployed policy in fewer denoising steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from episodes.sampler import WindowSampler
+from episodes.store import EpisodeStore, Selection
+from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.device import make_generator
+from policies.policy import Policy, RobotSpec
+from sims.registry import evaluation_starts
+from sims.vector_env import Observation, VectorEnv
+from vla_rl.algorithms.bc import BC
+from vla_rl.algorithms.distillation import TeacherLoss, make_student
+from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.runners.demonstrations import record_policy
+from vla_rl.runners.evaluate import evaluate_policy
+from vla_rl.runners.fit import run_fit
+from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
+
+TIMED_CHUNKS = 50
+
+
+def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
+    """Fit ``out``/bundle to act as ``bundle`` does with ``distillation.denoising_steps``.
+
+    The teacher's episodes lie in ``out``/episodes; started again, it continues. Returns what ``out``/result.json holds:
+    success of teacher and student on the same held-out starts, and how long a chunk of one observation takes [ms].
+    Raises UserError for a policy that does not denoise, or has no more steps than that.
+    """
+    settings, device = experiment.distillation, experiment_device(experiment)
+    env = make_env(experiment.sim)
+    try:
+        teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
+        student = make_student(teacher, settings.denoising_steps)
+        store = EpisodeStore(out / "episodes", create=True)
+        if (missing := settings.episodes - len(store.entries())) > 0:
+            record_policy(experiment, env, store, bundle, episodes=missing)
+        fit_student(student, teacher, store, experiment, out)
+        parent = read_bundle_info(bundle).sha256
+        save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
+        policies = {"teacher": teacher, "student": student.eval()}
+        result = {name: judged(policy, env, experiment) for name, policy in policies.items()}
+    finally:
+        env.close()
+    result |= {"bundle": str(out / "bundle"), "denoising_steps": settings.denoising_steps}
+    write_json(out / "result.json", result)
+    return result
+
+
+def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experiment: Experiment, out: Path) -> None:
+    """On every recorded observation, of successes and failures alike: the teacher acts in both."""
+    settings, spec = experiment.distillation.fit, student.spec
+    sampler = WindowSampler(
+        store,
+        action_horizon=spec.cloned_horizon,
+        batch_size=settings.batch_size,
+        seed=experiment.seed,
+        where=Selection(),
+        cameras=spec.robot.cameras,
+        future_steps=spec.future_steps,
+    )
+    loss = TeacherLoss(teacher=teacher)
+    with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
+        run_fit(fit, out, title="distill", shown="bc_loss", checkpoint_every=500)
+
+
+def judged(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:
+    """Success of the deployed policy, and the milliseconds that encoding and acting take."""
+    seed, episodes = experiment.evaluation_seed, experiment.evaluation.episodes
+    starts = evaluation_starts(experiment.sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+    summary = evaluate_policy(policy, env, starts, seed=seed, stochastic=False)
+    env.reset(start=starts[: env.spec.num_envs])
+    return summary | chunk_ms(policy, env.observe([0]).to(policy.device))
+
+
+@torch.no_grad()
+def chunk_ms(policy: Policy, obs: Observation) -> dict[str, float]:
+    """Median milliseconds of {encode_ms, act_ms} for ``obs``."""
+    generator, state = make_generator(policy.device, 0), policy.initial_state(len(obs))
+    times: dict[str, list[float]] = {"encode_ms": [], "act_ms": []}
+    for _ in range(TIMED_CHUNKS):
+        started = time.perf_counter()
+        context, _ = policy.encode(obs, state)
+        encoded = time.perf_counter()
+        policy.act(context, generator)
+        times["encode_ms"].append(encoded - started)
+        times["act_ms"].append(time.perf_counter() - encoded)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
