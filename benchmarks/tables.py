@@ -125,6 +125,18 @@ def corrections() -> str:
     return table(["", *(columns[name] for name in names)], rows) + f"\n\n{note}"
 
 
+def one_step() -> str:
+    """Teacher and student of a distillation: success and time of a chunk."""
+    record = read("one_step")
+    rows = [
+        [name, share(named(record, f"{name} success"))]
+        + [f"{named(record, f'{name} {part}')['value']:.1f} ms" for part in ("encode_ms", "act_ms")]
+        for name in ("teacher", "student")
+    ]
+    note = over_seeds("one_step", record, named(record, "student success"))
+    return table(["", "success", "encode", "act"], rows) + f"\n\n{note}"
+
+
 METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 
@@ -349,6 +361,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "controls": controls,
     "baselines": baselines,
     "corrections": corrections,
+    "one_step": one_step,
     "methods": methods,
     "learning": learning,
     "imagination": imagination,

@@ -33,7 +33,8 @@ def exit_code(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "eval", "collect", "pretrain", "report", "compare", "doctor", "bench", "data", "sims"]
+    "command",
+    ["", "train", "eval", "collect", "pretrain", "distill", "report", "compare", "doctor", "bench", "data", "sims"],
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):
     assert exit_code(*command.split(), "--help") == 0

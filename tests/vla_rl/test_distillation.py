@@ -1,6 +1,5 @@
 """A student of fewer denoising steps acts as its teacher does."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import torch
 
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
-from policies.bundle import load_bundle, save_bundle
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.categorical import CategoricalPolicy, CategoricalPolicyConfig
 from policies.denoising.policy import DenoisingPolicy
 from policies.policy import RobotSpec
 from sims.errors import UserError
-from tests.vla_rl.test_cli import vla_rl
 from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
@@ -22,6 +20,8 @@ from vla_rl.algorithms.distillation import TeacherLoss, make_student
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
+from vla_rl.report.table import distillation_lines
+from vla_rl.runners.distill import distill
 
 ROBOT = RobotSpec.of(PointEnv(num_envs=1).spec)
 
@@ -30,19 +30,19 @@ def cloned(store: EpisodeStore) -> DenoisingPolicy:
     """Whose velocity is far from constant along a trajectory: it has seen demonstrations."""
     torch.manual_seed(0)
     policy = DenoisingPolicy(SMALL, ROBOT)
-    sampler = WindowSampler(store, action_horizon=8, batch_size=32, seed=0, future_steps=policy.spec.future_steps)
+    sampler = WindowSampler(store, action_horizon=8, batch_size=16, seed=0, future_steps=policy.spec.future_steps)
     policy.fit_normalizer(*sampler.statistics())
-    bc = BC(policy, BCConfig(steps=60, warmup=5), [sampler], seed=0)
-    for _ in range(60):
+    bc = BC(policy, BCConfig(steps=30, warmup=5), [sampler], seed=0)
+    for _ in range(30):
         bc.update()
     return policy.eval()
 
 
 def test_one_step_comes_near_to_four(tmp_path: Path) -> None:
-    store = demonstrations(tmp_path / "store", observe_every=1)
+    store = demonstrations(tmp_path / "store", observe_every=3)
     teacher = cloned(store)
     student = make_student(teacher, 1)
-    sampler = WindowSampler(store, action_horizon=8, batch_size=64, seed=1, future_steps=student.spec.future_steps)
+    sampler = WindowSampler(store, action_horizon=8, batch_size=32, seed=1, future_steps=student.spec.future_steps)
     held_out = sampler.windows(sampler.next_indices()).obs
     noise = torch.randn(len(held_out), *student.spec.noise_shape, generator=torch.Generator().manual_seed(2))
 
@@ -55,7 +55,7 @@ def test_one_step_comes_near_to_four(tmp_path: Path) -> None:
 
     before = error()
     encoder = {name: tensor.clone() for name, tensor in student.state_dict().items() if name.startswith("encoder")}
-    config = BCConfig(steps=150, warmup=5, learning_rate=1e-3, batch_size=64, frozen=("encoder",))
+    config = BCConfig(steps=80, warmup=5, learning_rate=2e-3, batch_size=32, frozen=("encoder",))
     fit = BC(student, config, [sampler], seed=0, loss=TeacherLoss(teacher=teacher))
     for _ in range(config.steps):
         fit.update()
@@ -73,19 +73,17 @@ def test_what_cannot_be_distilled_is_refused() -> None:
         make_student(DenoisingPolicy(SMALL, ROBOT), 4)
 
 
-def test_the_command_leaves_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
-    tiny = Path(__file__).parents[1] / "data" / "tiny.yaml"
-    sim = load_config(Experiment, tiny, ()).sim
-    teacher = tmp_path / "teacher"
-    with closing(make_env(sim)) as env:
-        save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), teacher)
-    settings = ("--distillation.episodes", 2, "--distillation.fit.steps", 4, "--distillation.fit.batch_size", 4)
-    command = ("distill", tiny, "--policy", teacher, "--out", tmp_path / "out", *settings, "--json")
-    done = vla_rl(*command)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
+    """Started again, it continues: nothing is recorded or fitted twice."""
+    settings = ("distillation.episodes", "2", "distillation.fit.steps", "4", "distillation.fit.batch_size", "4")
+    overrides = [f"--{word}" if "." in word else word for word in settings]
+    experiment = load_config(Experiment, Path(__file__).parents[1] / "data" / "tiny.yaml", overrides)
+    with closing(make_env(experiment.sim)) as env:
+        save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), tmp_path / "teacher")
+    result = distill(experiment, tmp_path / "teacher", tmp_path / "out")
     assert result["teacher"]["episodes"] == result["student"]["episodes"] == 4
     assert load_bundle(Path(result["bundle"])).config.act.steps == 1
+    again = distill(experiment, tmp_path / "teacher", tmp_path / "out")
     assert len(EpisodeStore(tmp_path / "out" / "episodes").entries()) == 2
-    again = vla_rl(*command)
-    assert json.loads(again.stdout)["student"]["success"] == result["student"]["success"]
+    assert read_bundle_info(Path(again["bundle"])).sha256 == read_bundle_info(Path(result["bundle"])).sha256
+    assert distillation_lines(again).splitlines()[1].startswith("student: success ")

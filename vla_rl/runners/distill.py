@@ -48,7 +48,7 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
         parent = read_bundle_info(bundle).sha256
         save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
         policies = {"teacher": teacher, "student": student.eval()}
-        result = {name: judged(policy, env, experiment) for name, policy in policies.items()}
+        result: dict[str, Any] = {name: judged(policy, env, experiment) for name, policy in policies.items()}
     finally:
         env.close()
     result |= {"bundle": str(out / "bundle"), "denoising_steps": settings.denoising_steps}
