@@ -89,10 +89,7 @@ def baselines() -> str:
         [
             text,
             share(named(record, name)),
-            *(
-                f"{100 * mean(run[name]['per_task'][task]['success'] for run in record['runs']):.1f} %"
-                for task in tasks
-            ),
+            *(mean_task(record["runs"], name, task) for task in tasks),
         ]
         for name, text in names.items()
         if name in measured
@@ -147,10 +144,7 @@ def methods() -> str:
     rows = []
     for name, record in records.items():
         runs = [run for run in record["runs"] if run["seed"] in seeds]
-        tasks = (
-            f"{100 * mean(run['rl']['per_task'][task]['success'] for run in runs):.1f} %"
-            for task in runs[0]["rl"]["per_task"]
-        )
+        tasks = (mean_task(runs, "rl", task) for task in runs[0]["rl"]["per_task"])
         rows.append(
             [METHODS[name], *(share(mean_row(stage, runs, stage)) for stage in ("bc", "rl", "stochastic")), *tasks]
         )
@@ -421,6 +415,11 @@ def share(row: Record | None) -> str:
         return text
     low, high = row["interval"]
     return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def mean_task(runs: Sequence[Record], stage: str, task: str) -> str:
+    """Success at ``task``, mean over runs."""
+    return f"{100 * mean(run[stage]['per_task'][task]['success'] for run in runs):.1f} %"
 
 
 def ratio(row: Record) -> str:

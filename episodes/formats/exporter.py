@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from episodes.catalog import Entry
+from episodes.formats.export_format import ExportFormat
 from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.formats.to_robomimic import write_robomimic
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
-
-ExportFormat = Literal["lerobot", "lerobot-images", "robomimic", "mcap"]
 
 WRITERS: dict[ExportFormat, Callable[[Iterator[Episode], Path], object]] = {
     "lerobot": lambda episodes, path: write_lerobot(_alike(episodes), path),

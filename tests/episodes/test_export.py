@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from episodes.formats.exporter import ExportFormat, export_episodes
+from episodes.formats.export_format import ExportFormat
+from episodes.formats.exporter import export_episodes
 from episodes.formats.importer import import_episodes
 from episodes.formats.recording import ImportMapping
 from episodes.schema import Episode, EpisodeError

@@ -10,11 +10,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from episodes.formats.export_format import ExportFormat
 from sims.errors import UserError
 from sims.numbers.ranges import PositiveFloat, PositiveInt
 from vla_rl.cli.arguments import Json
-
-ExportFormat = Literal["lerobot", "lerobot-images", "robomimic", "mcap"]
 
 
 @dataclass(frozen=True)
