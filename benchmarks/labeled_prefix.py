@@ -41,8 +41,11 @@ class PointScenes:
 
     num_landmarks = 12
 
+    def __init__(self, world: type[PointEnv] = PointEnv) -> None:
+        self.world = world
+
     def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
-        env = PointEnv(num_envs=count)
+        env = self.world(num_envs=count)
         tasks = len(env.spec.tasks)
         env.reset(start=[StartState(task=i % tasks, seed=spawn_seed(seed, i)) for i in range(first, first + count)])
         square = env.squares[env.envs, env.task]
