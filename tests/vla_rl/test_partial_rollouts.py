@@ -19,6 +19,7 @@ from vla_rl.rollouts.weights import load_weights, named_weights
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
 LENGTH = 8
+WALK = GaussianPolicyConfig(action_horizon=2, hidden=(8,), initial_std=5.0)  # at random: episodes differ in length
 
 
 class CountedChain(ChainEnv):
@@ -32,7 +33,7 @@ class CountedChain(ChainEnv):
 def collector() -> Collector:
     env = CountedChain(num_envs=8, length=LENGTH, max_steps=20)
     torch.manual_seed(0)
-    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2, hidden=(8,)), RobotSpec.of(env.spec))
+    policy = GaussianPolicy(WALK, RobotSpec.of(env.spec))
     return Collector(env, policy, critic=None, gamma=1.0, failure_weight=0.0, seed=1)
 
 
@@ -70,7 +71,7 @@ def test_no_transition_is_lost_or_used_twice() -> None:
 def test_each_chunk_has_the_log_prob_of_the_weights_that_acted() -> None:
     rollouts = collector()
     policy, versions, parts = rollouts.policy, [], []
-    for version in range(1, 6):
+    for version in range(1, 5):
         weights = {
             name: tensor.detach() + 0.05 * torch.randn_like(tensor)
             for name, tensor in named_weights(policy, None).items()
@@ -106,11 +107,11 @@ def test_episodes_under_way_go_on_from_a_saved_state(tmp_path: Path) -> None:
 def test_grpo_learns_from_episodes_of_older_weights() -> None:
     env = ChainEnv(num_envs=16, length=LENGTH, max_steps=20)
     torch.manual_seed(0)
-    policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=2, hidden=(8,)), RobotSpec.of(env.spec))
+    policy = GaussianPolicy(WALK, RobotSpec.of(env.spec))
     update = GRPOUpdateConfig(minibatch=64, micro_batch=64, epochs=1, learning_rate=1e-3, target_kl=None)
-    config = GRPOConfig(groups=2, group_size=4, complete_share=0.5, update=update)
+    config = GRPOConfig(groups=1, group_size=2, complete_share=0.25, update=update)
     grpo = GRPO(config, policy, env, seed=0)
-    metrics = [grpo.iterate() for _ in range(4)]
+    metrics = [grpo.iterate() for _ in range(5)]
     assert metrics[0]["age_max"] == 0 and "effective_share" not in metrics[0]
     older = [one for one in metrics if one["age_max"] > 0]
     assert older and all(0.9 < one["effective_share"] <= 1 and one["behavior_kl"] > 0 for one in older)

@@ -47,10 +47,9 @@ class GRPOConfig(AlgorithmConfig):
     is an error. ``start_rounds``: 1, a start has one group, which is dropped where its mean success is outside
     [``min_success``, ``max_success``]; more: a start gets up to so many groups, until it has both outcomes in balance
     (Reinforce-Ada, group_sampling.py). ``task_ucb``: tasks are drawn by what is left to learn (DUMP,
-    rollouts/starts.py); null: in turn, or more of those that fail. ``complete_share``: below 1 a rollout ends as soon as
-    that share of its groups is complete; the others go on in the next one, by newer weights, and count by decoupled
-    updates (APRIL).
-    ``episode_weight``: every episode has the same weight whatever its length; else every chunk has.
+    rollouts/starts.py); null: in turn, or more of those that fail. ``complete_share``: below 1 a rollout ends as soon
+    as that share of its groups is complete; the others go on in the next one, by newer weights, and updates are
+    decoupled (APRIL). ``episode_weight``: every episode has the same weight whatever its length; else every chunk has.
     """
 
     name: Literal["grpo"] = "grpo"
