@@ -196,7 +196,8 @@ class GRPO(OnPolicy):
             shared = [start for start in sampling.starts(groups, collector.starts) for _ in range(size)]
             return collector.episodes(shared)
         assert isinstance(collector, PartialRollouts)
-        return collector.complete_groups(collector.starts.take, size=size, share=config.complete_share)
+        take = partial(sampling.starts, stream=collector.starts)
+        return collector.complete_groups(take, size=size, share=config.complete_share)
 
     def _sampling(self) -> GroupSampling:
         config = self.config
