@@ -141,6 +141,7 @@ class Chaos:
             try:
                 self._disturb(driver, own)
             finally:
+                driver.kill()  # where this process is told to end
                 self._end_rest()
             code = driver.wait()
             log.write(f"driver {driver.pid}: exit code {code}\n")
@@ -265,6 +266,7 @@ def main() -> None:
     if options.drive:
         drive(Path(options.drive[0]), int(options.drive[1]), CLUSTER)
         return
+    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))  # its processes end with it
     with tempfile.TemporaryDirectory() as name:
         rows = chaos(
             Path(name), minutes=options.minutes, iterations=options.iterations, pause_s=options.pause_s,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def train(run: Path, options: argparse.Namespace, *, collectors: int, staleness: int) -> float:
-    """Iterations per second of a run without its start."""
+    """``speed`` of a run with such collectors, in the folder ``run``."""
     settings: dict[str, Any] = {
         "run-dir": run, "device": "cpu", "start.episodes": 4, "start.equal_shares": "false", "start.bc.steps": 2,
         "sim.num_envs": options.envs, "algorithm.iterations": options.iterations, "algorithm.chunks": options.chunks,
@@ -40,6 +40,11 @@ def train(run: Path, options: argparse.Namespace, *, collectors: int, staleness:
     for name, value in settings.items():
         command += [f"--{name}", str(value)]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    return speed(run)
+
+
+def speed(run: Path) -> float:
+    """Iterations per second without the start."""
     wall = [line["wall_s"] for line in read_metrics(run)]
     return (len(wall) - FIRST) / (wall[-1] - wall[FIRST - 1])
 
@@ -61,16 +66,16 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=8)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        speed = {
+        found = {
             (collectors, staleness): train(
                 Path(name) / f"{collectors}_{staleness}", options, collectors=collectors, staleness=staleness
             )
             for collectors, staleness in ((1, 0), (2, 0), (2, 1))
         }
     rows = [
-        row("speed-up of 2 collectors", speed[2, 0] / speed[1, 0], "x", against="1.7 x, 1 collector"),
-        row("asynchronous speed-up", speed[2, 1] / speed[2, 0], "x", against="1.3 x, synchronous, 2 collectors"),
-        row("iterations per second", speed[1, 0], "1/s", against="1 collector, synchronous"),
+        row("speed-up of 2 collectors", found[2, 0] / found[1, 0], "x", against="1.7 x, 1 collector"),
+        row("asynchronous speed-up", found[2, 1] / found[2, 0], "x", against="1.3 x, synchronous, 2 collectors"),
+        row("iterations per second", found[1, 0], "1/s", against="1 collector, synchronous"),
         attainable(),
     ]
     write_record("ray_speed", rows, command="python -m benchmarks.ray_speed " + " ".join(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """How fast a run would be on 1 to 1024 GPUs, from the stage times of a small one; checked against two measured runs.
 
     python -m benchmarks.scaling_model [--iterations 12] [--envs 64] [--chunks 8]
+    python -m benchmarks.scaling_model --runs ONE TWO
 
 A model of events: when each process begins and ends each piece of work of an iteration. The pieces take what they took
 in a measured run with one collector, drawn from its iterations, so that stragglers set a barrier as they do in truth.
@@ -13,6 +14,8 @@ Placements (docs/scaling.md):
 Two laws are assumed and not measured: the work of a rollout is divided equally (``--fixed``: share of a collector's
 time that does not shrink with its environments), and learners add a gradient of ``--gradient-mb`` by a ring over
 ``--link-gb-s``. First the model predicts the measured runs with one and with two collectors; the errors are rows.
+``--runs``: folders of runs that were measured already, of one collector (or of one process), and of two where there is
+such a run, otherwise alike; the stage times are those of the first, in its metrics.jsonl.
 Writes benchmarks/results/scaling_model.json.
 """
 
@@ -28,7 +31,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.ray_speed import FIRST, train
+from benchmarks.ray_speed import FIRST, speed, train
+from sims.errors import UserError
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.runs.metrics import read_metrics
 
@@ -71,14 +75,17 @@ class Laws:
 
 
 def stages(records: Sequence[Mapping[str, Any]], micro_batches: int = 1024) -> Stages:
-    """Of a run's metrics with one collector on a cluster."""
+    """Of a run's metrics with one collector, on a cluster or in the run's own process. UserError: it is too short."""
+    if len(records) <= FIRST:
+        raise UserError(f"a run of {len(records)} iterations: the model needs more than {FIRST}, which it leaves out")
 
     def seconds(*names: str) -> np.ndarray:
         return np.array([sum(one.get(name, 0.0) for name in names) for one in records[FIRST:]])
 
+    collects = "collectors" if "collectors/simulate_s" in records[-1] else "time"
     return Stages(
-        step=seconds("collectors/simulate_s", "collectors/render_s"),
-        infer=seconds("collectors/encode_s", "collectors/infer_s"),
+        step=seconds(f"{collects}/simulate_s", f"{collects}/render_s"),
+        infer=seconds(f"{collects}/encode_s", f"{collects}/infer_s"),
         sync=seconds("collectors/sync_s", "time/sync_s"),
         learn=seconds("time/learn_s"),
         micro_batches=micro_batches,
@@ -133,13 +140,12 @@ def predictions(measured: Stages, laws: Laws) -> list[Row]:
     return rows
 
 
-def check(folder: Path, options: argparse.Namespace) -> tuple[list[Row], Stages]:
-    """Two measured runs beside what the model says, calibrated by the first of them."""
-    speed = {n: train(folder / str(n), options, collectors=n, staleness=0) for n in (1, 2)}
-    measured = stages(read_metrics(folder / "1"))
+def check(runs: Sequence[Path], fixed: float) -> tuple[list[Row], Stages]:
+    """The measured runs, of one collector and of two, beside what the model says, calibrated by the first of them."""
+    measured = stages(read_metrics(runs[0]))
     rows = []
-    for collectors, found in speed.items():
-        predicted = 1 / iteration_s(measured, "colocated", collectors, 1, Laws(fixed=options.fixed))
+    for collectors, run in enumerate(runs, start=1):
+        found, predicted = speed(run), 1 / iteration_s(measured, "colocated", collectors, 1, Laws(fixed=fixed))
         against = f"{found:.3f} iterations/s measured, {predicted:.3f} predicted"
         name = f"error of the model, {collectors} collector{'s' * (collectors > 1)}"
         rows.append(row(name, predicted / found - 1, "share", against=against))
@@ -148,6 +154,7 @@ def check(folder: Path, options: argparse.Namespace) -> tuple[list[Row], Stages]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, nargs="+", help="folders of one or two measured runs")
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=8)
@@ -157,7 +164,11 @@ def main() -> None:
     parser.add_argument("--link-gb-s", type=float, default=50.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        checked, measured = check(Path(name), options)
+        runs = options.runs or [Path(name) / str(collectors) for collectors in (1, 2)]
+        if not options.runs:
+            for collectors, run in enumerate(runs, start=1):
+                train(run, options, collectors=collectors, staleness=0)
+        checked, measured = check(runs[:2], options.fixed)
     laws = Laws(
         fixed=options.fixed, gradient_s=options.gradient_mb / 1e3 / options.link_gb_s, gradients=options.gradients
     )

@@ -1,26 +1,31 @@
 """Groups of GRPO: which episodes are compared with each other."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
 from sims.numbers.seeding import spawn_seed
 from tests.reach_env import ReachEnv
+from vla_rl.algorithms.group_sampling import AdaptiveGroups, balanced_choice
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, with_group_advantages
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.starts import TrainingStarts, UCBConfig
 
 CONFIG = GRPOConfig(groups=4, group_size=4, max_rounds=20)
 
 
-def learner() -> GRPO:
+def learner(config: GRPOConfig = CONFIG) -> GRPO:
     env = ReachEnv(num_envs=16)
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec))
-    return GRPO(CONFIG, policy, env, seed=0)
+    return GRPO(config, policy, env, seed=0)
 
 
 def experience(reward: list[list[float]], *, valid: list[list[bool]]) -> Experience:
@@ -48,8 +53,8 @@ def experience(reward: list[list[float]], *, valid: list[list[bool]]) -> Experie
 def test_advantages_are_relative_to_the_own_group() -> None:
     """Groups are neighbors: environments 0 and 1, 2 and 3. The last episode is one chunk long."""
     rollout = experience([[0.0, 1.0, 3.0, 5.0], [0.0, 1.0, 1.0, 9.0]], valid=[[True] * 4, [True, True, True, False]])
-    config = GRPOConfig(group_size=2, gamma=1.0, scale_by_std=False)
-    batch = with_group_advantages(rollout, config)
+    config = GRPOConfig(gamma=1.0, scale_by_std=False)
+    batch = with_group_advantages(config, rollout, 2).valid_chunks()
     # returns 0, 2 | 4, 5
     expected = {0: -1.0, 1: 1.0, 2: -0.5, 3: 0.5}
     assert isinstance(batch.inputs, StateContext) and batch.advantage is not None and batch.weight is not None
@@ -61,7 +66,7 @@ def test_advantages_are_relative_to_the_own_group() -> None:
 
 def test_returns_are_discounted_from_the_start() -> None:
     rollout = experience([[0.0, 0.0], [1.0, 2.0]], valid=[[True, True], [True, True]])
-    batch = with_group_advantages(rollout, GRPOConfig(group_size=2, gamma=0.5, scale_by_std=False))
+    batch = with_group_advantages(GRPOConfig(gamma=0.5, scale_by_std=False), rollout, 2).valid_chunks()
     assert batch.advantage is not None
     assert batch.advantage.tolist() == [-0.125, 0.125, -0.125, 0.125]  # 0.5^2 * (1, 2), relative to their mean
 
@@ -77,6 +82,61 @@ def test_the_episodes_of_a_group_share_their_start() -> None:
         assert len({tuple(group[0].tolist()) for group in first}) == len(first)
         success = rollout.success.any(0).reshape(-1, 4).float().mean(1)
         assert (success >= CONFIG.min_success).all() and (success <= CONFIG.max_success).all()
+
+
+def test_a_start_gets_groups_until_its_outcomes_are_mixed() -> None:
+    """Pools of two starts in groups of two: a success each for the batch, advantages relative to the whole pool."""
+    config = GRPOConfig(scale_by_std=False)
+    sampling = AdaptiveGroups(partial(with_group_advantages, config), size=2, rounds=3)
+    stream = TrainingStarts(seed=0, num_tasks=1, failure_weight=0.0)
+    starts = sampling.starts(2, stream)
+
+    def outcomes(rewards: list[float]) -> list[Experience]:
+        rollout = experience([rewards], valid=[[True] * 4])
+        return sampling.add(rollout, torch.tensor(rewards).reshape(2, 2).bool(), 9)
+
+    (mixed,) = outcomes([0.0, 0.0, 1.0, 0.0])  # start 1 is complete
+    assert mixed.advantage is not None and mixed.advantage.tolist() == [[0.5, -0.5]]
+    again = sampling.starts(2, stream)
+    assert again[0] == starts[0] and again[1] not in starts and stream.next_index == 3
+    assert outcomes([0.0, 0.0, 1.0, 1.0]) == []
+    (rare,) = outcomes(
+        [1.0, 0.0, 1.0, 1.0]
+    )  # start 0: one success in six episodes, its first failure is learned from as well
+    assert isinstance(rare.inputs, StateContext) and rare.inputs.state.flatten().tolist() == [0, 0]
+    assert rare.advantage is not None
+    torch.testing.assert_close(rare.advantage, torch.tensor([[-1 / 6, 5 / 6]]))
+    sampling.starts(2, stream)
+    assert (
+        outcomes([1.0, 1.0, 0.0, 0.0]) == [] and sampling.rest(9) == []
+    )  # start 2 never failed: given up, with nothing in it
+
+
+def test_the_choice_is_balanced_where_there_are_as_many() -> None:
+    wins = torch.tensor([1, 0, 0, 1, 1, 0], dtype=torch.bool)
+    assert balanced_choice(wins, 4).tolist() == [0, 1, 2, 3]
+    assert balanced_choice(torch.tensor([0, 0, 1, 0], dtype=torch.bool), 3).tolist() == [0, 1, 2]
+    assert balanced_choice(torch.tensor([1, 1, 0, 1], dtype=torch.bool), 4).tolist() == [0, 1, 2, 3]
+
+
+def test_adaptive_groups_and_drawn_tasks_of_an_iteration() -> None:
+    grpo = learner(replace(CONFIG, start_rounds=3, task_ucb=UCBConfig()))
+    groups = grpo._collect_groups()
+    assert groups.informative == CONFIG.groups
+    for rollout in groups.rollouts:
+        success = rollout.success.any(0)
+        assert len(success) == 4 and 0 < success.sum() < 4
+    ucb = grpo.collector.starts.ucb
+    assert ucb is not None and ucb.episodes.sum() == 4 * groups.drawn
+    assert grpo.iterate()["policy_steps"] > 0
+    again = learner(grpo.config)
+    again.collector.load_state_dict(grpo.collector.state_dict())
+    assert again.collector.starts.take(8) == grpo.collector.starts.take(8)
+
+
+def test_tasks_are_drawn_in_one_way() -> None:
+    with pytest.raises(ValueError, match=r"failure_weight must be 0, got 0\.5"):
+        GRPOConfig(task_ucb=UCBConfig(), failure_weight=0.5)
 
 
 def test_a_partial_section_keeps_the_defaults_of_grpo(tmp_path: Path) -> None:

@@ -15,6 +15,49 @@ from vla_rl.config.experiment import Experiment
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 
+# Fields of the manifest and their types: KubeRay's API reference for ray.io/v1, and Kubernetes' for the pods.
+Fields = dict[str, object]
+STRINGS: Fields = {"*": str}
+POD: Fields = {
+    "spec": {
+        "terminationGracePeriodSeconds": int,
+        "containers": [{
+            "name": str,
+            "image": str,
+            "env": [{"name": str, "value": str}],
+            "resources": {"requests": STRINGS, "limits": STRINGS},
+            "volumeMounts": [{"name": str, "mountPath": str}],
+        }],
+        "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
+    }
+}  # fmt: skip
+HEAD: Fields = {"serviceType": str, "enableIngress": bool, "rayStartParams": STRINGS, "template": POD}
+WORKERS: Fields = {
+    "groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, "numOfHosts": int,
+    "idleTimeoutSeconds": int, "rayStartParams": STRINGS, "template": POD,
+}  # fmt: skip
+CLUSTER: Fields = {
+    "rayVersion": str, "enableInTreeAutoscaling": bool, "suspend": bool, "headGroupSpec": HEAD,
+    "workerGroupSpecs": [WORKERS],
+}  # fmt: skip
+JOB: Fields = {
+    "entrypoint": str, "backoffLimit": int, "activeDeadlineSeconds": int, "shutdownAfterJobFinishes": bool,
+    "ttlSecondsAfterFinished": int, "submissionMode": str, "entrypointNumCpus": float, "runtimeEnvYAML": str,
+    "suspend": bool, "jobId": str, "rayClusterSpec": CLUSTER,
+}  # fmt: skip
+
+
+def unknown(node: object, fields: object, where: str) -> list[str]:
+    """Paths of ``node`` that ``fields`` does not have, or with another type."""
+    if isinstance(fields, dict):
+        if not isinstance(node, dict):
+            return [where]
+        wanted = {name: fields.get(name, fields.get("*")) for name in node}
+        return [path for name, value in node.items() for path in unknown(value, wanted[name], f"{where}.{name}")]
+    if isinstance(fields, list):
+        return [path for one in node for path in unknown(one, fields[0], where)] if isinstance(node, list) else [where]
+    return [] if isinstance(fields, type) and type(node) is fields else [where]
+
 
 def train_command(text: str) -> Train:
     """The ``vla-rl train`` of a shell text, without what the shell fills in."""
@@ -30,6 +73,17 @@ def kuberay() -> tuple[dict, Experiment]:
     script = shlex.split(re.sub(r"\$\(.*?\)", "", entrypoint).replace("$run", "/runs/quickstart"))[-1]
     command = train_command(script.partition(";")[2])
     return job, load_experiment(command.config, command.settings())
+
+
+def test_the_kubernetes_job_has_only_fields_of_the_schema() -> None:
+    job, _ = kuberay()
+    spec = job["spec"]
+    assert unknown(spec, JOB, "spec") == []
+    spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 4  # KubeRay takes text alone
+    spec["rayClusterSpec"]["workerGroupSpecs"][0]["replica"] = 2
+    assert unknown(spec, JOB, "spec") == [
+        "spec.rayClusterSpec.headGroupSpec.rayStartParams.num-cpus", "spec.rayClusterSpec.workerGroupSpecs.replica"
+    ]  # fmt: skip
 
 
 def test_the_kubernetes_job_asks_for_what_its_collectors_need() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.scaling_model import Laws, Stages, ends, iteration_s, predictions, split
+from benchmarks.scaling_model import Laws, Stages, ends, iteration_s, predictions, split, stages
+from sims.errors import UserError
 
 
 def constant(step: float, infer: float, learn: float, micro_batches: int = 8) -> Stages:
@@ -42,3 +43,14 @@ def test_all_placements_are_predicted_and_none_beats_its_gpus() -> None:
     rows = predictions(constant(step=1.0, infer=2.0, learn=1.0, micro_batches=1024), Laws())
     assert len(rows) == 3 * 8 - 1
     assert all(0 < one["value"] <= 2 * int(one["name"].split()[1]) for one in rows)
+
+
+def test_stage_times_are_those_of_a_run_without_its_start() -> None:
+    own = {"time/simulate_s": 1.0, "time/render_s": 2.0, "time/infer_s": 4.0, "time/learn_s": 8.0, "time/sync_s": 0.5}
+    cluster = {"collectors/simulate_s": 3.0, "collectors/sync_s": 0.25, "time/sync_s": 0.5, "time/learn_s": 8.0}
+    alone = stages([{"time/simulate_s": 9.0}] * 2 + [own])
+    assert [part.tolist() for part in (alone.step, alone.infer, alone.sync, alone.learn)] == [[3], [4], [0.5], [8]]
+    there = stages([cluster] * 3)
+    assert [part.tolist() for part in (there.step, there.infer, there.sync, there.learn)] == [[3], [0], [0.75], [8]]
+    with pytest.raises(UserError, match="a run of 2 iterations: the model needs more than 2"):
+        stages([own] * 2)

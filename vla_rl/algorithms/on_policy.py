@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from policies.policy import Policy
+from sims.devices.crossing import read_numbers
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import Rollouts
@@ -50,3 +51,9 @@ class OnPolicy:
         self.iteration = state["iteration"]
         self.update.load_state_dict(state["update"])
         self.publish()
+
+
+def ages(batch: Experience, *, version: int) -> Metrics:
+    """By how many updates the weights that acted are older than ``version``."""
+    age = (version - batch.policy_version).float()
+    return read_numbers({"age_mean": age.mean(), "age_max": age.max()})

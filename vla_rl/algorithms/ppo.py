@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 
 from policies.policy import Policy
-from sims.devices.crossing import crossing, read_numbers
+from sims.devices.crossing import crossing
 from sims.numbers.ranges import Count, PositiveInt, Share
 from sims.numbers.seeding import spawn_seed
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import gae
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
 from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
-from vla_rl.algorithms.on_policy import OnPolicy
+from vla_rl.algorithms.on_policy import OnPolicy, ages
 from vla_rl.algorithms.surrogate import explained_variance
 from vla_rl.critics.value import CriticConfig, ValueCritic
 from vla_rl.rollouts.collector import Collector
@@ -99,12 +99,6 @@ class PPO(OnPolicy):
             **reward_errors([rollout.reward_counts()]),
             **collector.timer.take(),
         }
-
-
-def ages(batch: Experience, *, version: int) -> Metrics:
-    """By how many updates the weights that acted are older than ``version``."""
-    age = (version - batch.policy_version).float()
-    return read_numbers({"age_mean": age.mean(), "age_max": age.max()})
 
 
 def with_advantages(

@@ -12,14 +12,14 @@ from typing import Any
 
 import ray
 
-from sims.errors import UserError
+from sims.errors import RunFailure, UserError
 from vla_rl.config.cluster import ClusterConfig
 
 
 def connect(config: ClusterConfig, *, workers: int) -> None:
     """To ``config.address``; "auto": the cluster of this machine, else one that lives as long as this process.
 
-    UserError where there is none at an address that is given.
+    UserError where there is none at an address that is given, RunFailure where one of this process does not start.
     """
     with _own_signals():
         _connect(config, workers=workers)
@@ -54,7 +54,14 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
     # Ray gives its processes a lower priority than others, which makes a comparison with one process unfair.
     os.environ.setdefault("RAY_worker_niceness", "0")
     cpus = max(1, os.cpu_count() or 1, round(workers * config.cpus))
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+    try:
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+    except Exception as error:  # Ray has no class of its own for it
+        raise RunFailure(
+            f"cluster: Ray did not start on this machine ({' '.join(str(error).split())[:200]}). It gives its own "
+            "processes half a minute: start the run again when the machine is less busy, or start a cluster by hand "
+            "(ray start --head), which the run then joins"
+        ) from error
 
 
 def disconnect() -> None:

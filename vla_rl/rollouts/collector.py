@@ -22,10 +22,11 @@ from sims.numbers.finite import check_finite, check_observation
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.rollouts.experience import Experience
+from vla_rl.rollouts.experience import Experience, clear_invalid
 from vla_rl.rollouts.shard import WHOLE, Shard
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer
+from vla_rl.rollouts.under_way import EpisodesUnderWay
 from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
 
 R = TypeVar("R", bound=TensorDataclass)
@@ -89,6 +90,7 @@ class Collector:
         self._initial_state = policy.initial_state(num_envs)
         self._state = self._initial_state
         self._observation: Observation | None = None  # of all environments, where it is already known
+        self._under_way = EpisodesUnderWay(num_envs)  # of ``complete_groups``
         self.start(self.starts.take(num_envs))
 
     # -- exact state ----------------------------------------------------------------------------------------------
@@ -106,13 +108,14 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         held = self._capture()
+        under_way = {"under_way": self._under_way.state_dict()} if held is not None and self._under_way.begun else {}
         return {
             "policy_version": self.policy_version,
             "generator": self.generator.get_state(),
             "starts": self.starts.state_dict(),
             "episodes": None if held is None else [asdict(start) for start in held[0]],
             "policy_state": [tensor.clone() for tensor in self._state.tensors()],
-        }
+        } | under_way
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
@@ -123,6 +126,9 @@ class Collector:
             return
         saved = (tensor.to(self.device) for tensor in state["policy_state"])
         self._resume(([StartState(**start) for start in state["episodes"]], self._state.map(lambda _: next(saved))))
+        self._under_way = EpisodesUnderWay(self.num_envs)
+        if "under_way" in state:
+            self._under_way.load_state_dict(state["under_way"])
 
     def _capture(self) -> tuple[Sequence[StartState], TensorDataclass] | None:
         """The episodes under way and the policy's memory of them; None where the environment cannot capture."""
@@ -130,6 +136,7 @@ class Collector:
 
     def _resume(self, held: tuple[Sequence[StartState], TensorDataclass] | None) -> None:
         if held is None:
+            self._under_way = EpisodesUnderWay(self.num_envs)
             self.start(self.starts.take(self.env.spec.num_envs))
             return
         self.start(held[0])
@@ -152,7 +159,7 @@ class Collector:
                 self._reset(ended, self.starts.take(len(ended)))
         self._observation = self._observe(self._all_ids)
         rollout = Experience.stack(chunks)
-        rollout = _clear_invalid(rollout, rollout.valid)
+        rollout = clear_invalid(rollout, rollout.valid)
         following = torch.cat([rollout.value[1:], self._value_of(self._observation, self._all_ids)[None]])
         next_value = torch.where(rollout.truncated, torch.stack(final_values), following)
         # Where the simulator failed: delta = 0, and the accumulation stops.
@@ -176,7 +183,7 @@ class Collector:
             self._reset(ended, self.starts.take(len(ended)))
         check_finite("reward", torch.where(chunk.valid, chunk.reward, 0.0), ("environment",))
         return ActedChunk(
-            experience=_clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final
+            experience=clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final
         )
 
     @torch.no_grad()
@@ -189,29 +196,47 @@ class Collector:
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         """One episode per environment, each to its end: [T, N], T of the longest; after an end ``valid`` is False."""
-        spec = self.env.spec
-        chunks_of_longest = -(-spec.max_steps // self.policy.spec.action_horizon)
-        self.policy.plan_storage(chunks_of_longest * spec.num_envs)
+        self._plan_episodes()
+        under_way = EpisodesUnderWay(self.num_envs)
+        self._begin(under_way, self._all_ids, starts)
+        while under_way.alive.any():
+            self._advance(under_way)
+        return self._learned(under_way.take(self._all_ids, 1))
+
+    def complete_groups(self, take: Callable[[int], Sequence[StartState]], *, size: int, share: float) -> Experience:
+        """Groups of ``size`` neighbors that share a start, as soon as a ``share`` of all are complete: [T, N] of these.
+
+        The others go on in the next call, from the chunk that they have come to and by the weights that there are then:
+        each chunk has its own ``policy_version`` (Zhou et al. 2025, APRIL, arXiv:2509.18521). ``take``: starts of so
+        many new groups. Where the environment cannot capture, a state that is loaded has no groups under way.
+        """
+        self._plan_episodes()
+        under_way, free = self._under_way, self._under_way.groups(size, complete=False)
+        env_ids = [env_id for g in free for env_id in range(g * size, (g + 1) * size)]
+        self._begin(under_way, env_ids, [start for start in take(len(free)) for _ in range(size)])
+        while len(complete := under_way.groups(size, complete=True)) < share * (self.num_envs // size):
+            self._advance(under_way)
+        return self._learned(under_way.take(complete, size))
+
+    def _plan_episodes(self) -> None:
+        chunks_of_longest = -(-self.env.spec.max_steps // self.policy.spec.action_horizon)
+        self.policy.plan_storage(chunks_of_longest * self.num_envs)
         self.take_weights()
-        num_envs = self.env.spec.num_envs
-        self._reset(self._all_ids, starts)
-        alive = torch.ones(num_envs, dtype=torch.bool)  # on the host, as the other flags here
-        chunks: list[Experience] = []
-        valid: list[Tensor] = []
-        while running := _indices(alive):
-            decision = scatter(self._decide(running), self._index(running), num_envs)
-            chunk = self._execute(decision.sample.action)
-            chunks.append(self._experience(decision, chunk))
-            done, chunk_valid = _on_host(chunk.done, chunk.valid)
-            valid.append(alive & chunk_valid)
-            failed = alive & ~chunk_valid
-            alive = alive & (~done | failed)
-            if again := _indices(failed):  # the simulator failed: its episode starts again, what it gave is not used
-                valid = [flags & ~failed for flags in valid]
-                self._reset(again, [starts[i] for i in again])
-        with crossing("outcomes"):
-            used = torch.stack(valid).to(self.device)
-        rollout = _clear_invalid(Experience.stack(chunks), used)
+
+    def _begin(self, under_way: EpisodesUnderWay, env_ids: Sequence[int], starts: Sequence[StartState]) -> None:
+        self._reset(env_ids, starts)
+        under_way.begin(env_ids, starts)
+
+    def _advance(self, under_way: EpisodesUnderWay) -> None:
+        """One chunk in the environments that are alive."""
+        running = _indices(under_way.alive)
+        decision = scatter(self._decide(running), self._index(running), self.num_envs)
+        chunk = self._execute(decision.sample.action)
+        again = under_way.add(self._experience(decision, chunk), *_on_host(chunk.done, chunk.valid))
+        if again:
+            self._reset(again, [start for i in again if (start := under_way.starts[i]) is not None])
+
+    def _learned(self, rollout: Experience) -> Experience:
         self._check(rollout)
         self.starts.learn(rollout)
         return rollout
@@ -329,18 +354,6 @@ def _on_host(*flags: Bool[Tensor, " N"]) -> tuple[Tensor, ...]:
 def _indices(flags: Bool[Tensor, " N"]) -> list[int]:
     """Where ``flags``, on the host, are True."""
     return flags.nonzero().flatten().tolist()
-
-
-def _clear_invalid(rollout: Experience, valid: Tensor) -> Experience:
-    """``rollout`` with rewards, lengths and outcomes cleared where it is not valid."""
-    return dataclasses.replace(
-        rollout,
-        reward=torch.where(valid, rollout.reward, 0.0),
-        num_executed=torch.where(valid, rollout.num_executed, 0),
-        terminated=rollout.terminated & valid,
-        success=rollout.success & valid,
-        valid=valid,
-    )
 
 
 def scatter(record: R, env_ids: Tensor, num_envs: int) -> R:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -116,6 +117,18 @@ def reward_errors(parts: Sequence[RewardCounts | None]) -> dict[str, float]:
         "reward_false_positives": wrongly / declared if declared else float("nan"),
         "reward_false_negatives": missed / true if true else float("nan"),
     }
+
+
+def clear_invalid(rollout: Experience, valid: Bool[Tensor, "*B"]) -> Experience:
+    """``rollout`` with rewards, lengths and outcomes cleared where it is not ``valid``."""
+    return dataclasses.replace(
+        rollout,
+        reward=torch.where(valid, rollout.reward, 0.0),
+        num_executed=torch.where(valid, rollout.num_executed, 0),
+        terminated=rollout.terminated & valid,
+        success=rollout.success & valid,
+        valid=valid,
+    )
 
 
 def _lengthen(tensor: Tensor, length: int) -> Tensor:

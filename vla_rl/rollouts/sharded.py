@@ -60,6 +60,16 @@ class Rollouts(Protocol):
 
 
 @runtime_checkable
+class PartialRollouts(Rollouts, Protocol):
+    """Rollouts that need not wait for their last episodes."""
+
+    def complete_groups(self, take: Callable[[int], Sequence[StartState]], *, size: int, share: float) -> Experience:
+        """Groups of ``size`` environments that share a start, once a ``share`` of all are complete; the others go on in
+        the next call."""
+        ...
+
+
+@runtime_checkable
 class MakeRollouts(Protocol):
     """What an algorithm calls for its Rollouts; Collector is one."""
 
@@ -97,6 +107,11 @@ class ShardedCollector:
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         parts = zip(self.collectors, split_starts(starts, len(self.collectors)), strict=True)
         rollout = self._joined([collector.episodes(part) for collector, part in parts])
+        self.starts.learn(rollout)
+        return rollout
+
+    def complete_groups(self, take: Callable[[int], Sequence[StartState]], *, size: int, share: float) -> Experience:
+        rollout = self._joined([one.complete_groups(take, size=size, share=share) for one in self.collectors])
         self.starts.learn(rollout)
         return rollout
 
