@@ -163,7 +163,7 @@ def test_members_are_independent_and_the_target_follows() -> None:
                 own = layer(own)
         torch.testing.assert_close(own.squeeze(-1), together[member], atol=1e-6, rtol=1e-5)
     before = [parameter.clone() for parameter in target.parameters()]
-    follow(target, critic, 0.25)
+    follow(list(target.parameters()), list(critic.parameters()), 0.25)
     for old, new, source in zip(before, target.parameters(), critic.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), 0.75 * old.detach() + 0.25 * source.detach())
 

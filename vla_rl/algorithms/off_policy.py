@@ -224,7 +224,7 @@ class OffPolicy:
             for source, number in ((recorded, count), (self.replay, size - count))
             if source is not None and number
         ]
-        batch = Windows.cat(parts)
+        batch = Windows.cat(parts) if len(parts) > 1 else parts[0]
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:

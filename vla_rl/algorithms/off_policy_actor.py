@@ -38,12 +38,12 @@ class Actor:
         self.parameters = trained_parameters(policy) if guided_only is None else guided_only
         device = policy.device
         fused = device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.actor_learning_rate, fused=fused)
+        groups: list[dict[str, Any]] = [{"params": self.parameters}]
         self.log_temperature = torch.zeros((), device=device)
-        self.temperature_optimizer: torch.optim.Optimizer | None = None
         if config.entropy is not None:
             self.log_temperature.fill_(math.log(config.entropy.temperature)).requires_grad_(True)
-            self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.entropy.learning_rate)
+            groups.append({"params": [self.log_temperature], "lr": config.entropy.learning_rate})
+        self.optimizer = torch.optim.Adam(groups, lr=config.actor_learning_rate, fused=fused)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -102,8 +102,9 @@ class Actor:
             loss, metrics = self._clone(self.config.iql, context, batch, critics, generator)
         else:
             loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=self.config.iql is not None)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=self.config.iql is not None)
+        for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         return {"actor_loss": loss, "actor_grad_norm": norm, **metrics}
@@ -128,8 +129,7 @@ class Actor:
             loss = loss + config.correction_weight * correction + config.cloning_weight * distance
             metrics["distance"] = distance.sqrt()
         if (entropy := config.entropy) is not None:
-            self.log_temperature.grad = None
-            temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel()).backward()
+            loss = loss + temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel())
             metrics |= {"temperature": self.log_temperature.exp(), "entropy": -log_prob.mean()}
         return loss, metrics
 
@@ -153,15 +153,10 @@ class Actor:
 
     def apply(self) -> None:
         self.optimizer.step()
-        if self.temperature_optimizer is not None:
-            self.temperature_optimizer.step()
 
     def stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
-        parts: dict[str, Any] = {"actor_optimizer": self.optimizer}
-        if self.temperature_optimizer is not None:
-            parts["temperature_optimizer"] = self.temperature_optimizer
-        return parts
+        return {"actor_optimizer": self.optimizer}
 
 
 def check_policy(config: OffPolicyConfig, policy: Policy) -> None:

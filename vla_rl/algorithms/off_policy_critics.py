@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from policies.normalizer import HasNormalizer
@@ -61,6 +61,7 @@ class Critics:
                 single = replace(config.critic, members=1, least_of=1)
                 self.value = QEnsemble(single, feature_dim=spec.value_dim, action_numbers=0).to(device)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
+        self._followed = list[Tensor](self.target.parameters()), list[Tensor](self.q.parameters())
         self.parameters = [*self.q.parameters(), *(() if self.value is None else self.value.parameters())]
         if self.guided is not None:
             self.parameters += policy.parameter_groups().get("encoder", ())
@@ -83,15 +84,19 @@ class Critics:
         return self.policy.value_features(context) if self.guided is None else self.guided.critic_features(context)
 
     def members(
-        self, critic: QEnsemble, features: Float[Tensor, "B F"], action: Float[Tensor, "*draws B H A"]
+        self,
+        critic: QEnsemble,
+        features: Float[Tensor, "B F"],
+        action: Float[Tensor, "*draws B H A"],
+        only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
-        return critic(features, action if self.normalizer is None else self.normalizer.normalize_action(action))
+        return critic(features, action if self.normalizer is None else self.normalizer.normalize_action(action), only)
 
     def least(
         self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"], generator: torch.Generator
     ) -> Float[Tensor, "least_of B"]:
         """Of the slow copy, ``least_of`` members that are drawn anew."""
-        return self.members(self.target, features, action)[self.target.draw(generator, features.device)]
+        return self.members(self.target, features, action, self.target.draw(generator, features.device))
 
     def state_value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
         """IQL's V."""
@@ -158,7 +163,7 @@ class Critics:
 
     def apply(self) -> None:
         self.optimizer.step()
-        follow(self.target, self.q, self.config.critic.polyak_tau)
+        follow(*self._followed, self.config.critic.polyak_tau)
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
