@@ -271,6 +271,20 @@ def test_a_number_that_is_not_finite_stops_it_with_its_name(place: str, value: f
         made.iterate()
 
 
+def test_around_noise_the_replay_holds_noise(store: Path) -> None:
+    """Of a base of eight actions; what is executed is another thing, and recorded actions are refused."""
+    chosen = dataclasses.replace(SAC, around="noise", scale=1.5, action_horizon=8)
+    made = learner(PointEnv(num_envs=4), chosen, base="denoising")
+    acted = made._act()
+    held = made.replay.entries().action.unflatten(0, (4, -1))[:, 0]
+    torch.testing.assert_close(held, residual(made).valued(acted.experience.trace, acted.action))
+    assert not torch.allclose(held, acted.action)
+    made.iterate()
+    assert made.updates > made.config.critic_warmup
+    with pytest.raises(UserError, match=r"around noise learns from what it acts itself"):
+        learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
+
+
 def test_what_does_not_fit_is_refused(store: Path) -> None:
     env = PointEnv(num_envs=2)
     plain = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))

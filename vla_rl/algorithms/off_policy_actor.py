@@ -76,14 +76,13 @@ class Actor:
     ) -> Alternatives:
         assert self.config.cal_ql is not None
         policy, draws = self._guided(), self.config.cal_ql.draws
-        robot, horizon = self.policy.spec.robot, self.policy.spec.action_horizon
-        shape = (draws, len(context), horizon, robot.action_dim)
+        shape = (draws, len(context), *policy.valued_shape)
         uniform = 2 * torch.rand(shape, generator=generator, device=self.policy.device) - 1
         here, here_log = policy.rsample(context, generator, draws)
         there, there_log = policy.rsample(following, generator, draws)
         return Alternatives(
             uniform=policy.within_range(context, uniform),
-            uniform_log_density=horizon * robot.action_dim * math.log(0.5),  # of a draw from [-1, 1]
+            uniform_log_density=math.prod(policy.valued_shape) * math.log(0.5),  # of a draw from [-1, 1]
             policy=torch.cat([here, there]),
             policy_log_density=torch.cat([here_log, there_log]).sum((-2, -1)),
         )
@@ -166,6 +165,12 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
             raise UserError(
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
                 "fixed noise none"
+            )
+        recorded = config.demonstration_share or config.offline_iterations or config.cloning_weight
+        if policy.steers and (recorded or config.warmup_noise):
+            raise UserError(
+                "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
+                "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"
             )
     elif config.iql is None:
         raise UserError(

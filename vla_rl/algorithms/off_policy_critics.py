@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +43,13 @@ class Proposals:
     alternatives: Alternatives | None = None
 
 
+def valued_shape(policy: Policy) -> tuple[int, int]:
+    """Of what the critics value: action chunks, or the noise they are made from."""
+    if isinstance(policy, CriticGuided):
+        return policy.valued_shape
+    return policy.spec.action_horizon, policy.spec.robot.action_dim
+
+
 class Critics:
     """They read the policy's features, and actions in units of the demonstrations' range.
 
@@ -53,7 +61,7 @@ class Critics:
         self.guided = policy if isinstance(policy, CriticGuided) else None
         self.normalizer = policy.normalizer if isinstance(policy, HasNormalizer) else None
         spec, device = policy.spec, policy.device
-        numbers = spec.action_horizon * spec.robot.action_dim
+        numbers = math.prod(valued_shape(policy))
         with crossing("weights"):
             self.q = QEnsemble(config.critic, feature_dim=spec.value_dim, action_numbers=numbers).to(device)
             self.value: QEnsemble | None = None
