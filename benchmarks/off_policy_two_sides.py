@@ -5,6 +5,7 @@
 A point must touch the square on the side that its state shows; the other one ends the episode. The recorded episodes go
 to either side by chance, and a flow policy clones all of them. From that policy:
 
+RECAP's labels   it goes on cloning the half of the episodes' chunks with the larger advantages; acts nothing
 DSRL             it stays as it is, SAC chooses its noise (Wagenmaker et al. 2025), reward 1 for success, else 0
 
 Success is of the deployed policy (the base: drawing its noise), 100 held-out starts. Writes
@@ -14,6 +15,8 @@ benchmarks/results/off_policy_two_sides.json. One thread.
 from __future__ import annotations
 
 import argparse
+import copy
+import dataclasses
 import sys
 import tempfile
 import time
@@ -40,7 +43,7 @@ from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig, RecapConfig
 from vla_rl.bench.record import row, write_record
 from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import Attempts, run_expert
@@ -61,6 +64,11 @@ DSRL = OffPolicyConfig(
     critic=EnsembleConfig(hidden=(64, 64), members=5, trunk_width=None, polyak_tau=0.01),
 )  # fmt: skip
 ITERATIONS = 12
+RECAP = OffPolicyConfig(
+    n_step=2, batch_size=128, offline_iterations=1, offline_updates=600, critic_warmup=200, actor_every=1, gamma=0.98,
+    actor_learning_rate=1e-3, recap=RecapConfig(positive=0.5),
+    critic=EnsembleConfig(hidden=(64, 64), members=2, trunk_width=None, learning_rate=1e-3),
+)  # fmt: skip
 
 
 class TwoSides(ReachEnv):
@@ -135,7 +143,17 @@ def steer(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
     return made.deployed(), int(steps)
 
 
-METHODS: Mapping[str, Callable[[Policy, EpisodeStore, int], tuple[Policy, int]]] = {"DSRL": steer}
+def clone_good(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
+    config = dataclasses.replace(RECAP, stores=(store.path,))
+    made = OffPolicy(config, copy.deepcopy(base), TwoSides(num_envs=8), seed=seed)
+    print({name: round(value, 3) for name, value in made.iterate().items()}, file=sys.stderr, flush=True)
+    return made.deployed(), 0
+
+
+METHODS: Mapping[str, Callable[[Policy, EpisodeStore, int], tuple[Policy, int]]] = {
+    "RECAP's labels": clone_good,
+    "DSRL": steer,
+}
 
 
 def run(seed: int) -> dict[str, dict[str, Any]]:

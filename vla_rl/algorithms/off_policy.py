@@ -221,7 +221,7 @@ class OffPolicy:
         config, recorded = self.config, self.demonstrations
         share = 1.0 if self.offline else config.demonstration_share
         count = round(size * share) if recorded is not None else 0
-        returns = self._conservative_weight() > 0
+        returns = self._conservative_weight() > 0 or config.recap is not None
         parts = [
             source.sample(number, chunks=config.n_step, returns=returns)
             for source, number in ((recorded, count), (self.replay, size - count))

@@ -15,8 +15,8 @@ from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
-from vla_rl.algorithms.off_policy_settings import IQLConfig, OffPolicyConfig
-from vla_rl.algorithms.offline_losses import cloning_weights
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
 
@@ -51,7 +51,7 @@ class Actor:
         self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator, *, compare: bool
     ) -> Proposals:
         """What the critics need to know. ``compare``: alternatives for Cal-QL too. IQL asks for no action."""
-        if self.config.iql is not None:
+        if self.config.clones:
             return Proposals()
         with torch.no_grad():
             action, bonus = self._next_action(following, generator)
@@ -97,12 +97,12 @@ class Actor:
         self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Of this batch's loss, clipped."""
-        if self.config.iql is not None:
-            loss, metrics = self._clone(self.config.iql, context, batch, critics, generator)
+        if self.config.clones:
+            loss, metrics = self._clone(context, batch, critics, generator)
         else:
             loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        gradients = torch.autograd.grad(loss, trained, allow_unused=self.config.iql is not None)
+        gradients = torch.autograd.grad(loss, trained, allow_unused=self.config.clones)
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
@@ -134,7 +134,6 @@ class Actor:
 
     def _clone(
         self,
-        iql: IQLConfig,
         context: TensorDataclass,
         batch: Windows,
         critics: Critics,
@@ -142,13 +141,19 @@ class Actor:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
         with torch.no_grad():
-            advantage = critics.advantage(context, batch.action, generator)
-        weight = cloning_weights(advantage, iql.temperature, iql.max_weight)
+            advantage = critics.advantage(context, batch, generator)
+        weight = self._cloning_weight(advantage)
         mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
+
+    def _cloning_weight(self, advantage: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        if (recap := self.config.recap) is not None:
+            return positive_labels(advantage, recap.positive)
+        assert self.config.iql is not None
+        return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
 
     def apply(self) -> None:
         self.optimizer.step()
@@ -172,14 +177,14 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
                 "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
                 "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"
             )
-    elif config.iql is None:
+    elif not config.clones:
         raise UserError(
             "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}; "
-            "only with algorithm.iql: {} it trains the policy itself"
+            "only with algorithm.iql or recap: {} it trains the policy itself"
         )
     elif policy.spec.cloned_horizon != policy.spec.action_horizon:
         raise UserError(
-            f"algorithm.iql clones the {policy.spec.action_horizon} actions that are executed, but this policy "
+            f"algorithm.iql and recap clone the {policy.spec.action_horizon} actions that are executed, but this policy "
             f"predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
+from vla_rl.critics.histogram import HistogramConfig, histogram_loss, logits_of, mean_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class EnsembleConfig:
     ``hidden``: widths of the layers. ``layer_norm``: after each of them; it bounds the values of actions that were
     never tried (RLPD, Sec. 4.2). ``trunk_width``: of a first layer, shared by the members, that reads the features;
     null: the members read them as they are, which suits few numbers. ``polyak_tau``: share of the newest weights in the
-    target's, per update.
+    target's, per update. ``histogram``: values are means of histograms and targets are classified; null: regression.
     """
 
     hidden: tuple[Width, ...] = (256, 256)
@@ -31,6 +32,7 @@ class EnsembleConfig:
     trunk_width: Width | None = TRUNK_WIDTH
     learning_rate: PositiveFloat = 3e-4
     polyak_tau: Share = 0.005
+    histogram: HistogramConfig | None = None
 
     def __post_init__(self) -> None:
         if self.least_of > self.members:
@@ -59,9 +61,12 @@ class QEnsemble(nn.Module):
             layers += [_Norms(config.members, hidden)] if config.layer_norm else []
             layers += [nn.ReLU(inplace=True)]
             width = hidden
-        last = _Linears(config.members, width, 1)
+        histogram = config.histogram
+        last = _Linears(config.members, width, 1 if histogram is None else histogram.bins)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
+        if histogram is not None:
+            last.bias.data += logits_of(histogram, 0.0)
         self.members = nn.Sequential(*layers, last)
 
     def forward(
@@ -71,13 +76,33 @@ class QEnsemble(nn.Module):
         only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
         """Several actions of one observation are valued together. ``only``: by these members."""
+        return self.value(self.output(features, action, only))
+
+    def output(
+        self,
+        features: Float[Tensor, "B F"],
+        action: Float[Tensor, "*draws B H A"],
+        only: Int[Tensor, " some"] | None = None,
+    ) -> Float[Tensor, "members *draws B out"]:
+        """What ``value`` and ``loss`` read."""
         actions = action.flatten(-2)
         seen = self.trunk((features.float() - self.feature_mean) / self.feature_std)
         x = torch.cat([seen.expand(*actions.shape[:-1], -1), actions], dim=-1).flatten(0, -2)
         value = x.expand(self.config.members if only is None else len(only), -1, -1)
         for layer in self.members:
             value = layer(value, only) if isinstance(layer, _Linears | _Norms) else layer(value)
-        return value.view(-1, *actions.shape[:-1])
+        return value.view(-1, *actions.shape[:-1], value.shape[-1])
+
+    def value(self, output: Float[Tensor, "*shape out"]) -> Float[Tensor, "*shape"]:
+        histogram = self.config.histogram
+        return output.squeeze(-1) if histogram is None else mean_value(histogram, output)
+
+    def loss(self, output: Float[Tensor, "members B out"], target: Float[Tensor, " B"]) -> Float[Tensor, ""]:
+        """Of what ``output`` gave: squared error, or the cross-entropy of its histogram."""
+        histogram = self.config.histogram
+        if histogram is None:
+            return (output.squeeze(-1) - target).square().mean()
+        return histogram_loss(histogram, output, target)
 
     @torch.no_grad()
     def fit_features(self, features: Float[Tensor, "N F"]) -> None:
