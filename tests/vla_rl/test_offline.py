@@ -120,7 +120,8 @@ def test_the_largest_advantages_are_good() -> None:
 
 
 def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> None:
-    made = learner("recap", store, offline_updates=300, gamma=0.95)
+    critic = EnsembleConfig(hidden=(32,), members=2, learning_rate=1e-2)
+    made = learner("recap", store, offline_updates=200, gamma=0.95, critic=critic)
     made.iterate()
     batch = made._draw(256)
     context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)

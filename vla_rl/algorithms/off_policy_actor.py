@@ -184,7 +184,7 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
         )
     elif policy.spec.cloned_horizon != policy.spec.action_horizon:
         raise UserError(
-            f"algorithm.iql and recap clone the {policy.spec.action_horizon} actions that are executed, but this policy "
+            f"algorithm.iql and recap clone the {policy.spec.action_horizon} executed actions, but this policy "
             f"predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
-from vla_rl.critics.histogram import HistogramConfig, histogram_loss, logits_of, mean_value
+from vla_rl.critics.histogram import HistogramConfig, histogram_loss, mean_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class EnsembleConfig:
 class QEnsemble(nn.Module):
     """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features.
 
-    Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise.
+    Every value starts at zero, or in the middle of the histogram: with sparse rewards, values that start below zero take thousands of updates to rise.
     """
 
     feature_mean: Tensor
@@ -61,12 +61,9 @@ class QEnsemble(nn.Module):
             layers += [_Norms(config.members, hidden)] if config.layer_norm else []
             layers += [nn.ReLU(inplace=True)]
             width = hidden
-        histogram = config.histogram
-        last = _Linears(config.members, width, 1 if histogram is None else histogram.bins)
+        last = _Linears(config.members, width, 1 if config.histogram is None else config.histogram.bins)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        if histogram is not None:
-            last.bias.data += logits_of(histogram, 0.0)
         self.members = nn.Sequential(*layers, last)
 
     def forward(

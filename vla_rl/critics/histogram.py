@@ -12,14 +12,13 @@ from torch.nn import functional
 from sims.numbers.ranges import PositiveFloat, Width
 
 MARGIN = 3.0  # standard deviations beyond the support, so that a target at its end keeps its mean
-LEAST_LOG = -20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramConfig:
     """``bins`` of equal width; targets lie from ``low`` to ``high``, and what is beyond counts as that.
 
-    ``spread``: std of the Gaussian that a target is spread by, in bins (Farebrother et al. 2024, Sec. 3.1: .75).
+    ``spread``: std of the Gaussian that a target is spread by, in bins. Before training every value is the middle.
     """
 
     bins: Width = 101
@@ -63,8 +62,3 @@ def histogram_loss(
     """Mean cross-entropy with the spread target, over members and batch."""
     probability = spread_target(config, target).expand_as(logits)
     return functional.cross_entropy(logits.flatten(0, -2), probability.flatten(0, -2))
-
-
-def logits_of(config: HistogramConfig, value: float) -> Float[Tensor, " bins"]:
-    """Logits whose mean is ``value``."""
-    return spread_target(config, torch.tensor(value)).log().clamp(min=LEAST_LOG)
