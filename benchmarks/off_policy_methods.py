@@ -10,15 +10,16 @@ demonstrations   RLPD with half of 20 noisy demonstrations in every batch, and S
 chunks           the same task at a third of the speed (120 steps): values and actions of chunks of 5 (Q-chunking), of
                  single actions with 1-step targets, with 5-step targets; all with half demonstrations
 warm-up          Cal-QL offline on 60 noisy demonstrations, which are then thrown away; SAC goes on after 800 control
-                 steps of the frozen policy (WSRL), or at once
+                 steps of the frozen policy (WSRL), or after the 32 that make the first transitions
 
-Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons.
+Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons, the others stay in the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import tempfile
 import time
@@ -41,7 +42,7 @@ from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, OffPolicyConfig
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import RESULTS, Row, row, write_record
 from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
@@ -97,7 +98,9 @@ COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
     },
     "warm-up": {
         "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, demonstrations=60),
-        "at once": Arm(env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=1), steps=4000, demonstrations=60),
+        "at once": Arm(
+            env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=2 * ENVS), steps=4000, demonstrations=60
+        ),
     },
 }
 
@@ -154,13 +157,20 @@ def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> lis
     return made
 
 
+def recorded() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The runs of every comparison and arm in the file."""
+    path = RESULTS / "off_policy_methods.json"
+    curves = json.loads(path.read_text())["curves"] if path.exists() else {}
+    return {(one, two): runs for name, runs in curves.items() for one, two in [name.split(", ", 1)]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found = {name: runs for name, runs in recorded().items() if name[0] not in chosen.only}
     for comparison in chosen.only:
         for seed in chosen.seeds:
             for name, arm in COMPARISONS[comparison].items():

@@ -7,9 +7,9 @@ Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden l
 learning rates, discount, target rate, number of control steps and updates. SAC learns for --steps control steps, an
 update after each from step 500 on; what ours of the first seed did, with rewards times .1, is the one data set from
 which the offline methods of both sides learn for --updates updates, with two hidden layers of 64 and batch 64. Returns:
-mean of 10 episodes from the same seeds, deployed. Then updates are timed, with the drawing of the batch and without the
-environment, with two hidden layers of 256 and batch 256, the sides in turn; Cal-QL is only timed. Writes
-benchmarks/results/off_policy_peers.json.
+mean of 10 episodes from the same seeds, deployed. Before that updates are timed, with the drawing of the batch and
+without the environment, with two hidden layers of 256 and batch 256, the sides in turn; Cal-QL is only timed. Writes
+benchmarks/results/off_policy_peers.json after every part.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-import d3rlpy
 import gymnasium
 import numpy as np
 import torch
-from d3rlpy.algos import CalQLConfig as TheirCalQL
-from d3rlpy.algos import IQLConfig as TheirIQL
-from d3rlpy.algos import TD3PlusBCConfig as TheirTD3BC
-from d3rlpy.logging import NoopAdapterFactory
-from d3rlpy.models.encoders import VectorEncoderFactory
-from stable_baselines3 import SAC
+
+try:
+    import d3rlpy
+    from d3rlpy.algos import CalQLConfig as TheirCalQL
+    from d3rlpy.algos import IQLConfig as TheirIQL
+    from d3rlpy.algos import TD3PlusBCConfig as TheirTD3BC
+    from d3rlpy.logging import NoopAdapterFactory
+    from d3rlpy.models.encoders import VectorEncoderFactory
+    from stable_baselines3 import SAC
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed. Run: pip install stable-baselines3 d3rlpy")
 
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
@@ -248,6 +252,10 @@ def main() -> None:
     torch.set_num_threads(1)
     returns: dict[str, list[tuple[float, float]]] = {}
     data: Entries | None = None
+    times: list[Row] = []
+    if "times" in chosen.only:
+        times = timing_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
+        write(times, chosen)
     for seed in chosen.seeds if "returns" in chosen.only else ():
         ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
@@ -257,9 +265,6 @@ def main() -> None:
             theirs, _ = their_offline(method, LEARNED, seed, data, chosen.updates)
             returns.setdefault(method, []).append((ours, theirs))
         print(f"seed {seed}: {returns}", file=sys.stderr, flush=True)
-        write(return_rows(returns, chosen.seeds), chosen)
-    if "times" in chosen.only:
-        times = timing_rows(data or our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
         write([*return_rows(returns, chosen.seeds), *times], chosen)
 
 

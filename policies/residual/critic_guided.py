@@ -16,11 +16,18 @@ class CriticGuided(Protocol):
     """A policy whose actions can follow the gradient of a Q function (off-policy learning).
 
     Its parameter group "residual" follows the critic's gradient; the group "encoder", if any, is trained by the critic.
-    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need.
+    ``squashed``: whether draws are tanh-Gaussian with a learned spread, as entropy bonuses need. ``steers``: whether
+    its "actions" here are the noise of a frozen policy; ``valued_shape``: of one of them.
     """
 
     squashed: bool
+    steers: bool
+    valued_shape: tuple[int, int]
     normalizer: Normalizer
+
+    def valued(self, trace: Any, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
+        """What the critic values of a chunk that was sampled: the action as executed, or the noise it was made from."""
+        ...
 
     def fit_features(self, record: Any) -> None:
         """Measure the scale of what ``store`` kept of some observations, once, before the first update."""

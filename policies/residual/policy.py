@@ -14,6 +14,11 @@ left of the base's chunk is the policy's memory:
 
 The base acts from noise zero, so its chunk is a function of what it observed, and it is never trained. The residual
 starts at zero: the new policy is the base.
+
+Around "noise" nothing is corrected: the network chooses the draw w that the base makes its chunk from, whatever the
+base is, and w takes the action's place in everything that is learned (Wagenmaker et al. 2025, DSRL):
+
+    w = scale * tanh(f(features)),    a = base(observation, w)
 """
 
 from __future__ import annotations
@@ -70,16 +75,17 @@ class SquashedNoiseConfig:
 class ResidualConfig:
     """``scale``: largest correction; 1 is half of the range that demonstrations span in that dimension.
 
-    ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone.
-    ``action_horizon``: control steps per correction; it divides the base's chunk. ``hidden``: widths of the network,
-    with ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the features; null: none, which suits
-    few numbers.
+    ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone;
+    "noise" chooses the base's noise, of which ``scale`` is the largest.
+    ``action_horizon``: control steps per correction; it divides the base's chunk (noise: is as long).
+    ``hidden``: widths of the network, with ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the
+    features; null: none, which suits few numbers.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
     features, which are then all that a replay keeps of an observation.
     """
 
-    scale: Annotated[float, Interval(gt=0, le=1)] = 0.2
-    around: Literal["base", "middle"] = "base"
+    scale: Annotated[float, Interval(gt=0, le=3)] = 0.2
+    around: Literal["base", "middle", "noise"] = "base"
     action_horizon: Width = 1
     hidden: tuple[Width, ...] = (256, 256)
     layer_norm: bool = True
@@ -88,6 +94,12 @@ class ResidualConfig:
         default_factory=FixedNoiseConfig
     )
     encoder: CompactEncoderConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale > 1 and self.around != "noise":
+            raise ValueError(f"residual.scale must be at most 1 around {self.around!r}, got {self.scale}")
+        if self.around == "noise" and self.noise.name == "fixed":
+            raise ValueError("residual.around noise explores with residual.noise {name: squashed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +122,15 @@ class BasePlan(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualContext(TensorDataclass):
-    """``center``: the actions that are corrected. ``obs``: kept where the residual's own encoder reads it."""
+    """``center``: the actions that are corrected. ``obs``: kept where the residual's own encoder reads it.
+
+    ``base``: the base's context, where its noise is chosen; acting needs it, learning does not, and it is not stored.
+    """
 
     features: Float[Tensor, "*B F"] | None
     center: Float[Tensor, "*B H A"]
     obs: Observation | None
+    base: TensorDataclass | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +156,17 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         chunk, horizon = self.base.spec.action_horizon, residual.action_horizon
         if residual.around == "base" and chunk % horizon:
             raise ValueError(f"residual.action_horizon ({horizon}) must divide the chunk of the base, {chunk} actions")
+        self.steers = residual.around == "noise"
+        if self.steers and chunk != horizon:
+            raise ValueError(f"residual.action_horizon ({horizon}) must be the chunk of the base around noise, {chunk}")
+        self.valued_shape = self.base.spec.noise_shape if self.steers else (horizon, robot.action_dim)
         self.encoder: CompactEncoder | None = None
         feature_dim = self.base.spec.value_dim
         if residual.encoder is not None:
             self.encoder = CompactEncoder(residual.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
             feature_dim = self.encoder.pooled_width
-        actions = horizon * robot.action_dim
-        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+        actions = math.prod(self.valued_shape)
+        self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=self.valued_shape[1])
         self.register_buffer("feature_mean", torch.zeros(feature_dim))
         self.register_buffer("feature_std", torch.ones(feature_dim))
         self.squashed = isinstance(residual.noise, SquashedNoiseConfig)
@@ -171,7 +191,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
-        self.normalizer.fit(state, action)
+        if not self.steers:  # noise has the scale that it has
+            self.normalizer.fit(state, action)
 
     @torch.no_grad()
     def fit_features(self, record: ResidualContext) -> None:
@@ -197,15 +218,18 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
             context, memory = self.base.encode(obs, state.memory)
             features = self.base.value_features(context).float()
             center, plan = self._plan(context, memory, state)
+        kept = context if self.steers else None
         if self.encoder is None:
-            return ResidualContext(features=features, center=center, obs=None), plan
-        return ResidualContext(features=self._features(obs), center=center, obs=obs), plan
+            return ResidualContext(features=features, center=center, obs=None, base=kept), plan
+        return ResidualContext(features=self._features(obs), center=center, obs=obs, base=kept), plan
 
     def _plan(
         self, context: TensorDataclass, memory: TensorDataclass, state: BasePlan
     ) -> tuple[Float[Tensor, "B H A"], BasePlan]:
         """The next ``action_horizon`` actions to correct, and the plan after them."""
         spec, horizon = self.base.spec, self.spec.action_horizon
+        if self.steers:
+            return state.chunk.new_zeros(len(state), *self.valued_shape), replace(state, memory=memory)
         if self.residual_config.around == "middle":
             return self.normalizer.action_center.expand(len(state), horizon, -1), state
         noise = state.chunk.new_zeros(len(state), *spec.noise_shape)
@@ -222,7 +246,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         distribution = self._distribution(context)
         noise = torch.randn(distribution.mean.shape, generator=generator, device=self.device)
         trace = Drawn(x=distribution.mean + distribution.stddev * noise)
-        action = self._to_action(context, trace.x)
+        action = self._executed(context, self._to_action(context, trace.x))
         return ActionSample(action=action, trace=trace, log_prob=self.log_prob(context, trace))
 
     def act_from_noise(
@@ -232,7 +256,7 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        return keep_committed(self.mean_action(context), committed, known)
+        return keep_committed(self._executed(context, self.mean_action(context)), committed, known)
 
     def mean_action(self, context: ResidualContext) -> Float[Tensor, "B H A"]:
         return self._to_action(context, self._distribution(context).mean)
@@ -242,8 +266,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
     def store(self, context: ResidualContext) -> ResidualContext:
         """Features, or the observation where the residual's own encoder is trained."""
         if self.encoder is not None and any(parameter.requires_grad for parameter in self.encoder.parameters()):
-            return replace(context, features=None)
-        return replace(context, features=_given(context.features).detach(), obs=None)
+            return replace(context, features=None, base=None)
+        return replace(context, features=_given(context.features).detach(), obs=None, base=None)
 
     def restore(self, record: TensorDataclass) -> ResidualContext:
         assert isinstance(record, ResidualContext)
@@ -263,6 +287,9 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     # -- learning by the gradient of a critic -------------------------------------------------------------------------
 
+    def valued(self, trace: Drawn, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
+        return self.residual_config.scale * trace.x.tanh() if self.steers else executed
+
     def rsample(
         self, context: ResidualContext, generator: torch.Generator, draws: int = 1
     ) -> tuple[Float[Tensor, "draws B H A"], Float[Tensor, "draws B H A"]]:
@@ -277,7 +304,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         self, context: ResidualContext, share: Float[Tensor, "*draws B H A"]
     ) -> Float[Tensor, "*draws B H A"]:
         """The actions at ``share``, from -1 to 1, of the largest correction."""
-        return (context.center + self.residual_config.scale * self.normalizer.action_scale * share).clamp(-1, 1)
+        limit = max(1.0, self.residual_config.scale)
+        return (context.center + self.residual_config.scale * self.normalizer.action_scale * share).clamp(-limit, limit)
 
     def correction(self, context: ResidualContext, action: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
         """(action - b) / (scale * w)."""
@@ -292,10 +320,16 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 
     def bc_loss(self, context: ResidualContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the corrected action over valid actions."""
-        error = self.mean_action(context) - targets.action
+        error = self._executed(context, self.mean_action(context)) - targets.action
         return (error.square().mean(-1) * targets.mask).sum() / targets.mask.sum().clamp(min=1)
 
     # -- the network --------------------------------------------------------------------------------------------------
+
+    def _executed(self, context: ResidualContext, chosen: Float[Tensor, "B length width"]) -> Float[Tensor, "B H A"]:
+        if not self.steers:
+            return chosen
+        assert context.base is not None, "a stored context holds no noise to act from"
+        return self.base.act_from_noise(context.base, chosen).float()
 
     def _features(self, obs: Observation) -> Float[Tensor, "B F"]:
         assert self.encoder is not None
@@ -335,7 +369,7 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
-    if isinstance(base, HasNormalizer):
+    if isinstance(base, HasNormalizer) and not policy.steers:
         policy.normalizer.load_state_dict(base.normalizer.state_dict())
     return policy.eval()
 

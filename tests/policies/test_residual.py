@@ -86,6 +86,28 @@ def test_around_the_middle_leaves_the_base_out() -> None:
     torch.testing.assert_close(policy.act(context, generator()), torch.tensor([0.2, 0.0, 0.0]).expand(4, 3, 3))
 
 
+def test_around_noise_the_base_makes_its_chunk_from_what_is_chosen() -> None:
+    base = base_of("denoising")
+    chosen = ResidualConfig(around="noise", scale=1.5, action_horizon=8, hidden=(16,), noise=SquashedNoiseConfig())
+    policy = residual_on(base, chosen)
+    context, _ = policy.encode(observe(4), policy.initial_state(4))
+    base_context, _ = base.encode(observe(4), base.initial_state(4))
+    torch.testing.assert_close(
+        policy.act(context, generator()), base.act_from_noise(base_context, torch.zeros(4, 8, 3))
+    )
+    sample = policy.sample(context, generator())
+    noise = policy.valued(sample.trace, sample.action)
+    torch.testing.assert_close(noise, 1.5 * sample.trace.x.tanh())
+    torch.testing.assert_close(sample.action, base.act_from_noise(base_context, noise))
+    stored = policy.store(context)
+    assert stored.base is None
+    torch.testing.assert_close(policy.rsample(policy.restore(stored), generator())[0][0], noise)
+    with pytest.raises(ValueError, match=r"must be the chunk of the base around noise, 8"):
+        residual_on(base, dataclasses.replace(chosen, action_horizon=4))
+    with pytest.raises(ValueError, match=r"at most 1 around 'base', got 1.5"):
+        ResidualConfig(scale=1.5)
+
+
 def test_corrections_are_measured_by_the_range_of_the_demonstrations() -> None:
     """The base's scales are taken over; a dimension that hardly moves is hardly corrected."""
     base = base_of("gaussian")

@@ -163,7 +163,7 @@ def test_members_are_independent_and_the_target_follows() -> None:
                 own = layer(own)
         torch.testing.assert_close(own.squeeze(-1), together[member], atol=1e-6, rtol=1e-5)
     before = [parameter.clone() for parameter in target.parameters()]
-    follow(target, critic, 0.25)
+    follow(list(target.parameters()), list(critic.parameters()), 0.25)
     for old, new, source in zip(before, target.parameters(), critic.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), 0.75 * old.detach() + 0.25 * source.detach())
 
@@ -269,6 +269,20 @@ def test_a_number_that_is_not_finite_stops_it_with_its_name(place: str, value: f
         )
     with pytest.raises(NotFinite, match=named):
         made.iterate()
+
+
+def test_around_noise_the_replay_holds_noise(store: Path) -> None:
+    """Of a base of eight actions; what is executed is another thing, and recorded actions are refused."""
+    chosen = dataclasses.replace(SAC, around="noise", scale=1.5, action_horizon=8)
+    made = learner(PointEnv(num_envs=4), chosen, base="denoising")
+    acted = made._act()
+    held = made.replay.entries().action.unflatten(0, (4, -1))[:, 0]
+    torch.testing.assert_close(held, residual(made).valued(acted.experience.trace, acted.action))
+    assert not torch.allclose(held, acted.action)
+    made.iterate()
+    assert made.updates > made.config.critic_warmup
+    with pytest.raises(UserError, match=r"around noise learns from what it acts itself"):
+        learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
 
 
 def test_what_does_not_fit_is_refused(store: Path) -> None:

@@ -20,8 +20,8 @@ from tests.policies.small_configs import CONFIGS
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig
-from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss
+from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig, RecapConfig
+from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
@@ -36,6 +36,7 @@ SAC = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0, around="mi
 TD3 = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0)
 METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
     "iql": (None, {"iql": IQLConfig()}),
+    "recap": (None, {"recap": RecapConfig()}),
     "td3_bc": (TD3, {"cloning_weight": 0.4}),
     "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
 }
@@ -112,6 +113,28 @@ def test_cloning_weights_are_exponential_and_limited() -> None:
     torch.testing.assert_close(weights, torch.tensor([math.exp(-3), 1.0, math.exp(1.5), 100.0]))
 
 
+def test_the_largest_advantages_are_good() -> None:
+    labels = positive_labels(torch.tensor([0.1, -0.2, 0.4, 0.0, 0.3, -1.0, 0.2, -0.1, -0.3, -0.4]), 0.3)
+    assert labels.nonzero().flatten().tolist() == [2, 4, 6]
+    assert positive_labels(torch.zeros(4), 0.3).sum() == 4  # nothing is known to be better
+
+
+def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> None:
+    critic = EnsembleConfig(hidden=(32,), members=2, learning_rate=1e-2)
+    made = learner("recap", store, offline_updates=200, gamma=0.95, critic=critic)
+    made.iterate()
+    batch = made._draw(256)
+    context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
+    assert batch.return_to_go is not None
+    with torch.no_grad():
+        value = made.critics.state_value(made.critics.features(context))
+        advantage = made.critics.advantage(context, batch, made.generator)
+        after = made.critics.state_value(made.critics.features(following))
+    torch.testing.assert_close(advantage, batch.reward + batch.discount * after - value)
+    error = (value - batch.return_to_go).square().mean()
+    assert error < 0.5 * batch.return_to_go.var()
+
+
 def test_the_conservative_term_by_hand() -> None:
     """One uniform draw of Q 1 and density 1/2; one of the policy of Q 0, density 2 and return .5; Q of the data .2."""
     q, log_two = torch.tensor, math.log(2.0)
@@ -147,8 +170,8 @@ def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> 
     made = learner("iql", store)
     made.iterate()
     batch = made._draw(12)
-    loss, _ = made.actor._clone(IQLConfig(), made.policy.restore(batch.inputs), batch, made.critics, made.generator)
-    advantage = made.critics.advantage(made.policy.restore(batch.inputs), batch.action, made.generator)
+    loss, _ = made.actor._clone(made.policy.restore(batch.inputs), batch, made.critics, made.generator)
+    advantage = made.critics.advantage(made.policy.restore(batch.inputs), batch, made.generator)
     weights = cloning_weights(advantage, 3.0, 100.0)
     error = made.policy.act_from_noise(made.policy.restore(batch.inputs), batch.action) - batch.action
     inside = torch.arange(made.policy.spec.action_horizon) < batch.num_executed[:, None]

@@ -20,6 +20,7 @@ from episodes.schema import POLICY
 from policies.device import make_generator, restore_generator
 from policies.normalizer import HasNormalizer
 from policies.policy import Policy, set_frozen
+from policies.residual.critic_guided import CriticGuided
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
@@ -30,7 +31,7 @@ from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation, VectorEnv
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import Actor, check_policy
-from vla_rl.algorithms.off_policy_critics import Critics
+from vla_rl.algorithms.off_policy_critics import Critics, valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay
@@ -54,7 +55,7 @@ class OffPolicy:
         )
         example, device = _example(policy), policy.device
         self.replay = Replay(
-            example, (policy.spec.action_horizon, policy.spec.robot.action_dim), streams=env.spec.num_envs,
+            example, valued_shape(policy), streams=env.spec.num_envs,
             capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
         self.demonstrations = self._load_demonstrations(example, seed)
@@ -141,25 +142,27 @@ class OffPolicy:
     def _act(self) -> ActedChunk:
         """One chunk of every environment, into the replay."""
         chunk = self.collector.act(self._explore_more)
-        experience = chunk.experience
+        experience, action = chunk.experience, chunk.action
+        if isinstance(self.policy, CriticGuided):
+            action = self.policy.valued(experience.trace, action)
         known = experience.actor == POLICY  # a person's actions are not: such a chunk is an observation only
         self.replay.append(
             range(len(experience)),
             Entries(
                 inputs=experience.inputs,
-                action=chunk.action,
+                action=action,
                 reward=experience.reward * known,
                 num_executed=experience.num_executed * known,
                 terminated=experience.terminated & known,
             ),
         )
         if chunk.final is not None:
-            empty = chunk.action.new_zeros(len(chunk.timed_out))
+            empty = action.new_zeros(len(chunk.timed_out))
             self.replay.append(
                 chunk.timed_out,
                 Entries(
                     inputs=chunk.final,
-                    action=chunk.action[: len(chunk.timed_out)],
+                    action=action[: len(chunk.timed_out)],
                     reward=empty,
                     num_executed=empty.long(),
                     terminated=empty.bool(),
@@ -218,13 +221,13 @@ class OffPolicy:
         config, recorded = self.config, self.demonstrations
         share = 1.0 if self.offline else config.demonstration_share
         count = round(size * share) if recorded is not None else 0
-        returns = self._conservative_weight() > 0
+        returns = self._conservative_weight() > 0 or config.recap is not None
         parts = [
             source.sample(number, chunks=config.n_step, returns=returns)
             for source, number in ((recorded, count), (self.replay, size - count))
             if source is not None and number
         ]
-        batch = Windows.cat(parts)
+        batch = Windows.cat(parts) if len(parts) > 1 else parts[0]
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:

@@ -15,8 +15,8 @@ from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
-from vla_rl.algorithms.off_policy_settings import IQLConfig, OffPolicyConfig
-from vla_rl.algorithms.offline_losses import cloning_weights
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
 
@@ -38,12 +38,12 @@ class Actor:
         self.parameters = trained_parameters(policy) if guided_only is None else guided_only
         device = policy.device
         fused = device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.actor_learning_rate, fused=fused)
+        groups: list[dict[str, Any]] = [{"params": self.parameters}]
         self.log_temperature = torch.zeros((), device=device)
-        self.temperature_optimizer: torch.optim.Optimizer | None = None
         if config.entropy is not None:
             self.log_temperature.fill_(math.log(config.entropy.temperature)).requires_grad_(True)
-            self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.entropy.learning_rate)
+            groups.append({"params": [self.log_temperature], "lr": config.entropy.learning_rate})
+        self.optimizer = torch.optim.Adam(groups, lr=config.actor_learning_rate, fused=fused)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class Actor:
         self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator, *, compare: bool
     ) -> Proposals:
         """What the critics need to know. ``compare``: alternatives for Cal-QL too. IQL asks for no action."""
-        if self.config.iql is not None:
+        if self.config.clones:
             return Proposals()
         with torch.no_grad():
             action, bonus = self._next_action(following, generator)
@@ -76,14 +76,13 @@ class Actor:
     ) -> Alternatives:
         assert self.config.cal_ql is not None
         policy, draws = self._guided(), self.config.cal_ql.draws
-        robot, horizon = self.policy.spec.robot, self.policy.spec.action_horizon
-        shape = (draws, len(context), horizon, robot.action_dim)
+        shape = (draws, len(context), *policy.valued_shape)
         uniform = 2 * torch.rand(shape, generator=generator, device=self.policy.device) - 1
         here, here_log = policy.rsample(context, generator, draws)
         there, there_log = policy.rsample(following, generator, draws)
         return Alternatives(
             uniform=policy.within_range(context, uniform),
-            uniform_log_density=horizon * robot.action_dim * math.log(0.5),  # of a draw from [-1, 1]
+            uniform_log_density=math.prod(policy.valued_shape) * math.log(0.5),  # of a draw from [-1, 1]
             policy=torch.cat([here, there]),
             policy_log_density=torch.cat([here_log, there_log]).sum((-2, -1)),
         )
@@ -98,12 +97,13 @@ class Actor:
         self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Of this batch's loss, clipped."""
-        if self.config.iql is not None:
-            loss, metrics = self._clone(self.config.iql, context, batch, critics, generator)
+        if self.config.clones:
+            loss, metrics = self._clone(context, batch, critics, generator)
         else:
             loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=self.config.iql is not None)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=self.config.clones)
+        for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
         return {"actor_loss": loss, "actor_grad_norm": norm, **metrics}
@@ -128,14 +128,12 @@ class Actor:
             loss = loss + config.correction_weight * correction + config.cloning_weight * distance
             metrics["distance"] = distance.sqrt()
         if (entropy := config.entropy) is not None:
-            self.log_temperature.grad = None
-            temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel()).backward()
+            loss = loss + temperature_loss(self.log_temperature, log_prob, entropy.target * action[0].numel())
             metrics |= {"temperature": self.log_temperature.exp(), "entropy": -log_prob.mean()}
         return loss, metrics
 
     def _clone(
         self,
-        iql: IQLConfig,
         context: TensorDataclass,
         batch: Windows,
         critics: Critics,
@@ -143,25 +141,26 @@ class Actor:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
         with torch.no_grad():
-            advantage = critics.advantage(context, batch.action, generator)
-        weight = cloning_weights(advantage, iql.temperature, iql.max_weight)
+            advantage = critics.advantage(context, batch, generator)
+        weight = self._cloning_weight(advantage)
         mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
+    def _cloning_weight(self, advantage: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        if (recap := self.config.recap) is not None:
+            return positive_labels(advantage, recap.positive)
+        assert self.config.iql is not None
+        return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
+
     def apply(self) -> None:
         self.optimizer.step()
-        if self.temperature_optimizer is not None:
-            self.temperature_optimizer.step()
 
     def stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
-        parts: dict[str, Any] = {"actor_optimizer": self.optimizer}
-        if self.temperature_optimizer is not None:
-            parts["temperature_optimizer"] = self.temperature_optimizer
-        return parts
+        return {"actor_optimizer": self.optimizer}
 
 
 def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
@@ -172,14 +171,20 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
                 "fixed noise none"
             )
-    elif config.iql is None:
+        recorded = config.demonstration_share or config.offline_iterations or config.cloning_weight
+        if policy.steers and (recorded or config.warmup_noise):
+            raise UserError(
+                "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
+                "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"
+            )
+    elif not config.clones:
         raise UserError(
             "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}; "
-            "only with algorithm.iql: {} it trains the policy itself"
+            "only with algorithm.iql or recap: {} it trains the policy itself"
         )
     elif policy.spec.cloned_horizon != policy.spec.action_horizon:
         raise UserError(
-            f"algorithm.iql clones the {policy.spec.action_horizon} actions that are executed, but this policy "
+            f"algorithm.iql and recap clone the {policy.spec.action_horizon} executed actions, but this policy "
             f"predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from policies.normalizer import HasNormalizer
@@ -42,6 +43,13 @@ class Proposals:
     alternatives: Alternatives | None = None
 
 
+def valued_shape(policy: Policy) -> tuple[int, int]:
+    """Of what the critics value: action chunks, or the noise they are made from."""
+    if isinstance(policy, CriticGuided):
+        return policy.valued_shape
+    return policy.spec.action_horizon, policy.spec.robot.action_dim
+
+
 class Critics:
     """They read the policy's features, and actions in units of the demonstrations' range.
 
@@ -53,14 +61,16 @@ class Critics:
         self.guided = policy if isinstance(policy, CriticGuided) else None
         self.normalizer = policy.normalizer if isinstance(policy, HasNormalizer) else None
         spec, device = policy.spec, policy.device
-        numbers = spec.action_horizon * spec.robot.action_dim
+        numbers = math.prod(valued_shape(policy))
         with crossing("weights"):
             self.q = QEnsemble(config.critic, feature_dim=spec.value_dim, action_numbers=numbers).to(device)
             self.value: QEnsemble | None = None
-            if config.iql is not None:
-                single = replace(config.critic, members=1, least_of=1)
+            if config.clones:
+                histogram = None if config.recap is None else config.recap.histogram
+                single = replace(config.critic, members=1, least_of=1, histogram=histogram)
                 self.value = QEnsemble(single, feature_dim=spec.value_dim, action_numbers=0).to(device)
         self.target = copy.deepcopy(self.q).requires_grad_(False)
+        self._followed = list[Tensor](self.target.parameters()), list[Tensor](self.q.parameters())
         self.parameters = [*self.q.parameters(), *(() if self.value is None else self.value.parameters())]
         if self.guided is not None:
             self.parameters += policy.parameter_groups().get("encoder", ())
@@ -83,27 +93,35 @@ class Critics:
         return self.policy.value_features(context) if self.guided is None else self.guided.critic_features(context)
 
     def members(
-        self, critic: QEnsemble, features: Float[Tensor, "B F"], action: Float[Tensor, "*draws B H A"]
+        self,
+        critic: QEnsemble,
+        features: Float[Tensor, "B F"],
+        action: Float[Tensor, "*draws B H A"],
+        only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
-        return critic(features, action if self.normalizer is None else self.normalizer.normalize_action(action))
+        return critic(features, self._unit(action), only)
+
+    def _unit(self, action: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
+        return action if self.normalizer is None else self.normalizer.normalize_action(action)
 
     def least(
         self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"], generator: torch.Generator
     ) -> Float[Tensor, "least_of B"]:
         """Of the slow copy, ``least_of`` members that are drawn anew."""
-        return self.members(self.target, features, action)[self.target.draw(generator, features.device)]
+        return self.members(self.target, features, action, self.target.draw(generator, features.device))
 
     def state_value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
-        """IQL's V."""
+        """V of IQL and RECAP."""
         assert self.value is not None
         return self.value(features, features.new_zeros(len(features), 0, 0))[0]
 
-    def advantage(
-        self, context: TensorDataclass, action: Float[Tensor, "B H A"], generator: torch.Generator
-    ) -> Float[Tensor, " B"]:
-        """IQL's Q - V of recorded actions."""
+    def advantage(self, context: TensorDataclass, batch: Windows, generator: torch.Generator) -> Float[Tensor, " B"]:
+        """Of recorded actions: IQL's Q - V; RECAP's reward of the window and V at its end, minus V."""
         features = self.features(context)
-        return self.least(features, action, generator).amin(0) - self.state_value(features)
+        if self.config.recap is None:
+            return self.least(features, batch.action, generator).amin(0) - self.state_value(features)
+        following = self.state_value(self.features(self.policy.restore(batch.next_inputs)))
+        return td_target(batch.reward, batch.discount, following[None]) - self.state_value(features)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -119,10 +137,13 @@ class Critics:
     ) -> dict[str, Tensor]:
         """Of this batch's losses, clipped. ``following``: at the windows' ends. ``conservative``: Cal-QL's weight."""
         features = self.features(context)
+        if self.config.recap is not None:
+            loss, metrics = self._return_loss(features, batch)
+            return metrics | {"critic_grad_norm": self._backward(loss)}
         with torch.no_grad():
             target = self.target_value(following, batch, proposals, generator)
-        q = self.members(self.q, features, batch.action)
-        loss = (q - target).square().mean()
+        output = self.q.output(features, self._unit(batch.action))
+        q, loss = self.q.value(output), self.q.loss(output, target)
         metrics = {"q_loss": loss, "q": q.mean(), "q_spread": q.std(0, correction=0).mean()}
         if (iql := self.config.iql) is not None:
             with torch.no_grad():
@@ -132,10 +153,24 @@ class Critics:
         if (others := proposals.alternatives) is not None:
             gap = self._conservative_gap(features, others, q, batch)
             loss, metrics["conservative_gap"] = loss + conservative * gap, gap
+        return metrics | {"critic_grad_norm": self._backward(loss)}
+
+    def _return_loss(
+        self, features: Float[Tensor, "B F"], batch: Windows
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """RECAP's: V is the distribution of the recorded episodes' returns from there on, where they are known."""
+        assert self.value is not None and batch.return_to_go is not None
+        known = batch.return_to_go.isfinite()
+        seen = features[known]
+        output = self.value.output(seen, seen.new_zeros(len(seen), 0, 0))
+        loss = self.value.loss(output, batch.return_to_go[known])
+        return loss, {"value_loss": loss, "value": self.value.value(output).mean()}
+
+    def _backward(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Gradients, clipped; their norm."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        return metrics | {"critic_grad_norm": norm}
+        return nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
 
     def target_value(
         self, following: TensorDataclass, batch: Windows, proposals: Proposals, generator: torch.Generator
@@ -158,7 +193,7 @@ class Critics:
 
     def apply(self) -> None:
         self.optimizer.step()
-        follow(self.target, self.q, self.config.critic.polyak_tau)
+        follow(*self._followed, self.config.critic.polyak_tau)
 
     # -- exact state --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, Positi
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.gate import GateConfig
 from vla_rl.critics.ensemble import EnsembleConfig
+from vla_rl.critics.histogram import HistogramConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,18 @@ class IQLConfig:
     expectile: Annotated[float, Interval(gt=0.5, lt=1)] = 0.7
     temperature: NonNegativeFloat = 3.0
     max_weight: PositiveFloat = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecapConfig:
+    """RECAP's labels (Physical Intelligence 2025, pi*0.6): V is a histogram of the recorded episodes' returns from a
+    state on, the advantage of a window is its reward and V at its end, minus V, and the ``positive`` share of largest
+    advantages of a batch is good. The actor goes on cloning these alone, by its own cloning loss; RECAP itself clones
+    all and tells the policy the label.
+    """
+
+    positive: Annotated[float, Interval(gt=0, le=1)] = 0.3
+    histogram: HistogramConfig = field(default_factory=lambda: HistogramConfig(bins=201))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +86,7 @@ class OffPolicyConfig(AlgorithmConfig):
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
     from the action that was recorded, in units of the demonstrations' range: TD3+BC (Fujimoto and Gu 2021, Eq. 5),
-    whose alpha is its inverse. ``iql`` and ``cal_ql``: null: off.
+    whose alpha is its inverse. ``iql``, ``recap`` and ``cal_ql``: null: off.
     """
 
     name: Literal["off_policy"] = "off_policy"
@@ -98,6 +111,7 @@ class OffPolicyConfig(AlgorithmConfig):
     target_noise: NonNegativeFloat = 0.05
     entropy: EntropyConfig | None = None
     iql: IQLConfig | None = None
+    recap: RecapConfig | None = None
     cal_ql: CalQLConfig | None = None
     shift: Count = 4
     frozen: Names = ()
@@ -109,11 +123,18 @@ class OffPolicyConfig(AlgorithmConfig):
             raise ValueError("algorithm.cal_ql draws actions of a squashed policy: it needs algorithm.entropy: {}")
         if self.iql is not None and (self.entropy is not None or self.cal_ql is not None):
             raise ValueError("algorithm.iql goes without algorithm.entropy and algorithm.cal_ql: set these to null")
+        if self.recap is not None and (self.iql or self.entropy or self.cal_ql):
+            raise ValueError("algorithm.recap goes without algorithm.iql, entropy and cal_ql: set these to null")
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
 
     def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
         return self if self.stores is not None else replace(self, stores=tuple(stores))
+
+    @property
+    def clones(self) -> bool:
+        """Whether the actor clones what was good, and does not follow Q."""
+        return self.iql is not None or self.recap is not None
 
     @property
     def all_offline_updates(self) -> int:

@@ -21,6 +21,11 @@ def cloning_weights(advantage: Float[Tensor, " B"], temperature: float, limit: f
     return (temperature * advantage).exp().clamp(max=limit)
 
 
+def positive_labels(advantage: Float[Tensor, " B"], share: float) -> Float[Tensor, " B"]:
+    """1 for the ``share`` of largest advantages of the batch (and those equal to the last of them), else 0."""
+    return (advantage >= advantage.quantile(1 - share)).to(advantage.dtype)
+
+
 def conservative_gap(
     uniform_q: Float[Tensor, "members draws B"],
     uniform_log_density: float,

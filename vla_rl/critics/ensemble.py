@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
+from vla_rl.critics.histogram import HistogramConfig, histogram_loss, mean_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class EnsembleConfig:
     ``hidden``: widths of the layers. ``layer_norm``: after each of them; it bounds the values of actions that were
     never tried (RLPD, Sec. 4.2). ``trunk_width``: of a first layer, shared by the members, that reads the features;
     null: the members read them as they are, which suits few numbers. ``polyak_tau``: share of the newest weights in the
-    target's, per update.
+    target's, per update. ``histogram``: values are means of histograms and targets are classified; null: regression.
     """
 
     hidden: tuple[Width, ...] = (256, 256)
@@ -31,6 +32,7 @@ class EnsembleConfig:
     trunk_width: Width | None = TRUNK_WIDTH
     learning_rate: PositiveFloat = 3e-4
     polyak_tau: Share = 0.005
+    histogram: HistogramConfig | None = None
 
     def __post_init__(self) -> None:
         if self.least_of > self.members:
@@ -40,7 +42,7 @@ class EnsembleConfig:
 class QEnsemble(nn.Module):
     """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features.
 
-    Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise.
+    Every value starts at zero, or in the middle of the histogram: with sparse rewards, values that start below zero take thousands of updates to rise.
     """
 
     feature_mean: Tensor
@@ -57,22 +59,47 @@ class QEnsemble(nn.Module):
         for hidden in config.hidden:
             layers += [_Linears(config.members, width, hidden)]
             layers += [_Norms(config.members, hidden)] if config.layer_norm else []
-            layers += [nn.ReLU()]
+            layers += [nn.ReLU(inplace=True)]
             width = hidden
-        last = _Linears(config.members, width, 1)
+        last = _Linears(config.members, width, 1 if config.histogram is None else config.histogram.bins)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         self.members = nn.Sequential(*layers, last)
 
     def forward(
-        self, features: Float[Tensor, "B F"], action: Float[Tensor, "*draws B H A"]
+        self,
+        features: Float[Tensor, "B F"],
+        action: Float[Tensor, "*draws B H A"],
+        only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
-        """Several actions of one observation are valued together."""
+        """Several actions of one observation are valued together. ``only``: by these members."""
+        return self.value(self.output(features, action, only))
+
+    def output(
+        self,
+        features: Float[Tensor, "B F"],
+        action: Float[Tensor, "*draws B H A"],
+        only: Int[Tensor, " some"] | None = None,
+    ) -> Float[Tensor, "members *draws B out"]:
+        """What ``value`` and ``loss`` read."""
         actions = action.flatten(-2)
         seen = self.trunk((features.float() - self.feature_mean) / self.feature_std)
         x = torch.cat([seen.expand(*actions.shape[:-1], -1), actions], dim=-1).flatten(0, -2)
-        value: Tensor = self.members(x.expand(self.config.members, -1, -1))
-        return value.view(-1, *actions.shape[:-1])
+        value = x.expand(self.config.members if only is None else len(only), -1, -1)
+        for layer in self.members:
+            value = layer(value, only) if isinstance(layer, _Linears | _Norms) else layer(value)
+        return value.view(-1, *actions.shape[:-1], value.shape[-1])
+
+    def value(self, output: Float[Tensor, "*shape out"]) -> Float[Tensor, "*shape"]:
+        histogram = self.config.histogram
+        return output.squeeze(-1) if histogram is None else mean_value(histogram, output)
+
+    def loss(self, output: Float[Tensor, "members B out"], target: Float[Tensor, " B"]) -> Float[Tensor, ""]:
+        """Of what ``output`` gave: squared error, or the cross-entropy of its histogram."""
+        histogram = self.config.histogram
+        if histogram is None:
+            return (output.squeeze(-1) - target).square().mean()
+        return histogram_loss(histogram, output, target)
 
     @torch.no_grad()
     def fit_features(self, features: Float[Tensor, "N F"]) -> None:
@@ -80,15 +107,17 @@ class QEnsemble(nn.Module):
         self.feature_mean.copy_(features.mean(0))
         self.feature_std.copy_(features.var(0).add(LEAST_SPREAD**2).sqrt())
 
-    def draw(self, generator: torch.Generator, device: torch.device) -> Tensor:
-        """The indices of ``least_of`` different members."""
+    def draw(self, generator: torch.Generator, device: torch.device) -> Int[Tensor, " least_of"] | None:
+        """The indices of ``least_of`` different members; None: all."""
+        if self.config.least_of == self.config.members:
+            return None
         return torch.randperm(self.config.members, generator=generator, device=device)[: self.config.least_of]
 
 
 @torch.no_grad()
-def follow(target: nn.Module, newest: nn.Module, tau: float) -> None:
+def follow(target: list[Tensor], newest: list[Tensor], tau: float) -> None:
     """target <- (1 - tau) target + tau newest."""
-    torch._foreach_lerp_(list(target.parameters()), list(newest.parameters()), tau)
+    torch._foreach_lerp_(target, newest, tau)
 
 
 class _Linears(nn.Module):
@@ -100,8 +129,13 @@ class _Linears(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, width, out).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, out).uniform_(-bound, bound))
 
-    def forward(self, x: Float[Tensor, "members B width"]) -> Float[Tensor, "members B out"]:
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(
+        self, x: Float[Tensor, "some B width"], only: Int[Tensor, " some"] | None
+    ) -> Float[Tensor, "some B out"]:
+        weight, bias = (self.weight, self.bias) if only is None else (self.weight[only], self.bias[only])
+        if weight.shape[-1] == 1:  # a matrix product with one column takes five times as long
+            return (x * weight.mT).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class _Norms(nn.Module):
@@ -112,5 +146,8 @@ class _Norms(nn.Module):
         self.gain = nn.Parameter(torch.ones(members, 1, width))
         self.bias = nn.Parameter(torch.zeros(members, 1, width))
 
-    def forward(self, x: Float[Tensor, "members B width"]) -> Float[Tensor, "members B width"]:
-        return torch.addcmul(self.bias, functional.layer_norm(x, x.shape[-1:]), self.gain)
+    def forward(
+        self, x: Float[Tensor, "some B width"], only: Int[Tensor, " some"] | None
+    ) -> Float[Tensor, "some B width"]:
+        gain, bias = (self.gain, self.bias) if only is None else (self.gain[only], self.bias[only])
+        return torch.addcmul(bias, functional.layer_norm(x, x.shape[-1:]), gain)
