@@ -70,7 +70,7 @@ class SafetyFilter:
         self._steps = [axis.step_from_measured for axis in limits.axes]
         self._held = [min(axis.hold_tolerance, axis.step_from_measured) for axis in limits.axes]
         self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
-        self._checks: list[SweptCheck[Any]] = []
+        self._checks: list[SweptCheck[Any, Any]] = []
         for box in (limits.workspace, *limits.more_arms):
             if box is not None:
                 self._checks.append(SweptCheck(WorkspaceClearance(box, limits.axes)))
