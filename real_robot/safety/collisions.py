@@ -86,7 +86,7 @@ class CollisionClearance:
         names = [axis.name for axis in axes]
         self._margin = collisions.margin
         self._order = [names.index(frame.joint) for chain in collisions.chains for frame in chain]
-        self._model = _model(collisions, axes)
+        self._model = kinematic_model(collisions, axes)
         self._data = mujoco.MjData(self._model)
         self._qpos = self._data.qpos
         pairs = checked_pairs(collisions)
@@ -153,7 +153,7 @@ class CollisionClearance:
         )
 
 
-def _model(collisions: Collisions, axes: Sequence[AxisLimits]) -> mujoco.MjModel:
+def kinematic_model(collisions: Collisions, axes: Sequence[AxisLimits]) -> mujoco.MjModel:
     """Bodies of the chains; geometries named by their number, capsules before obstacles."""
     units = {axis.name: axis.unit for axis in axes}
     spec = mujoco.MjSpec()
@@ -232,14 +232,14 @@ def _travel_per_joint(collisions: Collisions, axes: Sequence[AxisLimits], a: int
     """Upper bound of how far the shapes move against each other [m] per rad or m of each joint's own path."""
     links = _links(collisions)
     if b >= len(links):
-        return _reach(collisions, axes, a, -1)
+        return reach(collisions, axes, a, -1)
     if links[a].arm == links[b].arm:
         far = a if links[a].place > links[b].place else b
-        return _reach(collisions, axes, far, min(links[a].place, links[b].place))
-    return _reach(collisions, axes, a, -1) + _reach(collisions, axes, b, -1)
+        return reach(collisions, axes, far, min(links[a].place, links[b].place))
+    return reach(collisions, axes, a, -1) + reach(collisions, axes, b, -1)
 
 
-def _reach(collisions: Collisions, axes: Sequence[AxisLimits], capsule: int, first: int) -> NDArray[np.float64]:
+def reach(collisions: Collisions, axes: Sequence[AxisLimits], capsule: int, first: int) -> NDArray[np.float64]:
     """The same of one capsule against the link at the place ``first`` of its chain.
 
     A point that a joint turns moves by at most its distance from the joint's axis, which is at most the length of the
