@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import dist, hypot
+from math import dist, hypot, inf
 from typing import Literal, NamedTuple
 
 import mujoco
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from real_robot.safety.commands import Rejection
@@ -34,6 +34,7 @@ _GEOMS: Mapping[str, mujoco.mjtGeom] = {
 }
 ObstacleKind = Literal["plane", "box", "sphere"]
 Distances = Float[np.ndarray, "pairs"]
+Pairs = Int[np.ndarray, "pairs"]  # indices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,9 @@ class CollisionClearance:
         names = [axis.name for axis in axes]
         self._margin = collisions.margin
         self._order = [names.index(frame.joint) for chain in collisions.chains for frame in chain]
-        self._model = _model(collisions, axes)
+        self._model = kinematic_model(collisions, axes)
         self._data = mujoco.MjData(self._model)
+        self._qpos = self._data.qpos
         pairs = checked_pairs(collisions)
         self._travel = np.stack([_travel_per_joint(collisions, axes, a, b) for a, b in pairs])
         geoms = [self._model.geom(str(i)).id for i in range(self._model.ngeom)]
@@ -94,21 +96,50 @@ class CollisionClearance:
         shapes = [f"{c.joint} (links[{i}])" for i, c in enumerate(collisions.capsules)]
         shapes += [f"{o.kind} (obstacles[{i}])" for i, o in enumerate(collisions.obstacles)]
         self._names = [(shapes[a], shapes[b]) for a, b in pairs]
+        # of every pair: where it was last looked at, and its clearance there
+        self._seen_at = np.zeros((len(pairs), len(axes)))
+        self._seen = np.full(len(pairs), -inf)
 
-    def at(self, positions: Sequence[float]) -> Distances:
+    def near(self, positions: Sequence[float], sweeps: Sequence[float]) -> tuple[Pairs, Distances] | None:
+        """Only pairs that may have come close since they were last looked at are looked at again."""
+        joints, paths = np.array(positions), np.array(sweeps)
+        way = np.abs(joints - self._seen_at)
+        way += paths
+        way *= self._travel
+        pairs = (self._seen < way.sum(1)).nonzero()[0]
+        if not len(pairs):
+            return None
+        state = self.at(positions, pairs)
+        self._seen[pairs], self._seen_at[pairs] = state, joints
+        close = (state < self._travel[pairs] @ paths).nonzero()[0]
+        return (pairs[close], state[close]) if len(close) else None
+
+    def at(self, positions: Sequence[float], among: Pairs | None = None) -> Distances:
         model, data = self._model, self._data
-        data.qpos[:] = [positions[i] for i in self._order]
+        self._qpos[:] = [positions[i] for i in self._order]
         mujoco.mj_kinematics(model, data)
-        return (
-            np.array([mujoco.mj_geomDistance(model, data, a, b, _FAR_M, None) for a, b in self._pairs]) - self._margin
-        )
+        pairs = self._pairs if among is None else [self._pairs[i] for i in among.tolist()]
+        return np.array([mujoco.mj_geomDistance(model, data, a, b, _FAR_M, None) for a, b in pairs]) - self._margin
 
     def least(self, state: Distances) -> float:
         return float(state.min())
 
-    def left(self, state: Distances, sweeps: Sequence[float], other: Distances | None = None) -> float:
+    def left(
+        self,
+        state: Distances,
+        sweeps: Sequence[float],
+        other: Distances | None = None,
+        among: Pairs | None = None,
+    ) -> float:
         clear = state if other is None else state + other
-        return float((clear - self._travel @ np.array(sweeps)).min())
+        travel = self._travel if among is None else self._travel[among]
+        return float((clear - travel @ np.array(sweeps)).min())
+
+    def between(
+        self, first: Distances, last: Distances, sweeps: Sequence[float], among: Pairs
+    ) -> tuple[Pairs, Distances, Distances] | None:
+        close = (first + last < self._travel[among] @ np.array(sweeps)).nonzero()[0]
+        return (among[close], first[close], last[close]) if len(close) else None
 
     def start_problem(self, positions: Sequence[float]) -> str:
         state = self.at(positions)
@@ -122,7 +153,7 @@ class CollisionClearance:
         )
 
 
-def _model(collisions: Collisions, axes: Sequence[AxisLimits]) -> mujoco.MjModel:
+def kinematic_model(collisions: Collisions, axes: Sequence[AxisLimits]) -> mujoco.MjModel:
     """Bodies of the chains; geometries named by their number, capsules before obstacles."""
     units = {axis.name: axis.unit for axis in axes}
     spec = mujoco.MjSpec()
@@ -201,14 +232,14 @@ def _travel_per_joint(collisions: Collisions, axes: Sequence[AxisLimits], a: int
     """Upper bound of how far the shapes move against each other [m] per rad or m of each joint's own path."""
     links = _links(collisions)
     if b >= len(links):
-        return _reach(collisions, axes, a, -1)
+        return reach(collisions, axes, a, -1)
     if links[a].arm == links[b].arm:
         far = a if links[a].place > links[b].place else b
-        return _reach(collisions, axes, far, min(links[a].place, links[b].place))
-    return _reach(collisions, axes, a, -1) + _reach(collisions, axes, b, -1)
+        return reach(collisions, axes, far, min(links[a].place, links[b].place))
+    return reach(collisions, axes, a, -1) + reach(collisions, axes, b, -1)
 
 
-def _reach(collisions: Collisions, axes: Sequence[AxisLimits], capsule: int, first: int) -> NDArray[np.float64]:
+def reach(collisions: Collisions, axes: Sequence[AxisLimits], capsule: int, first: int) -> NDArray[np.float64]:
     """The same of one capsule against the link at the place ``first`` of its chain.
 
     A point that a joint turns moves by at most its distance from the joint's axis, which is at most the length of the

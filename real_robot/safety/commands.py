@@ -16,8 +16,10 @@ Rejection = Literal[  # the whole command is dropped and every joint brakes
     "contact",
     "workspace",
     "collision",
+    "contact_speed",
 ]
-Clamp = Literal["position", "velocity", "acceleration", "braking_distance"]  # one joint is limited
+# one joint is limited; with contact_speed, all of them
+Clamp = Literal["position", "velocity", "acceleration", "braking_distance", "contact_speed"]
 Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # irregular calls
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint, SafeCommand, SafetyEvent
+from real_robot.safety.contact import PointSpeeds
 from real_robot.safety.limits import RobotLimits
 from real_robot.safety.stopping import AT_REST, Axis, Stop, along, duration, rest_of
 from real_robot.safety.swept import Motions, SweptCheck
@@ -38,6 +39,8 @@ _PROMPT_S = 0.04
 _SENT_BEFORE_S = 0.03
 # Farthest that a controller's position is taken to be from the measured one before anything was sent to it.
 UNKNOWN_OFFSET = {"rad": 0.02, "m": 0.005}
+# Of the highest speed for contact that motion which was too fast is scaled down to.
+_CONTACT_SHARE = 0.95
 # A joint at rest for longer must be within its ``hold_tolerance``.
 _SETTLED_S = 0.5
 
@@ -70,12 +73,15 @@ class SafetyFilter:
         self._steps = [axis.step_from_measured for axis in limits.axes]
         self._held = [min(axis.hold_tolerance, axis.step_from_measured) for axis in limits.axes]
         self._residuals = [(i, r) for i, r in enumerate(axis.contact_residual for axis in limits.axes) if r is not None]
-        self._checks: list[SweptCheck[Any]] = []
+        self._checks: list[SweptCheck[Any, Any]] = []
         for box in (limits.workspace, *limits.more_arms):
             if box is not None:
                 self._checks.append(SweptCheck(WorkspaceClearance(box, limits.axes)))
         if limits.collisions:
             self._checks.append(SweptCheck(CollisionClearance(limits.collisions, limits.axes)))
+        arms = [] if limits.workspace is None else [limits.workspace, *limits.more_arms]
+        self._point_speeds = PointSpeeds(limits.collisions, arms, limits.axes) if limits.contact else None
+        self._max_point_speed = limits.contact.max_speed_m_s * self.dt if limits.contact else inf
         self._stop_reason: str | None = None
         self._started = self.lost = False
         kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
@@ -100,6 +106,10 @@ class SafetyFilter:
         ]
         unknown = [UNKNOWN_OFFSET[axis.unit] for axis in self.limits.axes]
         ticks = max([axis.take_up_ticks(max(d, o)) for axis, d, o in zip(self._axes, unknown, offsets, strict=True)])
+        if self._point_speeds is not None:  # a quintic's highest speed is 1.875 times its mean
+            path = [max(d, o) for d, o in zip(unknown, offsets, strict=True)]
+            way = self._point_speeds.bound(positions, path, path)
+            ticks = max(ticks, ceil(1.875 * way / self._max_point_speed))
         ticks += self.lead  # the message may be as late
         rest = Motions(held, [0.0] * len(held), [0.0] * len(held), [AT_REST] * len(held))
         self._time_s, self._tick, self._started = now_s, 0, True
@@ -211,7 +221,9 @@ class SafetyFilter:
         rejection = problem or self._command_problem(command, now_s)
         if rejection is None:
             assert command is not None
-            motions = self._follow(command.positions, events)
+            motions = self._follow(command.positions, events, [self.speed_scale] * len(self._axes))
+            if self._point_speeds is not None:
+                motions, rejection = self._limit_contact_speed(command.positions, motions, events)
             before = self._path[-1].motions.positions
             for check in self._checks:
                 rejection = rejection or check.violation(before, motions)
@@ -224,11 +236,34 @@ class SafetyFilter:
         self._targets = list(command.positions)
         return True
 
-    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent]) -> Motions:
-        """Each joint towards its wanted position as closely as the limits allow; one that cannot, brakes."""
+    def _limit_contact_speed(
+        self, wanted: Sequence[float], motions: Motions, events: list[SafetyEvent]
+    ) -> tuple[Motions, SafetyEvent | None]:
+        """The motion with all joint speeds scaled down so that no point of the arm is too fast, in the stop too; why it
+        may not be made if that is not enough."""
+        assert self._point_speeds is not None
+        before = self._path[-1].motions
+        limit, fastest = self._max_point_speed, self._point_speeds.fastest(before, motions)
+        if fastest <= limit:
+            return motions, None
+        share = _CONTACT_SHARE * limit / fastest
+        scales = [
+            min(self.speed_scale, share * abs(u) / axis.max_speed)
+            for u, axis in zip(motions.speeds, self._axes, strict=True)
+        ]
+        motions = self._follow(wanted, [], scales)
+        event = SafetyEvent("contact_speed", None, fastest / self.dt, limit / self.dt)
+        if self._point_speeds.fastest(before, motions) > limit:
+            return motions, event
+        events.append(event)
+        return motions, None
+
+    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent], scales: Sequence[float]) -> Motions:
+        """Each joint towards its wanted position as closely as the limits allow, at most at its share ``scales`` of the
+        highest speed; one that cannot, brakes."""
         positions, speeds, accels, stops = [], [], [], []
-        joints = zip(self._axes, wanted, self._targets, *self._path[-1].motions, strict=True)
-        for i, (axis, target, last, q, u, w, stop) in enumerate(joints):
+        joints = zip(self._axes, wanted, self._targets, scales, *self._path[-1].motions, strict=True)
+        for i, (axis, target, last, scale, q, u, w, stop) in enumerate(joints):
             if not axis.low - _SLACK <= target <= axis.high + _SLACK:
                 events.append(SafetyEvent("position", i, target, axis.low if target < axis.low else axis.high))
                 target = axis.low if target < axis.low else axis.high
@@ -238,7 +273,7 @@ class SafetyFilter:
             if not -axis.max_speed <= target_speed <= axis.max_speed:
                 events.append(SafetyEvent("velocity", i, target_speed / self.dt, axis.max_speed / self.dt))
                 target_speed = axis.max_speed if target_speed > 0.0 else -axis.max_speed
-            accel = axis.toward(target, target_speed, (q, u, w), self.speed_scale)
+            accel = axis.toward(target, target_speed, (q, u, w), scale)
             jerk = accel - w
             position, speed = q + u + 0.5 * w + jerk / 6.0, u + w + 0.5 * jerk
             after = axis.viable_stop(position, speed, accel, _SLACK)

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from real_robot.safety.collisions import BASE, Capsule, Collisions, Obstacle, ObstacleKind, checked_pairs
+from real_robot.safety.contact import ContactLimit
 from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
@@ -25,9 +26,10 @@ from real_robot.safety.workspace import Workspace
 _UNITS = {
     **{"rad": ("angle", 1.0), "deg": ("angle", pi / 180.0), "m": ("length", 1.0), "mm": ("length", 1e-3)},
     **{"s": ("time", 1.0), "ms": ("time", 1e-3), "Hz": ("rate", 1.0), "N": ("force", 1.0), "N m": ("torque", 1.0)},
+    **{"N/m": ("stiffness", 1.0), "N/mm": ("stiffness", 1e3), "kg": ("mass", 1.0)},
 }
 _DERIVATIVES = {"": 0, "/s": 1, "/s^2": 2, "/s^3": 3}
-_QUANTITY = re.compile(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(N m|[A-Za-z]+)(/s(?:\^[23])?)?\s*")
+_QUANTITY = re.compile(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(N m|N/mm?|[A-Za-z]+)(/s(?:\^[23])?)?\s*")
 _JOINT_KINDS = {"revolute": ("rad", "angle", "torque"), "prismatic": ("m", "length", "force")}
 MAX_STOP_S = 2.0  # limits with a longer stop from full speed are refused
 
@@ -50,6 +52,7 @@ class RobotLimits:
     command_lead_s: float = 0.1
     collisions: Collisions | None = None
     more_arms: tuple[Workspace, ...] = ()
+    contact: ContactLimit | None = None
 
 
 def load_limits(path: Path) -> RobotLimits:
@@ -72,7 +75,8 @@ def load_limits(path: Path) -> RobotLimits:
 def parse_limits(section: Any) -> RobotLimits:
     """As ``load_limits``, from the parsed section; messages start at ``.key``."""
     keys = {"command_rate", "max_command_age", "max_measurement_age", "joints"}
-    table = check_table(section, "", required=keys, optional={"workspace", "more_arms", "collisions", "command_lead"})
+    optional = {"workspace", "more_arms", "collisions", "contact", "command_lead"}
+    table = check_table(section, "", required=keys, optional=optional)
     rate = _positive(table["command_rate"], ".command_rate", "rate")
     if not isinstance(table["joints"], Mapping) or not table["joints"]:
         raise ValueError(".joints: expected a table from joint name to its limits")
@@ -89,6 +93,7 @@ def parse_limits(section: Any) -> RobotLimits:
         workspace=workspace,
         collisions=_collisions(table["collisions"], arms) if "collisions" in table else None,
         more_arms=more_arms,
+        contact=_contact(table["contact"], arms) if "contact" in table else None,
         max_command_age_s=_positive(table["max_command_age"], ".max_command_age", "time"),
         max_measurement_age_s=_positive(table["max_measurement_age"], ".max_measurement_age", "time"),
         command_lead_s=_positive(table.get("command_lead", "100 ms"), ".command_lead", "time"),
@@ -223,6 +228,15 @@ def _collisions(entry: Any, arms: Sequence[Workspace]) -> Collisions:
     if not checked_pairs(collisions):
         raise ValueError(".collisions: no two of these shapes can come closer; name more links, or obstacles")
     return collisions
+
+
+def _contact(entry: Any, arms: Sequence[Workspace]) -> ContactLimit:
+    if not arms:
+        raise ValueError(".contact: needs workspace.chain, the arm's kinematics")
+    dimensions = {"force": "force", "stiffness": "stiffness", "body_mass": "mass", "moving_mass": "mass"}
+    table = check_table(entry, ".contact", required=set(dimensions), optional={"payload"})
+    values = {key: _positive(table[key], f".contact.{key}", dimension) for key, dimension in dimensions.items()}
+    return ContactLimit(**values, payload=quantity(table.get("payload", "0 kg"), ".contact.payload", "mass"))
 
 
 def _capsule(entry: Any, joints: Sequence[str], where: str) -> Capsule:

@@ -74,6 +74,20 @@ def along(curve: Curve, speed: float, accel: float, ticks: int) -> Motion:
     return (offset, 0.0, 0.0) if at_end else (offset, speed, accel)
 
 
+def offset_at(stop: Stop, speed: float, accel: float, ticks: int) -> float:
+    """The offset of ``along``, read off backwards from the end where that is shorter."""
+    (first, n1, n2, last, n3), end = stop[0], stop[3]
+    if ticks <= n1:
+        return ticks * (speed + ticks * (0.5 * accel + ticks * first / 6.0))
+    left = n1 + n2 + n3 - ticks
+    if left <= 0:
+        return end
+    if left <= n3:
+        return end - last * left * left * left / 6.0
+    evenly = left - n3
+    return end - last * n3 * (n3 * n3 / 6.0 + 0.5 * evenly * (n3 + evenly))
+
+
 def rest_of(curve: Curve) -> Curve:
     """The curve after one tick."""
     first, n1, n2, last, n3 = curve

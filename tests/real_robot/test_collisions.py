@@ -101,6 +101,25 @@ def test_no_distance_changes_more_than_the_bound(seed: int, size: float) -> None
     assert (change <= check._travel @ np.abs(steps) + 1e-6).all()
 
 
+def test_what_is_not_near_keeps_its_distance_on_the_way() -> None:
+    """Along a random walk, on which most pairs are not looked at again."""
+    check, every, rng = clearance(panda()), clearance(panda()), random.Random(1)
+    joints, named = list(READY), []
+    for _ in range(300):
+        joints = [
+            min(max(q + rng.uniform(-0.05, 0.05), axis.position[0]), axis.position[1])
+            for q, axis in zip(joints, PANDA.axes, strict=True)
+        ]
+        sweeps = [rng.uniform(0.0, 0.1) for _ in joints]
+        near = check.near(joints, sweeps)
+        named.append(0 if near is None else len(near[0]))
+        moved = [q + rng.choice((-1.0, 1.0)) * sweep for q, sweep in zip(joints, sweeps, strict=True)]
+        after = every.at(moved)
+        assert near is None or near[1] == pytest.approx(every.at(joints)[near[0]])
+        assert (after >= 0.0)[[i for i in range(len(after)) if near is None or i not in near[0]]].all()
+    assert 0 < np.mean(named) < 0.5 * len(after)
+
+
 def drive(
     limits: RobotLimits, seed: int, swing: float, period: int, ready: Sequence[float] = READY
 ) -> tuple[float, set[str]]:

@@ -15,7 +15,7 @@ from real_robot.safety.commands import Command, Measurement, SafeCommand
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint
 from real_robot.safety.limits import RobotLimits, load_limits, parse_limits, quantity
-from real_robot.safety.stopping import Axis, AxisLimits
+from real_robot.safety.stopping import Axis, AxisLimits, along, duration, offset_at
 
 ROBOTS = Path(__file__).parents[2] / "configs" / "robots"
 READY = [0.0, -math.pi / 4, 0.0, -3 * math.pi / 4, 0.0, math.pi / 2, math.pi / 4]
@@ -379,3 +379,14 @@ def test_missing_keys_and_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ValueError, match="no 'limits' section"):
         load_limits(tmp_path / "empty.yaml")
+
+
+@pytest.mark.parametrize(
+    ("speed", "accel"), [(0.02, 0.0), (0.02, 0.001), (-0.015, 0.0008), (0.0004, -0.0009), (0.0, 0.0)]
+)
+def test_a_stop_read_off_backwards_is_the_same_stop(speed: float, accel: float) -> None:
+    axis = Axis(load_limits(ROBOTS / "franka_panda.yaml").axes[0], 0.01)
+    stop = axis.stop(speed, accel)
+    assert stop is not None
+    for tick in range(duration(stop[0]) + 2):
+        assert offset_at(stop, speed, accel, tick) == pytest.approx(along(stop[0], speed, accel, tick)[0], abs=1e-12)

@@ -164,6 +164,34 @@ def test_texts_with_quotes_reach_the_node_unchanged(text: str) -> None:
     rclpy.shutdown(context=context)
 
 
+def test_the_fake_arm_makes_up_for_time_without_a_processor(node: Any) -> None:
+    from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+    from real_robot.ros.fake_arm.node import FakeArm
+    from real_robot.ros.fake_arm.physics import JOINTS
+
+    arm = FakeArm(node.context)
+    publisher = node.create_publisher(JointTrajectory, "/joint_trajectory_controller/joint_trajectory", 1)
+    arm.advance()
+    begin, end = arm.measured().copy(), arm.measured().copy()
+    end[5] += 0.5
+    message = JointTrajectory(joint_names=list(JOINTS))
+    for seconds, joints in ((0.1, begin), (0.5, end)):
+        point = JointTrajectoryPoint(positions=joints.tolist(), velocities=[0.0] * 8)
+        point.time_from_start.nanosec = int(seconds * 1e9)
+        message.points.append(point)
+    deadline = time.monotonic() + 20.0
+    while abs(arm.measured() - begin).max() < 0.01 and time.monotonic() < deadline:
+        publisher.publish(message)
+        time.sleep(0.15)
+        arm.advance()
+    time.sleep(0.6)
+    arm.advance()
+    assert arm.measured() == pytest.approx(end, abs=0.02)
+    arm.destroy_node()
+    node.destroy_publisher(publisher)
+
+
 def test_frames_as_tf_publishes_them(node: Any) -> None:
     from geometry_msgs.msg import TransformStamped
 

@@ -19,6 +19,7 @@ import rclpy
 from builtin_interfaces.msg import Time
 from numpy.typing import NDArray
 from rcl_interfaces.msg import ParameterDescriptor
+from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
@@ -33,11 +34,12 @@ from real_robot.ros.fake_arm import cameras
 from real_robot.ros.fake_arm.cameras import SharedState, start_cameras
 from real_robot.ros.fake_arm.physics import JOINT_HZ, JOINTS, TabletopArm
 from real_robot.ros.fake_arm.trajectory import Trajectory
-from real_robot.ros.messages import LATCHED_QOS
+from real_robot.ros.messages import LATCHED_QOS, LatestMessage
 from sims.tabletop.tasks.registry import TASKS
 
 CAMERA_HZ = 30
 PRIORITY = 80
+MAX_BEHIND_S = 1.0  # time that the physics makes up for
 JOINT_FAULTS = (
     "none",
     "silent",
@@ -58,10 +60,11 @@ JOINT_FAULTS = (
 
 
 class FakeArm(Node):
-    """ROS side of the arm. ``run`` is its real-time loop; callbacks come from an executor in another thread."""
+    """ROS side of the arm. ``run`` is its real-time loop; services and timers come from an executor in another
+    thread."""
 
-    def __init__(self) -> None:
-        super().__init__("fake_arm")
+    def __init__(self, context: Context | None = None) -> None:
+        super().__init__("fake_arm", context=context)
         self.declare_parameter("task", "pick", ParameterDescriptor(description=f"one of {list(TASKS)}"))
         self.declare_parameter("seed", 0)
         self.declare_parameter("image_height", 480)
@@ -72,11 +75,11 @@ class FakeArm(Node):
         self._states = self.create_publisher(JointState, "/joint_states", QoSProfile(depth=10))
         self._outcome = [self.create_publisher(Bool, f"~/{name}", LATCHED_QOS) for name in ("success", "failure")]
         self._instruction = self.create_publisher(String, "~/instruction", LATCHED_QOS)
-        self._sub = self.create_subscription(
-            JointTrajectory, "/joint_trajectory_controller/joint_trajectory", self._on_trajectory, 1
-        )
+        topic = "/joint_trajectory_controller/joint_trajectory"
+        self._trajectories = LatestMessage(self, JointTrajectory, topic, qos=QoSProfile(depth=1))
         self._service = self.create_service(Trigger, "~/reset", self._on_reset)
         self._timer = self.create_timer(0.05, self._check_success)
+        self._simulated_s = 0.0  # time of the physics, on the clock of this node
         self._lock = threading.Lock()
         self._arm = TabletopArm()
         self._shared = SharedState()
@@ -85,23 +88,37 @@ class FakeArm(Node):
         self._begin_episode()
 
     def run(self) -> None:
-        """Physics and joint states on absolute 2 ms ticks until ``ending``."""
+        """Joint states on absolute 2 ms ticks until ``ending``; ticks for which this process was too late are left
+        out."""
         due_s, tick = time.monotonic(), 0
         while not self.ending.is_set():
-            due_s += 1.0 / JOINT_HZ
+            due_s = max(due_s + 1.0 / JOINT_HZ, time.monotonic() - 1.0 / JOINT_HZ)
             time.sleep(max(0.0, due_s - time.monotonic()))
-            if time.monotonic() - due_s > 0.1:
-                due_s = time.monotonic()  # this machine is too slow: run slower than real time instead of catching up
             with self._lock:
-                position, speed, _ = self._trajectory.sample(self._now_s())
-                self._arm.drive(position, speed)
-                self._arm.step()
-                joints, speeds = self._arm.joints, self._arm.speeds
+                self.advance()
+                joints, speeds, measured_s = self._arm.joints, self._arm.speeds, self._simulated_s
                 if tick % 8 == 0:
                     fault = str(self.get_parameter("camera_fault").value)
                     self._shared.write(self._arm.task, self._arm.seed, self._arm.qpos, fault)
             tick += 1
-            self._publish_joints(joints, speeds, tick)
+            self._publish_joints(joints, speeds, measured_s, tick)
+
+    def advance(self) -> None:
+        """Physics up to now along the newest trajectory: an arm goes on while this process waits for a processor."""
+        for message in self._trajectories.take_new():
+            self._follow(message)
+        now_s = self._now_s()
+        if not 0.0 <= now_s - self._simulated_s < MAX_BEHIND_S:
+            self._simulated_s = now_s
+        while self._simulated_s + 1.0 / JOINT_HZ <= now_s:
+            self._simulated_s += 1.0 / JOINT_HZ
+            position, speed, _ = self._trajectory.sample(self._simulated_s)
+            self._arm.drive(position, speed)
+            self._arm.step()
+
+    def measured(self) -> NDArray[np.float64]:
+        """Positions of ``JOINTS``."""
+        return self._arm.joints
 
     def start_cameras(self) -> None:
         height, width, hz = (
@@ -118,7 +135,8 @@ class FakeArm(Node):
         task, seed = str(self.get_parameter("task").value), int(self.get_parameter("seed").value or 0)
         with self._lock:
             self._arm.begin(task, seed)
-            self._trajectory = Trajectory(self._arm.joints, self._now_s())
+            self._simulated_s = self._now_s()
+            self._trajectory = Trajectory(self._arm.joints, self._simulated_s)
         self._instruction.publish(String(data=self._arm.layout.instruction))
         self._publish_outcome((False, False))
 
@@ -131,16 +149,16 @@ class FakeArm(Node):
         response.success, response.message = True, self._arm.layout.instruction
         return response
 
-    def _on_trajectory(self, message: JointTrajectory) -> None:
+    def _follow(self, message: JointTrajectory) -> None:
         """As joint_trajectory_controller: refused unless every joint is named and times strictly increase."""
         times = [p.time_from_start.sec + 1e-9 * p.time_from_start.nanosec for p in message.points]
         increasing = all(a < b for a, b in pairwise(times))
-        now_s, stamp = self._now_s(), message.header.stamp
-        start_s = stamp.sec + 1e-9 * stamp.nanosec or now_s
+        stamp = message.header.stamp
+        start_s = stamp.sec + 1e-9 * stamp.nanosec or self._now_s()
         if sorted(message.joint_names) != sorted(JOINTS) or not times or not increasing:
             self.get_logger().error("trajectory refused: wrong joints or times that do not increase")
             return
-        if start_s + times[-1] < now_s:
+        if start_s + times[-1] < self._simulated_s:
             return  # it ends in the past
         order = [list(message.joint_names).index(name) for name in JOINTS]
         positions, speeds, accels = (
@@ -152,18 +170,18 @@ class FakeArm(Node):
         if positions is None or speeds is None:
             self.get_logger().error("trajectory refused: positions and velocities are needed")
             return
-        with self._lock:
-            self._trajectory.follow([start_s + t for t in times], positions, speeds, accels, now_s)
+        self._trajectory.follow([start_s + t for t in times], positions, speeds, accels, self._simulated_s)
 
     def _now_s(self) -> float:
         """The controller's clock."""
         return float(self.get_clock().now().nanoseconds * 1e-9)
 
-    def _publish_joints(self, joints: NDArray[np.float64], speeds: NDArray[np.float64], tick: int) -> None:
+    def _publish_joints(
+        self, joints: NDArray[np.float64], speeds: NDArray[np.float64], measured_s: float, tick: int
+    ) -> None:
         fault = self.get_parameter("joint_fault").value
         message = JointState(name=list(JOINTS), position=joints.tolist(), velocity=speeds.tolist())
-        now = self.get_clock().now()
-        message.header.stamp = now.to_msg()
+        message.header.stamp = Time(sec=int(measured_s), nanosec=int(measured_s % 1.0 * 1e9))
         if fault in ("old_clock", "future_clock"):
             shift_s = -10 if fault == "old_clock" else 10
             message.header.stamp = Time(sec=message.header.stamp.sec + shift_s, nanosec=message.header.stamp.nanosec)
