@@ -18,7 +18,7 @@ from real_robot.corrections.access import Access, Origins, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.messages import MAX_MESSAGE_BYTES
-from real_robot.corrections.pictures import Pictures
+from real_robot.corrections.pictures import PictureThread
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession
 from real_robot.corrections.settings import ControlSettings
@@ -92,7 +92,8 @@ def running(
     audit = AuditLog(folder / "audit.jsonl")
     store = EpisodeStore(folder / "episodes", create=True, jpeg_quality=None)
     session = CorrectionSession(env, versions, store, settings, starts=starts, split=split, audit=audit)
-    robot = RobotThread(session, Pictures(env, display, jpeg_quality=settings.jpeg_quality), audit)
+    pictures = PictureThread(env, display, jpeg_quality=settings.jpeg_quality)
+    robot = RobotThread(session, pictures, audit)
     access = Access()
     origins = Origins(host=address.host, port=int(listening.getsockname()[1]), tls=address.certificate is not None)
     from real_robot.corrections.app import make_app
@@ -117,6 +118,7 @@ def running(
         listening.close()
         classifier.close()
         robot.close()
+        pictures.close()
         if robot.failure is None:
             session.close()
         store.close()
