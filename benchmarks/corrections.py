@@ -3,8 +3,9 @@
     python -m benchmarks.corrections latency [--seconds 20]
     python -m benchmarks.corrections learning [--tasks pick] [--seeds 0] [--recipes hg_dagger]
 
-``latency``: the page in a headless Chromium on this machine, from the state that a picture shows (then it is rendered)
-to its drawing, and from the event of a key in the browser to the control step that moves its way. ``learning``: corrections_learning.py.
+``latency``: the page in a headless Chromium on this machine, from the state that a picture shows (it is rendered after
+that) to its drawing, and from the event of a key in the browser to the control step that moves its way. ``learning``:
+corrections_learning.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The thread alone touches the session. Connections put inputs and commands into the mailbox and get, after every step,
 the newest state; they never wait for one another. Pictures are made by a thread of their own.
 
-Control steps begin at the robot's rate. Only what a person changes (a key pressed or released) does not wait for it: the
-step with it begins at once, by one period early at most, and the one after it when it would have begun anyway.
+Control steps begin at the robot's rate. Only what a person changes (a key pressed or released) does not wait for it:
+the step with it begins at once, by one period early at most, and the one after it when it would have begun anyway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN_STEPS = 4000  # of the strip below the picture
 
 
 class RobotThread:
-    """Steps ``session`` at the rate of its robot until ``close``. Thread-safe. ``states``: what is shown, plain JSON."""
+    """Steps ``session`` at the rate of its robot until ``close``. ``states``: what is shown, plain JSON. Thread-safe."""
 
     def __init__(self, session: CorrectionSession, pictures: PictureThread, audit: AuditLog) -> None:
         self.session, self.pictures, self._audit = session, pictures, audit
