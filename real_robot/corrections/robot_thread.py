@@ -33,7 +33,7 @@ SHOWN_STEPS = 4000  # of the strip below the picture
 
 
 class RobotThread:
-    """Steps ``session`` at the rate of its robot until ``close``. ``states``: what is shown, plain JSON. Thread-safe."""
+    """Steps ``session`` at the rate of its robot until ``close``. Thread-safe. ``states``: what is shown, JSON."""
 
     def __init__(self, session: CorrectionSession, pictures: PictureThread, audit: AuditLog) -> None:
         self.session, self.pictures, self._audit = session, pictures, audit

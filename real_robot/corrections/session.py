@@ -80,6 +80,7 @@ class CorrectionSession:
         )
         self.mode: Mode = "ended"
         self.reason, self.outcome = "", ""
+        self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
@@ -88,6 +89,8 @@ class CorrectionSession:
 
     def next_episode(self, *, person: str, drive: bool) -> None:
         """Start at the next start state with the newest policy; ``drive``: it acts at once, else the arm holds."""
+        if self.paused:
+            raise Refused(self.paused)
         if self.mode != "ended":
             self._commit(label=None)
         (start,) = self._starts.take(1)

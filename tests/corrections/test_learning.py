@@ -16,7 +16,6 @@ import torch
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
-from real_robot.corrections.access import COOKIE
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
@@ -129,7 +128,7 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
 
         def training() -> dict:
             with closing(http.client.HTTPConnection(f"127.0.0.1:{one.origins.port}", timeout=60)) as connection:
-                connection.request("GET", "/api/training", headers={"Cookie": f"{COOKIE}={cookie}"})
+                connection.request("GET", "/api/training", headers={"Cookie": cookie})
                 return json.loads(connection.getresponse().read())
 
         shown = training()

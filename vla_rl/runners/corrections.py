@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 import sys
 import threading
@@ -18,11 +19,15 @@ import numpy as np
 from episodes.sampler import count_windows
 from episodes.schema import ACTORS, HUMAN, POLICY
 from episodes.store import EpisodeStore, is_store
-from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import MANIFEST, Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
-from real_robot.corrections.server import Address, CorrectionServer, open_page, running
+from real_robot.corrections.server import CorrectionServer, running
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
+from real_robot.corrections.web import Address, open_page
+from real_robot.fleet.link import FleetLink, LinkedRobot
+from real_robot.fleet.messages import NAME
+from real_robot.fleet.server import serving_fleet
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
@@ -49,13 +54,42 @@ def correct(
     tasks: Sequence[str],
     address: Address,
     browser: bool,
+    fleet: Path | None,
 ) -> None:
-    """``vla-rl correct``: serve until interrupted."""
-    with serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server:
-        open_page(server, browser=browser)
+    """``vla-rl correct``: serve until interrupted. ``fleet``: robots.json of the fleet that the robot joins."""
+    with (
+        serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server,
+        contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
+    ):
+        open_page(server.invite(), folder, browser=browser)
         while server.robot.failure is None:
             time.sleep(0.2)
         raise server.robot.failure
+
+
+def join_fleet(server: CorrectionServer, fleet: Path) -> FleetLink:
+    """The robot takes part under the name of its folder until the link is closed."""
+    session = server.robot.session
+    if re.fullmatch(NAME, server.folder.name) is None:
+        raise UserError(f"--out {server.folder}: the folder's name is the robot's; use letters, digits, - and _")
+    robot = LinkedRobot(
+        name=server.folder.name,
+        folder=server.folder,
+        versions=session.versions,
+        state=lambda: server.robot.states.newest,
+        page=lambda: server.invite("operator of the fleet"),
+        pause=lambda reason: setattr(session, "paused", reason),
+    )
+    return FleetLink(robot, fleet)
+
+
+def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browser: bool) -> None:
+    """``vla-rl fleet``: the hub of many robots, which begin with the policy of the run or bundle ``path``."""
+    if not (folder / BUNDLE).exists():
+        shutil.copytree(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
+    with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
+        open_page(opened, folder, browser=browser)
+        threading.Event().wait()
 
 
 @contextlib.contextmanager
