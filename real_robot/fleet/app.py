@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import hmac
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, PlainTextResponse
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from episodes.overlays import LabelChange, append_changes
+from episodes.overlays import append_changes
 from policies.bundle import MANIFEST, BundleError
 from real_robot.corrections.access import Access, Origins, Person
 from real_robot.corrections.app import OnlyFromHere, add_page, required
 from real_robot.corrections.audit import AuditLog
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
-from real_robot.fleet.messages import CHUNK_BYTES, DIGEST, EPISODE, NAME, REPORT, Orders, Received
+from real_robot.fleet.messages import CHANGES, CHUNK_BYTES, DIGEST, EPISODE, NAME, REPORT, Orders, Received
 
+T = TypeVar("T")
 MAX_JSON_BYTES = 1 << 22
 Digest = Annotated[str, Query(pattern=f"^{DIGEST}$")]
 EpisodeId = Annotated[str, Path(pattern=f"^{EPISODE}$")]
@@ -83,10 +84,7 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
 
     @app.post("/robots/{name}/report", dependencies=robot)
     async def report(name: RobotName, request: Request) -> Orders:
-        try:
-            given = REPORT.validate_json(await _body(request, MAX_JSON_BYTES))
-        except ValidationError as error:
-            raise HTTPException(400, str(error).splitlines()[0]) from None
+        given = _valid(REPORT, await _body(request, MAX_JSON_BYTES))
         return await run_in_threadpool(hub.report, name, given)
 
     @app.get("/robots/episodes/{id}", dependencies=robot)
@@ -108,8 +106,9 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
             raise HTTPException(422, str(error)) from None
 
     @app.post("/robots/labels", dependencies=robot)
-    def label(changes: list[LabelChange]) -> dict[str, int]:
-        append_changes(deliveries.episodes, changes)
+    async def label(request: Request) -> dict[str, int]:
+        changes = _valid(CHANGES, await _body(request, MAX_JSON_BYTES))
+        await run_in_threadpool(append_changes, deliveries.episodes, changes)
         return {"changes": len(changes)}
 
     @app.get("/robots/bundles/{sha256}/{name}", dependencies=robot)
@@ -118,6 +117,13 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
         if name not in (MANIFEST, f"policy-{sha256[:12]}.safetensors") or not path.exists():
             raise HTTPException(404, "no such bundle")
         return FileResponse(path)
+
+
+def _valid(adapter: TypeAdapter[T], body: bytes) -> T:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        raise HTTPException(400, str(error).splitlines()[0]) from None
 
 
 async def _body(request: Request, limit: int) -> bytes:

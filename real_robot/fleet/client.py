@@ -12,20 +12,15 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from episodes.overlays import LabelChange
-from real_robot.fleet.messages import ORDERS, REPORT, Orders, Received, Report
+from real_robot.fleet.messages import CHANGES, ORDERS, REPORT, Orders, Received, Report
 from sims.errors import UserError
 
 TIMEOUT_S = 10.0
 _RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
-_CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[LabelChange])
 
 
 class HubRefused(ValueError):
-    """The hub answered, and not with what was asked for. ``damaged``: an episode must be sent from its beginning."""
-
-    def __init__(self, message: str, *, damaged: bool) -> None:
-        super().__init__(message)
-        self.damaged = damaged
+    """The hub answered, and not with what was asked for."""
 
 
 class HubClient:
@@ -49,7 +44,7 @@ class HubClient:
         return _RECEIVED.validate_json(self._ask("PUT", path, data))
 
     def label(self, changes: list[LabelChange]) -> None:
-        self._ask("POST", "/robots/labels", _CHANGES.dump_json(changes))
+        self._ask("POST", "/robots/labels", CHANGES.dump_json(changes))
 
     def bundle_file(self, sha256: str, name: str) -> bytes:
         return self._ask("GET", f"/robots/bundles/{sha256}/{name}")
@@ -65,7 +60,7 @@ class HubClient:
             connection.close()
         if answer.status != 200:
             said = content[:200].decode(errors="replace").strip()
-            raise HubRefused(f"the hub answered {answer.status}: {said}", damaged=answer.status == 422)
+            raise HubRefused(f"the hub answered {answer.status}: {said}")
         return content
 
     def _read(self) -> tuple[str, str]:

@@ -1,13 +1,7 @@
-"""A robot's side of a fleet: tells the hub how it is, delivers its episodes and labels, fetches bundles.
-
-The robot's own episode store is the outbox: what the hub has not confirmed is sent until it has, over any number of
-restarts of either side. ``FOLDER/delivered.txt`` lists what it confirmed; without it everything is offered again, which
-changes nothing at the hub.
-"""
+"""A robot's side of a fleet: tells the hub how it is, delivers its episodes and labels, fetches bundles."""
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import random
 import sys
@@ -18,17 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from episodes.overlays import read_changes
 from policies.bundle import MANIFEST, read_bundle_info
 from real_robot.fleet.bundles import install_bundle
 from real_robot.fleet.client import HubClient
-from real_robot.fleet.messages import CHUNK_BYTES, Orders, report_of
+from real_robot.fleet.messages import Orders, report_of
+from real_robot.fleet.outbox import Outbox
 from real_robot.serving.versions import Versions
 from sims.errors import UserError
 
 PERIOD_S, MAX_WAIT_S = 1.0, 20.0
 DELIVER_S = 1.0  # then the hub hears how the robot is
-PREFIX, SUFFIX = "ep-", ".zarr.zip"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +42,7 @@ class FleetLink:
 
     def __init__(self, robot: LinkedRobot, join: Path) -> None:
         self._robot, self._hub = robot, HubClient(join)
-        self._journal = robot.folder / "delivered.txt"
-        lines = self._journal.read_text().splitlines() if self._journal.exists() else []
-        self._delivered = {line for line in lines if len(line) == 26}
-        self._labels = 0  # lines of the labels that were confirmed
+        self._outbox = Outbox(robot.folder, self._hub)
         self._page: str | None = None
         self._said = ""
         self._closing = threading.Event()
@@ -67,7 +57,7 @@ class FleetLink:
         """Once everything; whether nothing is left to deliver."""
         orders = self._report()
         self._follow(orders)
-        return self._deliver()
+        return self._outbox.deliver(time.monotonic() + DELIVER_S)
 
     def _run(self) -> None:
         wait_s, failures = 0.0, 0
@@ -84,7 +74,7 @@ class FleetLink:
     def _report(self) -> Orders:
         robot = self._robot
         version = robot.versions.current.hello.fingerprint
-        report = report_of(robot.state(), version=version, undelivered=len(self._waiting()), page=self._page)
+        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=self._page)
         orders = self._hub.report(robot.name, report)
         self._page = robot.page() if orders.wants_page else None
         return orders
@@ -98,42 +88,6 @@ class FleetLink:
             manifest = self._hub.bundle_file(orders.version, MANIFEST)
             install_bundle(live, manifest=manifest, tensors=self._hub.bundle_file(orders.version, orders.tensors))
         robot.pause(orders.paused)
-
-    def _waiting(self) -> list[str]:
-        """Ids of the episodes that the hub has not confirmed, oldest first."""
-        found = (path.name[len(PREFIX) : -len(SUFFIX)] for path in self._episodes.glob(f"{PREFIX}*{SUFFIX}"))
-        return sorted(id for id in found if id not in self._delivered)
-
-    def _deliver(self) -> bool:
-        """For ``DELIVER_S``: whether nothing is left."""
-        until_s = time.monotonic() + DELIVER_S
-        for id in self._waiting():
-            if not self._deliver_episode(id, until_s):
-                return False
-        changes = read_changes(self._episodes)
-        if len(changes) > self._labels:
-            self._hub.label(changes[self._labels :])
-            self._labels = len(changes)
-        return True
-
-    def _deliver_episode(self, id: str, until_s: float) -> bool:
-        """Whether it is all there, before ``until_s``."""
-        data = (self._episodes / f"{PREFIX}{id}{SUFFIX}").read_bytes()
-        sha256 = hashlib.sha256(data).hexdigest()
-        there = self._hub.received(id, sha256)
-        while not there.done:
-            if time.monotonic() > until_s or self._closing.is_set():
-                return False
-            part = data[there.bytes : there.bytes + CHUNK_BYTES]
-            there = self._hub.send(id, sha256, size=len(data), offset=there.bytes, data=part)
-        self._delivered.add(id)
-        with self._journal.open("a") as journal:
-            journal.write(f"{id}\n")
-        return True
-
-    @property
-    def _episodes(self) -> Path:
-        return self._robot.folder / "episodes"
 
     def _say(self, message: str) -> None:
         if message != self._said:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from episodes.overlays import LabelChange
+
+CHUNK_LABELS = 1000  # changes, at most, in one request
 CHUNK_BYTES = 1 << 20  # of an episode's file, at most, in one request
 EPISODE = r"[0-9A-Z]{26}"
 DIGEST = r"[0-9a-f]{64}"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Share = Annotated[float, Field(ge=0, le=1)]
 Counted = Annotated[int, Field(ge=0)]
 
@@ -24,6 +26,7 @@ class Report:
     episodes that the hub has not confirmed. ``page``: an address that opens the robot's page once, where the hub asked.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
     mode: Literal["policy", "human", "hold", "ended"]
     reason: Annotated[str, Field(max_length=200)]
     task: Annotated[str, Field(max_length=200)]
@@ -59,8 +62,9 @@ class Received:
     done: bool
 
 
-REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field()], config=_STRICT)
-ORDERS: TypeAdapter[Orders] = TypeAdapter(Annotated[Orders, Field()], config=_STRICT)
+REPORT: TypeAdapter[Report] = TypeAdapter(Report)
+ORDERS: TypeAdapter[Orders] = TypeAdapter(Orders)
+CHANGES: TypeAdapter[list[LabelChange]] = TypeAdapter(list[LabelChange])
 
 
 def report_of(state: dict[str, Any], *, version: str, undelivered: int, page: str | None) -> Report:

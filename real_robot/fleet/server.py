@@ -31,7 +31,9 @@ def serving_fleet(folder: Path, *, address: Address, max_behind: int) -> Iterato
     access, audit = Access(port=origins.port), AuditLog(folder / "audit.jsonl")
     from real_robot.fleet.app import make_app
 
-    hub = Hub(PublishedVersions(folder), max_behind=max_behind)
+    versions = PublishedVersions(folder)
+    versions.newest()
+    hub = Hub(versions, max_behind=max_behind)
     deliveries = Deliveries(folder / "episodes", folder / "incoming")
     app = make_app(hub, deliveries, token=token, access=access, origins=origins, audit=audit)
     try:

@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 from episodes.store import EpisodeStore
-from policies.bundle import BundleError, read_bundle_info
+from policies.bundle import BundleError, read_bundle_info, save_bundle
 from real_robot.corrections.session import Refused
 from real_robot.corrections.web import Address
 from real_robot.fleet.bundles import PublishedVersions, install_bundle
@@ -29,6 +29,7 @@ from real_robot.fleet.server import JOIN, serving_fleet
 from sims.errors import UserError
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
+from tests.real_robot.small_policies import small_policy
 from vla_rl.runners.corrections import join_fleet
 
 WELL = Report(
@@ -43,6 +44,10 @@ def until(met: Callable[[], object], what: str) -> None:
     while not met():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def publish(folder: Path, seed: int) -> None:
+    save_bundle(small_policy(seed=seed), folder / "bundle")
 
 
 def episode_file(folder: Path) -> tuple[str, bytes, str]:
@@ -93,7 +98,7 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
         PublishedVersions(tmp_path).newest()
     names = []
     for seed in range(3):
-        write_bundle(tmp_path / "bundle", seed=seed)
+        publish(tmp_path, seed)
         names.append(PublishedVersions(tmp_path).newest()[0])  # also over a restart
     versions = PublishedVersions(tmp_path)
     assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
@@ -111,7 +116,7 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
 
 def test_who_needs_help_most_comes_first(tmp_path: Path):
     now = [0.0]
-    write_bundle(tmp_path / "bundle")
+    publish(tmp_path, 0)
     versions = PublishedVersions(tmp_path)
     current = replace(WELL, version=versions.newest()[0])
     hub = Hub(versions, max_behind=1, clock=lambda: now[0])
@@ -130,13 +135,13 @@ def test_who_needs_help_most_comes_first(tmp_path: Path):
     assert [row["waits"] for row in rows] == [True, False, False, False, False, True]
     assert [row["silent"] for row in rows] == [False] * 5 + [True]
     for seed in (1, 2):
-        write_bundle(tmp_path / "bundle", seed=seed)
+        publish(tmp_path, seed)
         versions.newest()
     assert hub.report("well", current).paused == "the policy is 2 versions old"
 
 
 def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
-    write_bundle(tmp_path / "bundle")
+    publish(tmp_path, 0)
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
         join = json.loads((tmp_path / JOIN).read_text())
         assert (tmp_path / JOIN).stat().st_mode & 0o777 == 0o600
@@ -186,7 +191,9 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
                 found = Axe().run(page).response["violations"]
-                serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+                serious = [
+                    (one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")
+                ]
                 assert serious == []
             # its episode, with the label, and the hub's bundle
             until(lambda: list((tmp_path / "episodes").glob(f"ep-{id}*")), "the episode arrives")
