@@ -53,7 +53,9 @@ from vla_rl.runners.corrections import BUNDLE, EPISODES, join_fleet, serving
 
 PACE = 0.5  # of the simulated time
 DRAIN_S = 120.0
-LEARNING = ("--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu")
+LEARNING = ("--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1")
+ROUND = ("--learning.episodes_per_round=2", "--device=cpu")
+PRELOADED = ["tests.corrections.small_server", "real_robot.corrections.app", "real_robot.fleet.app", "uvicorn"]
 PROCESSES = multiprocessing.get_context("forkserver")  # what is killed starts again without importing everything
 
 
@@ -158,7 +160,7 @@ class Fleet:
             port = int(free.getsockname()[1])
         options = ("--out", str(self.hub), "--port", str(port), "--no-browser")
         logs = {name: self.folder / f"{name}.txt" for name in ("hub", "learner")}
-        learning = (str(self.hub), "--watch", "--json", *LEARNING)
+        learning = (str(self.hub), "--watch", "--json", *LEARNING, *ROUND)
         self._starts: dict[str, Callable[[], BaseProcess]] = {
             "hub": lambda: self._process(command, logs["hub"], "fleet", str(self.bundle), *options),
             "learner": lambda: self._process(command, logs["learner"], "learn", *learning),
@@ -172,6 +174,8 @@ class Fleet:
         join.write_text(json.dumps({"address": f"http://127.0.0.1:{self.proxy.port}", "token": token}))
         for number in range(self.robots):
             where = self.folder / f"robot-{number}"
+            where.mkdir()
+            (where / "told.txt").touch()
             self._starts[where.name] = lambda where=where, number=number: self._process(
                 robot, where, self.bundle, join, number
             )
@@ -278,8 +282,8 @@ def digest(file: Path) -> str:
 
 def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: int) -> list[Row]:
     """Rows of a fleet of so many robots in ``folder``."""
-    began = time.monotonic()
     fleet = Fleet(folder, robots, random.Random(seed))
+    began = time.monotonic()
     fleet.disturb(60 * minutes, pause_s)
     hours = (time.monotonic() - began) / 3600
     killed, counts = dict(sorted(fleet.killed.items())), dict(sorted(fleet.proxy.counts.items()))
@@ -301,10 +305,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--robots", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--minutes", type=float, default=2.0, help="of each number of robots")
-    parser.add_argument("--pause-s", type=float, default=6.0, help="mean seconds between two kills")
+    parser.add_argument("--pause-s", type=float, default=12.0, help="mean seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    PROCESSES.set_forkserver_preload(["benchmarks.fleet"])
+    PROCESSES.set_forkserver_preload(PRELOADED)
     rows: list[Row] = []
     for robots in options.robots:
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as name:
