@@ -188,33 +188,34 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
     learned = 0
     while True:
-        corrected = len(corrected_episodes(folder / EPISODES)) if is_store(folder / EPISODES) else 0
+        actors, recorded = config.learning.actors, is_store(folder / EPISODES)
+        corrected = len(corrected_episodes(folder / EPISODES, actors)) if recorded else 0
         if corrected - learned >= (config.learning.episodes_per_round if watch else 1):
             yield learn_round(folder, config) | {"corrected_episodes": corrected}
             learned = corrected
         elif not watch:
-            raise UserError(f"{folder / EPISODES} has no successful episode that a person corrected")
+            who = "that a person corrected" if actors == (ACTORS[HUMAN],) else f"of {' or '.join(actors)}"
+            raise UserError(f"{folder / EPISODES} has no successful episode {who}")
         if not watch:
             return
         threading.Event().wait(POLL_S)
 
 
-def corrected_episodes(path: Path) -> list[str]:
-    """The ids of the successful episodes of the store in which a person drove."""
+def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> list[str]:
+    """The ids of the successful episodes of the store in which one of these drove."""
+    codes = [ACTORS.index(actor) for actor in actors]
     with EpisodeStore(path) as store:
         entries = store.select(SUCCESSES)
-        return [entry.id for entry in entries if np.any(store.map(entry)["actor"] == HUMAN)]
+        return [entry.id for entry in entries if np.isin(store.map(entry)["actor"], codes).any()]
 
 
-def learn_round(
-    folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] = (ACTORS[HUMAN],)
-) -> dict[str, Any]:
-    """Clone these actors' steps, and demonstrations, from the published policy on; publish the result."""
+def learn_round(folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Clone these actors' steps (None: as configured), and demonstrations, from the published policy on; publish it."""
     settings, published = config.learning, folder / BUNDLE
     number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
     parent = read_bundle_info(published).sha256
     policy = load_bundle(published, device=select_device(config.device))
-    sources = cloned_sources(folder / EPISODES, settings, actors=actors)
+    sources = cloned_sources(folder / EPISODES, settings, actors=actors or settings.actors)
     trained = folder / LEARNING / f"round-{number:03d}"
     clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
     info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))
