@@ -233,7 +233,11 @@ class Fleet:
                 if time.monotonic() > until_s:
                     raise SystemExit(f"{folder.name} could not deliver {outbox.waiting()}")
                 time.sleep(0.0 if done else 0.2)
-        self.kill("hub")
+        self.close()
+
+    def close(self) -> None:
+        for name in self.processes:
+            self.kill(name)
         self.proxy.close()
 
     def folders(self) -> list[Path]:
@@ -284,10 +288,13 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
     """Rows of a fleet of so many robots in ``folder``."""
     fleet = Fleet(folder, robots, random.Random(seed))
     began = time.monotonic()
-    fleet.disturb(60 * minutes, pause_s)
-    hours = (time.monotonic() - began) / 3600
-    killed, counts = dict(sorted(fleet.killed.items())), dict(sorted(fleet.proxy.counts.items()))
-    fleet.drain()
+    try:
+        fleet.disturb(60 * minutes, pause_s)
+        hours = (time.monotonic() - began) / 3600
+        killed, counts = dict(sorted(fleet.killed.items())), dict(sorted(fleet.proxy.counts.items()))
+        fleet.drain()
+    finally:
+        fleet.close()
     compared, stale = fleet.compared(), fleet.staleness()
     of, load = f"{compared['stored']} episodes", f"load {os.getloadavg()[0]:.0f}, {60 * hours:.1f} minutes"
     name = f"{robots} robots" if robots > 1 else "1 robot"

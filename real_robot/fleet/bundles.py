@@ -31,23 +31,25 @@ def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
 
 
 class PublishedVersions:
-    """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe."""
+    """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe.
+
+    ``order``: SHA-256 of all of them, oldest first; ``rolled_back``: of those that failed."""
 
     def __init__(self, folder: Path) -> None:
         self._live, self._kept = folder / "bundle", folder / "published"
         self._index, self._lock = folder / "published" / "versions.json", threading.Lock()
         self._kept.mkdir(parents=True, exist_ok=True)
         known = json.loads(self._index.read_text()) if self._index.exists() else {"order": [], "rolled_back": []}
-        self._order: list[str] = known["order"]
+        self.order: list[str] = known["order"]
         self.rolled_back: list[str] = known["rolled_back"]
 
     def newest(self) -> tuple[str, Path]:
         """SHA-256 and folder of the published version. Raises BundleError where there is none."""
         with self._lock:
             sha256 = read_bundle_info(self._live).sha256
-            if sha256 not in self._order:
+            if sha256 not in self.order:
                 self._keep(sha256)
-                self._order.append(sha256)
+                self.order.append(sha256)
                 self._write()
             return sha256, self.folder(sha256)
 
@@ -57,19 +59,19 @@ class PublishedVersions:
     def behind(self, sha256: str) -> int:
         """How many versions, not rolled back, were published after this one; of an unknown one, all."""
         with self._lock:
-            later = self._order[self._order.index(sha256) + 1 :] if sha256 in self._order else self._order
+            later = self.order[self.order.index(sha256) + 1 :] if sha256 in self.order else self.order
             return sum(one not in self.rolled_back for one in later)
 
     def number(self, sha256: str) -> int | None:
         """From 1 on, in the order of publication."""
         with self._lock:
-            return self._order.index(sha256) + 1 if sha256 in self._order else None
+            return self.order.index(sha256) + 1 if sha256 in self.order else None
 
     def roll_back(self) -> tuple[str, str] | None:
         """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
         self.newest()
         with self._lock:
-            standing = [one for one in self._order if one not in self.rolled_back]
+            standing = [one for one in self.order if one not in self.rolled_back]
             if len(standing) < 2 or not self.folder(standing[-2]).exists():
                 return None
             *_, before, failed = standing
@@ -88,9 +90,9 @@ class PublishedVersions:
         except FileNotFoundError:
             raise BundleError(f"{self._live} is being replaced") from None
         install_bundle(self.folder(sha256), manifest=manifest, tensors=tensors)
-        for old in self._order[: -(KEPT - 1)]:
+        for old in self.order[: -(KEPT - 1)]:
             shutil.rmtree(self.folder(old), ignore_errors=True)
 
     def _write(self) -> None:
-        state = {"order": self._order, "rolled_back": self.rolled_back}
+        state = {"order": self.order, "rolled_back": self.rolled_back}
         write_atomically(self._index, json.dumps(state).encode())

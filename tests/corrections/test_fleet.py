@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from benchmarks.fleet import Fleet
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
@@ -38,8 +40,8 @@ WELL = Report(
 HUB = Address()
 
 
-def until(met: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
+def until(met: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -218,3 +220,18 @@ def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromi
             page.wait_for_selector("#done >> text=is rolled back")
             until(lambda: versions.current.hello.fingerprint == published, "the robot goes back")
             assert versions.knows(given)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_while_everything_is_killed_and_the_network_fails(tmp_path: Path):
+    fleet = Fleet(tmp_path, 2, random.Random(0))
+    try:
+        until(lambda: fleet.disturb(4.0, 8.0) or fleet.learned(), "the learner learns from what arrives", seconds=240)
+        fleet.drain()
+    finally:
+        fleet.close()
+    counted = fleet.compared()
+    assert sum(fleet.killed.values()) > 0
+    assert (counted["lost"], counted["duplicated"]) == (0, 0)
+    assert counted["stored"] >= fleet.learned()
+    assert len(PublishedVersions(fleet.hub).order) > 1
