@@ -3,30 +3,43 @@
     python -m benchmarks.corrections latency [--seconds 20]
     python -m benchmarks.corrections learning [--tasks pick] [--seeds 0] [--recipes hg_dagger]
 
-``latency``: the page in a headless Chromium on this machine, from the capture of a picture to its drawing, and from a
-key press to the control step that it moves. ``learning``: corrections_learning.py.
+``latency``: the page in a headless Chromium on this machine, from the state that a picture shows (it is rendered after
+that) to its drawing, and from the event of a key in the browser to the control step that moves its way. ``learning``:
+corrections_learning.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.corrections_learning import Settings, compare
+from real_robot.corrections.attempt import ExecutedStep
 from real_robot.corrections.settings import ControlSettings
 from sims.tabletop import TabletopConfig
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.corrections import serving
+
+KEYS = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyD": (1, 1), "KeyA": (1, -1)}  # axis and sign that each key moves
+RECORD_KEYS = """
+addEventListener("keydown", (event) => {
+  if (!event.repeat) (window.pressed ??= []).push([event.code, (performance.timeOrigin + event.timeStamp) / 1000]);
+}, true);
+"""
 
 
 def latency(seconds: float) -> list[Row]:
@@ -45,22 +58,25 @@ def latency(seconds: float) -> list[Row]:
     ):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page.add_init_script(RECORD_KEYS)
         page.goto(server.invite())
         page.wait_for_selector("#camera-0")
         page.keyboard.press("t")
         page.wait_for_selector("#mode[data-mode=human]")
         page.evaluate("vlaRlLatencies.length = 0")
         page.keyboard.down("Shift")
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        before, began = processor_s(), time.monotonic()
+        while time.monotonic() < began + seconds:
             for key in ("w", "s", "a", "d"):
                 page.keyboard.down(key)
                 page.wait_for_timeout(120)
                 page.keyboard.up(key)
-        drawn = page.evaluate("vlaRlLatencies")
-        steps = [step for step in server.robot.session.attempt.steps if step.input_time_s]
+        used, took = processor_s() - before, time.monotonic() - began
+        drawn, pressed = page.evaluate("vlaRlLatencies"), page.evaluate("pressed")
+        steps = server.robot.session.attempt.steps
         browser.close()
-    applied = [1000 * (step.applied_time_s - step.input_time_s) for step in steps]
+    applied = [since for code, at_s in pressed if (since := to_command_ms(code, at_s, steps)) is not None]
+    streams = len(server.robot.pictures.cameras)
     return [
         *(
             row(f"{name} p{share}", round(float(np.percentile(values, share)), 2), "ms")
@@ -68,8 +84,36 @@ def latency(seconds: float) -> list[Row]:
             for share in (50, 95)
         ),
         row("pictures", len(drawn), "1"),
-        row("steps", len(applied), "1"),
+        row("keys pressed", len(applied), "1"),
+        row(
+            "control steps per second",
+            round(len(steps) / took, 1),
+            "1/s",
+            against=f"{server.robot.session.spec.control_hz:g} of the robot",
+        ),
+        *(
+            row(f"processor time of {what} per stream", round(used[name] / took / streams, 4), "cores")
+            for what, name in (("encoding", "pictures"), ("serving", "web server"), ("rendering", "tabletop-render"))
+        ),
     ]
+
+
+def to_command_ms(code: str, pressed_s: float, steps: Sequence[ExecutedStep]) -> float | None:
+    """From the key's event in the browser to the first control step that moves its way; None for other keys."""
+    if code not in KEYS:
+        return None
+    axis, sign = KEYS[code]
+    moved = (step.applied_time_s for step in steps if step.applied_time_s > pressed_s and step.action[axis] * sign > 0)
+    return next((1000 * (at_s - pressed_s) for at_s in moved), None)
+
+
+def processor_s() -> Counter[str]:
+    """Of this process's threads, by name without its number."""
+    found: Counter[str] = Counter()
+    for thread in threading.enumerate():
+        fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+        found[thread.name.partition("_")[0]] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def main() -> None:

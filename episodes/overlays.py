@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +40,17 @@ def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | No
     with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=time.time()))
+
+
+def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
+    """Append changes that were made in another folder, but for those that are here already."""
+    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        known = set(read_changes(folder))
+        for change in changes:
+            moved = replace(change, undoes=None)  # it counts the lines of the other folder
+            if moved not in known:
+                _append(file, moved)
 
 
 def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None:
@@ -80,6 +91,11 @@ def read_labels(folder: Path) -> tuple[Labels, int]:
 def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
     """Every change of these episodes' labels, oldest first."""
     return [change for _, change in _changes(folder) if change is not None and change.episode in episodes]
+
+
+def read_changes(folder: Path) -> list[LabelChange]:
+    """Every complete line, oldest first."""
+    return [change for _, change in _changes(folder) if change is not None]
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:

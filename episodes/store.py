@@ -111,6 +111,22 @@ class EpisodeStore:
                 self._use_catalog(lambda catalog: catalog.add(written))
         return [entry.id for entry in written]
 
+    def add_file(self, path: Path) -> str:
+        """Commit an episode file of another store by moving it here, on the same disk; returns its id.
+
+        Raises CorruptEpisode, EpisodeError if an episode with its id is here already; then ``path`` stays.
+        """
+        verify_archive(path)
+        entry = read_entry(path)
+        if self.file(entry.id).exists():
+            raise EpisodeError(f"{self.file(entry.id)}: this episode is already in the store; episodes never change")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        os.rename(path, self.file(entry.id))
+        _sync_folder(self.path)
+        self._use_catalog(lambda catalog: catalog.add([entry]))
+        return entry.id
+
     def _write(self, episode: Episode) -> Entry:
         arrays, attributes = pack(episode, jpeg_quality=self._jpeg_quality)
         final, temporary = self.file(episode.id), self.path / f".ep-{episode.id}.tmp"

@@ -14,7 +14,6 @@ from real_robot.serving.protocol import is_loopback
 
 Role = Literal["viewer", "labeller", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
-COOKIE = "vla_rl_session"
 TOKEN_LIFE_S = 600.0
 SESSION_LIFE_S = 12 * 3600.0
 
@@ -29,9 +28,13 @@ class Person:
 
 
 class Access:
-    """Tokens and sessions are kept as hashes, in memory: they end with the server. Thread-safe."""
+    """Tokens and sessions are kept as hashes, in memory: they end with the server. Thread-safe.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    ``cookie``: name of the session's cookie. It has the server's port, since cookies do not tell ports apart.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, port: int = 0) -> None:
+        self.cookie = f"vla_rl_session_{port}"
         self._clock, self._lock = clock, threading.Lock()
         self._tokens: dict[str, tuple[Person, float]] = {}
         self._sessions: dict[str, tuple[Person, float]] = {}
@@ -47,8 +50,9 @@ class Access:
             self._tokens.pop(_digest(token), None)
         return None if person is None else self._add(self._sessions, person, SESSION_LIFE_S)
 
-    def person(self, cookie: str | None) -> Person | None:
-        """Whose session it is."""
+    def person(self, cookies: Mapping[str, str]) -> Person | None:
+        """Whose session it is, by the cookies of a request."""
+        cookie = cookies.get(self.cookie)
         if cookie is None:
             return None
         with self._lock:

@@ -12,7 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from episodes.schema import EpisodeError
-from real_robot.corrections.access import COOKIE, SESSION_LIFE_S, Access, Origins, Person, Role
+from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
 from real_robot.corrections.connections import serve_control, serve_pictures
@@ -30,13 +30,16 @@ HEADERS = {
 
 
 class OnlyFromHere:
-    """Refuses requests by ``Origins`` before anything reads them, and adds ``HEADERS`` to every answer."""
+    """Refuses requests by ``Origins`` before anything reads them, and adds ``HEADERS`` to every answer.
 
-    def __init__(self, app: ASGIApp, origins: Origins) -> None:
-        self._app, self._origins = app, origins
+    ``but``: paths that begin so are let through."""
+
+    def __init__(self, app: ASGIApp, origins: Origins, but: str | None = None) -> None:
+        self._app, self._origins, self._but = app, origins, but
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        let_through = self._but is not None and scope.get("path", "").startswith(self._but)
+        if scope["type"] not in ("http", "websocket") or let_through:
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD")
@@ -71,33 +74,33 @@ def make_app(
     """The page for ``robot`` and the episodes that ``browser`` shows."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OnlyFromHere, origins=origins)
-    _add_page(app, access, audit)
+    add_page(app, access, audit, page="index.html")
     _add_episodes(app, access, browser, audit)
     _add_cuts(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
     _add_classifier(app, access, classifier, audit)
 
-    @app.get("/api/training", dependencies=[_required(access, "viewer")])
+    @app.get("/api/training", dependencies=[required(access, "viewer")])
     def learned() -> dict[str, Any]:
         versions = robot.session.versions
         return training.read(versions.summary(), set(versions.rolled_back))
 
     @app.websocket("/ws/control")
     async def control(socket: WebSocket) -> None:
-        await serve_control(socket, access.person(socket.cookies.get(COOKIE)), robot, audit)
+        await serve_control(socket, access.person(socket.cookies), robot, audit)
 
     @app.websocket("/ws/pictures")
     async def pictures(socket: WebSocket) -> None:
-        await serve_pictures(socket, access.person(socket.cookies.get(COOKIE)), robot)
+        await serve_pictures(socket, access.person(socket.cookies), robot)
 
     return app
 
 
-def _required(access: Access, role: Role) -> Any:
+def required(access: Access, role: Role) -> Any:
     """A dependency: the person of the request, who has this role at least."""
 
     def person(request: Request) -> Person:
-        found = access.person(request.cookies.get(COOKIE))
+        found = access.person(request.cookies)
         if found is None:
             raise HTTPException(401, "no session: open the address that the server printed")
         if not found.may(role):
@@ -107,38 +110,39 @@ def _required(access: Access, role: Role) -> Any:
     return Depends(person)
 
 
-def _add_page(app: FastAPI, access: Access, audit: AuditLog) -> None:
+def add_page(app: FastAPI, access: Access, audit: AuditLog, *, page: str) -> None:
+    """Sessions, and ``page`` of the built pages at the root."""
     app.mount("/assets", StaticFiles(directory=STATIC / "assets", check_dir=False))
 
     @app.get("/")
-    def page(request: Request, token: str | None = None) -> Response:
+    def root(request: Request, token: str | None = None) -> Response:
         if token is not None:
             return _redeem(token, request)
-        if access.person(request.cookies.get(COOKIE)) is None:
+        if access.person(request.cookies) is None:
             return PlainTextResponse("no session: open the address that the server printed\n", status_code=401)
-        return FileResponse(STATIC / "index.html")
+        return FileResponse(STATIC / page)
 
     def _redeem(token: str, request: Request) -> Response:
         cookie = access.redeem(token)
         if cookie is None:
             audit.write("token refused", person="unknown")
             return PlainTextResponse("this token is unknown, used or too old\n", status_code=401)
-        person = access.person(cookie)
+        person = access.person({access.cookie: cookie})
         assert person is not None
         audit.write("session begins", person=person.name, role=person.role)
         answer = RedirectResponse("/", status_code=303)
         secure = request.url.scheme == "https"
         life_s = int(SESSION_LIFE_S)
-        answer.set_cookie(COOKIE, cookie, max_age=life_s, httponly=True, samesite="strict", secure=secure)
+        answer.set_cookie(access.cookie, cookie, max_age=life_s, httponly=True, samesite="strict", secure=secure)
         return answer
 
     @app.get("/api/me")
-    def me(person: Person = _required(access, "viewer")) -> dict[str, str]:  # noqa: B008
+    def me(person: Person = required(access, "viewer")) -> dict[str, str]:  # noqa: B008
         return {"name": person.name, "role": person.role}
 
 
 def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
-    viewer, labeller = _required(access, "viewer"), _required(access, "labeller")
+    viewer, labeller = required(access, "viewer"), required(access, "labeller")
 
     @app.exception_handler(NotFound)
     async def not_found(request: Request, error: Exception) -> Response:
@@ -189,7 +193,7 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
 
 
 def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
-    labeller = _required(access, "labeller")
+    labeller = required(access, "labeller")
 
     @app.exception_handler(EpisodeError)
     async def unusable(request: Request, error: Exception) -> Response:
@@ -209,12 +213,12 @@ def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: Audi
 
 
 def _add_classifier(app: FastAPI, access: Access, classifier: ClassifierFits, audit: AuditLog) -> None:
-    @app.get("/api/classifier", dependencies=[_required(access, "viewer")])
+    @app.get("/api/classifier", dependencies=[required(access, "viewer")])
     def read() -> dict[str, Any]:
         return classifier.read()
 
     @app.post("/api/classifier/fit")
-    def fit(person: Person = _required(access, "labeller")) -> dict[str, Any]:  # noqa: B008
+    def fit(person: Person = required(access, "labeller")) -> dict[str, Any]:  # noqa: B008
         try:
             classifier.start()
         except FitUnderWay as error:
@@ -224,7 +228,7 @@ def _add_classifier(app: FastAPI, access: Access, classifier: ClassifierFits, au
 
 
 def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origins, audit: AuditLog) -> None:
-    operator = _required(access, "operator")
+    operator = required(access, "operator")
 
     @app.post("/api/rollback")
     def roll_back(person: Person = operator) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 
@@ -25,34 +25,34 @@ from real_robot.corrections.messages import (
     WrongMessage,
     read_message,
 )
-from real_robot.corrections.robot_thread import Published, RobotThread
+from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import Refused
 
 NO_SESSION, TOO_MUCH, NOT_TEXT = 4401, 1008, 1003  # WebSocket close codes
+T = TypeVar("T")
 NOT_YOURS = "another browser controls the robot, or your control has ended"
 
 
-class Newest:
-    """A mailbox of one: what is not taken in time is replaced."""
+class Newest(Generic[T]):
+    """A mailbox of one: what is not taken in time is replaced. ``first``: what is shown already, if anything is."""
 
-    def __init__(self, robot: RobotThread) -> None:
-        loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-        self._published: Published = robot.published
-        self._loop = loop
-        self.stop = robot.listen(self._put)
+    def __init__(self, listen: Callable[[Callable[[T], None]], Callable[[], None]], first: T) -> None:
+        self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+        self.stop = listen(self._put)
+        self._set(first)
 
-    def _put(self, published: Published) -> None:
+    def _put(self, value: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server ends
-            self._loop.call_soon_threadsafe(self._set, published)
+            self._loop.call_soon_threadsafe(self._set, value)
 
-    def _set(self, published: Published) -> None:
-        self._published = published
+    def _set(self, value: T) -> None:
+        self._value = value
         self._event.set()
 
-    async def get(self) -> Published:
+    async def get(self) -> T:
         await self._event.wait()
         self._event.clear()
-        return self._published
+        return self._value
 
 
 async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotThread) -> None:
@@ -61,16 +61,12 @@ async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotT
     if person is None:
         await socket.close(NO_SESSION, "no session")
         return
-    newest = Newest(robot)
+    newest = Newest(robot.pictures.listen, robot.pictures.published.newest)
 
     async def send() -> None:
-        shown: list[bytes] = []
         while True:
-            pictures = (await newest.get()).pictures
-            if pictures is not shown:
-                for picture in pictures:
-                    await socket.send_bytes(picture)
-            shown = pictures
+            for picture in await newest.get():
+                await socket.send_bytes(picture)
 
     await _both(send, lambda: _drain(socket), newest)
 
@@ -82,11 +78,11 @@ async def serve_control(socket: WebSocket, person: Person | None, robot: RobotTh
         await socket.close(NO_SESSION, "no session")
         return
     client = Client(socket, person, robot, audit)
-    newest = Newest(robot)
+    newest = Newest(robot.states.listen, robot.states.newest)
 
     async def send() -> None:
         while True:
-            state = (await newest.get()).state
+            state = await newest.get()
             await socket.send_text(json.dumps(state | {"you_hold": state.get("holder_client") == client.id}))
 
     try:
@@ -95,7 +91,7 @@ async def serve_control(socket: WebSocket, person: Person | None, robot: RobotTh
         robot.release(client.id, "the connection ended")
 
 
-async def _both(send: Callable[[], Any], receive: Callable[[], Any], newest: Newest) -> None:
+async def _both(send: Callable[[], Any], receive: Callable[[], Any], newest: Newest[Any]) -> None:
     """Until either ends."""
     tasks = [asyncio.create_task(send()), asyncio.create_task(receive())]
     try:

@@ -1,7 +1,10 @@
 """The thread that steps the robot, and the mailbox between it and the browsers' connections.
 
 The thread alone touches the session. Connections put inputs and commands into the mailbox and get, after every step,
-the newest state and pictures; they never wait for one another.
+the newest state; they never wait for one another. Pictures are made by a thread of their own.
+
+Control steps begin at the robot's rate. Only what a person changes (a key pressed or released) does not wait for it:
+the step with it begins at once, by one period early at most, and the one after it when it would have begun anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,34 +24,26 @@ from real_robot.corrections.attempt import actor_letters
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.human_input import RELEASED, RawInput
 from real_robot.corrections.lease import Lease
-from real_robot.corrections.pictures import Pictures
+from real_robot.corrections.pictures import PictureThread
+from real_robot.corrections.publishing import Published
 from real_robot.corrections.session import CorrectionSession
 
 T = TypeVar("T")
 SHOWN_STEPS = 4000  # of the strip below the picture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """What every connection is shown. ``state`` is plain JSON."""
-
-    number: int
-    state: dict[str, Any]
-    pictures: list[bytes]
-
-
 class RobotThread:
-    """Steps ``session`` at the rate of its robot until ``close``. Thread-safe."""
+    """Steps ``session`` at the rate of its robot until ``close``. Thread-safe. ``states``: what is shown, JSON."""
 
-    def __init__(self, session: CorrectionSession, pictures: Pictures, audit: AuditLog) -> None:
-        self.session, self._pictures, self._audit = session, pictures, audit
+    def __init__(self, session: CorrectionSession, pictures: PictureThread, audit: AuditLog) -> None:
+        self.session, self.pictures, self._audit = session, pictures, audit
         self.lease = Lease(timeout_s=session.settings.lost_person_s)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards what follows
         self._input, self._input_s, self._input_token = RELEASED, 0.0, -1
+        self._read = RELEASED  # the input of the last step
         self._arrived: list[RawInput] = []
-        self._listeners: set[Callable[[Published], None]] = set()
-        self.published = Published(number=0, state={}, pictures=[])
+        self.states: Published[dict[str, Any]] = Published({})
         self.failure: BaseException | None = None
         self._closing = False
         self._publish()
@@ -65,18 +60,6 @@ class RobotThread:
             self._thread.join()
 
     # -- for connections --------------------------------------------------------------------------------------------
-
-    def listen(self, listener: Callable[[Published], None]) -> Callable[[], None]:
-        """Call ``listener`` in the robot's thread with everything published; returns how to stop it."""
-        with self._changed:
-            self._listeners.add(listener)
-            listener(self.published)
-
-        def stop() -> None:
-            with self._changed:
-                self._listeners.discard(listener)
-
-        return stop
 
     def receive(self, client: str, token: int, raw: RawInput) -> bool:
         """The input of a client, which is also its sign of life; False if it does not hold the lease."""
@@ -115,23 +98,28 @@ class RobotThread:
     def _run(self) -> None:
         settings = self.session.settings
         period_s = 1.0 / (self.session.spec.control_hz * settings.pace)
-        next_s = time.monotonic()
+        next_s, moved = 0.0, False
         try:
             while not self._closing:
                 changed = self._run_commands()
                 if (lost := self.lease.expire()) is not None:
                     self._let_go(lost.name, "lost contact with the person who drove")
                     changed |= self._run_commands()
-                moved = self.session.tick(self._newest_input())
+                moved_before, moved = moved, self.session.tick(self._newest_input())
                 if moved or changed:
                     self._publish()
-                next_s = max(next_s + period_s, time.monotonic() - period_s)
-                self._wait(next_s, moved)
+                if moved:
+                    self.session.prepare()
+                now_s = time.monotonic()
+                next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
+                self._wait(next_s, period_s, moved)
+                if self.pictures.failure is not None:
+                    raise self.pictures.failure
         except BaseException as error:
             traceback.print_exc()
             self.failure = error
             self.session.mode, self.session.reason = "hold", f"the server failed: {type(error).__name__}: {error}"
-            self._publish(pictures=False)
+            self.states.publish(self._state())
 
     def _run_commands(self) -> bool:
         ran = False
@@ -160,6 +148,7 @@ class RobotThread:
                 self._changed.wait_for(lambda: self._input.step >= at or self._stop_waiting(), settings.lost_person_s)
             fresh = self._input.step >= at if in_step else time.monotonic() - self._input_s <= settings.stale_input_s
             newest, token, arrived, self._arrived = self._input, self._input_token, self._arrived, []
+            self._read = newest
         holder = self.lease.holder
         if holder is None or holder.token != token:
             return None
@@ -170,28 +159,21 @@ class RobotThread:
     def _stop_waiting(self) -> bool:
         return self._closing or not self._commands.empty() or self.lease.holder is None
 
-    def _wait(self, until_s: float, moved: bool) -> None:
-        """Until the next control step; a command ends a wait in which nothing moves."""
+    def _wait(self, until_s: float, period_s: float, moved: bool) -> None:
+        """Until the next control step, or a person's changed input; a command ends a wait in which nothing moves."""
         if self.session.settings.wait_for_input and moved:
             return
         with self._changed:
-            if moved:
-                while not self._closing and (left := until_s - time.monotonic()) > 0:
-                    self._changed.wait(left)
-            else:
-                self._changed.wait_for(self._stop_idling, max(0.0, until_s - time.monotonic()))
+            while not self._closing and (left := until_s - time.monotonic()) > 0:
+                if not moved and not self._commands.empty():
+                    return
+                if left <= period_s and self.session.mode == "human" and self._input != self._read:
+                    return
+                self._changed.wait(left if left <= period_s else left - period_s)
 
-    def _stop_idling(self) -> bool:
-        return self._closing or not self._commands.empty()
-
-    def _publish(self, *, pictures: bool = True) -> None:
-        taken = self._pictures.take() if pictures else self.published.pictures
-        published = Published(number=self.published.number + 1, state=self._state(), pictures=taken)
-        with self._changed:
-            self.published = published
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener(published)
+    def _publish(self) -> None:
+        self.pictures.take()
+        self.states.publish(self._state())
 
     def _state(self) -> dict[str, Any]:
         session, attempt = self.session, self.session.attempt
@@ -220,7 +202,7 @@ class RobotThread:
             "paths": session.paths(),
             "versions": session.versions.summary(),
             "expert": session.expert_action(),
-            "cameras": list(self._pictures.cameras),
+            "cameras": list(self.pictures.cameras),
         }
 
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from websockets.sync.client import ClientConnection, connect
 
-from real_robot.corrections.access import COOKIE
 from real_robot.corrections.session import ENDED
 
 State = dict[str, Any]
@@ -23,7 +22,7 @@ HEARTBEAT_S = 0.1
 
 
 def open_session(address: str) -> tuple[str, str]:
-    """Exchange the token of a printed address for a session: (origin, value of the cookie). ValueError if refused."""
+    """Exchange the token of a printed address for a session: (origin, cookie). ValueError if refused."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.netloc, timeout=30)
     try:
@@ -32,14 +31,14 @@ def open_session(address: str) -> tuple[str, str]:
         cookie = answer.getheader("Set-Cookie") or ""
     finally:
         connection.close()
-    if answer.status != 303 or not cookie.startswith(f"{COOKIE}="):
+    if answer.status != 303:
         raise ValueError(f"the server refused the token: {answer.status}")
-    return f"{parts.scheme}://{parts.netloc}", cookie.partition(";")[0].partition("=")[2]
+    return f"{parts.scheme}://{parts.netloc}", cookie.partition(";")[0]
 
 
 def open_control(origin: str, cookie: str) -> ClientConnection:
     """The control connection of a session, as the page opens it."""
-    headers = {"Cookie": f"{COOKIE}={cookie}", "Origin": origin}
+    headers = {"Cookie": cookie, "Origin": origin}
     return connect(origin.replace("http", "ws", 1) + "/ws/control", additional_headers=headers, max_size=2**22)
 
 

@@ -80,6 +80,7 @@ class CorrectionSession:
         )
         self.mode: Mode = "ended"
         self.reason, self.outcome = "", ""
+        self.paused = ""  # why no episode may begin, if so
         self.number = 0  # of the episode since the start
         self.last_episode: str | None = None  # id in the store
         self.next_episode(person="the server", drive=True)
@@ -88,6 +89,8 @@ class CorrectionSession:
 
     def next_episode(self, *, person: str, drive: bool) -> None:
         """Start at the next start state with the newest policy; ``drive``: it acts at once, else the arm holds."""
+        if self.paused:
+            raise Refused(self.paused)
         if self.mode != "ended":
             self._commit(label=None)
         (start,) = self._starts.take(1)
@@ -190,7 +193,8 @@ class CorrectionSession:
         if self.mode == "ended":
             raise Refused(ENDED)
         if self.mode != "policy":
-            self._chunk_at = self.attempt.length - len(self._chunk)
+            if self._chunk_at != self.attempt.length:
+                self._chunk_at = self.attempt.length - len(self._chunk)
             self._audit.write("policy drives", person=person, step=self.attempt.length)
         self.mode, self.reason = "policy", ""
 
@@ -221,11 +225,8 @@ class CorrectionSession:
         actor = POLICY if self.mode == "policy" else HUMAN if driven else HOLD
         if actor == HOLD and self.handover.at_rest:
             return False
-        try:
-            shadow = self._proposal(observe=actor != POLICY)
-        except UnusableActions as error:
-            self.versions.report_fault(self.attempt.policy_version, str(error))
-            self.hold(str(error), person="the server")
+        shadow = self._usable_proposal(observe=actor != POLICY)
+        if shadow is None:
             return False
         if actor == POLICY:
             wanted = shadow
@@ -236,6 +237,20 @@ class CorrectionSession:
         action = self.handover.apply(wanted, actor)
         self._step(action, shadow, actor, raw)
         return True
+
+    def prepare(self) -> None:
+        """While a person drives: observe, and ask the policy, ahead of the next step, which then waits for neither."""
+        if self.mode == "human":
+            self._usable_proposal(observe=True)
+
+    def _usable_proposal(self, *, observe: bool) -> Action | None:
+        """As ``_proposal``; after actions that no arm can follow None, and the arm holds."""
+        try:
+            return self._proposal(observe=observe)
+        except UnusableActions as error:
+            self.versions.report_fault(self.attempt.policy_version, str(error))
+            self.hold(str(error), person="the server")
+            return None
 
     def _proposal(self, *, observe: bool) -> Action:
         """What the policy would do in this step; a new chunk where the last one is used up."""

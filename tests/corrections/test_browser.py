@@ -71,8 +71,8 @@ def drive_by_keyboard(page: Page, running: CorrectionServer) -> None:
     """Press the keys that go where the expert would go, until the episode ends."""
     pressed: set[str] = set()
     page.keyboard.down("Shift")
-    while running.robot.published.state["mode"] == "human":
-        x, y, z = running.robot.published.state["expert"][:3]
+    while running.robot.states.newest["mode"] == "human":
+        x, y, z = running.robot.states.newest["expert"][:3]
         wanted = {key for key, push in (("s", x), ("w", -x), ("d", y), ("a", -y), ("r", z), ("f", -z)) if push > 0.04}
         for key in pressed - wanted:
             page.keyboard.up(key)

@@ -16,7 +16,6 @@ import torch
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
-from real_robot.corrections.access import COOKIE
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
@@ -66,13 +65,16 @@ def test_the_shares_of_a_recipe_are_those_of_the_batches(tmp_path: Path):
     def batch(recipe: str) -> dict[float, int]:
         settings = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections")).learning
         settings = replace(settings, demonstrations=(tmp_path / "given",))
-        sources = cloned_sources(tmp_path / "episodes", settings, actors=("human",))
+        sources = cloned_sources(tmp_path / "episodes", settings, actors=settings.actors)
         samplers = window_samplers(spec, sources, batch_size=64, seed=0)
         first = torch.cat([sampler.next_batch().targets.action[:, 0, 0] for sampler in samplers])
         values, counts = torch.unique((10 * first).round() / 10, return_counts=True)
         return {round(float(value), 1): int(count) for value, count in zip(values, counts, strict=True)}
 
     assert batch("hg_dagger") == {0.1: 32, 0.4: 32}
+    hi_ors = batch("hi_ors")
+    assert hi_ors[0.1] == 32
+    assert {0.2, 0.3, 0.4} < set(hi_ors)  # of 30 steps at random, also those before the take-over
     assert batch("sirius") == {0.1: 16, 0.2: 16, 0.4: 32}  # of 40 windows 10 are demonstrations
 
 
@@ -82,6 +84,7 @@ def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
     with EpisodeStore(tmp_path, create=True) as store:
         ids = {name: store.add(make_episode(actor=np.array(codes, dtype=np.uint8))) for name, codes in by.items()}
     assert corrected_episodes(tmp_path) == [ids["person"]]
+    assert corrected_episodes(tmp_path, ("human", "policy")) == [ids["policy"], ids["person"]]
     with EpisodeStore(tmp_path) as store:
         store.label(ids["person"], "success", False, author="anna")
     assert corrected_episodes(tmp_path) == []
@@ -129,7 +132,7 @@ def test_the_server_takes_the_new_policy_up_between_episodes_and_rolls_back(tmp_
 
         def training() -> dict:
             with closing(http.client.HTTPConnection(f"127.0.0.1:{one.origins.port}", timeout=60)) as connection:
-                connection.request("GET", "/api/training", headers={"Cookie": f"{COOKIE}={cookie}"})
+                connection.request("GET", "/api/training", headers={"Cookie": cookie})
                 return json.loads(connection.getresponse().read())
 
         shown = training()

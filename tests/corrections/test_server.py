@@ -16,7 +16,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
-from real_robot.corrections.access import COOKIE
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from tests.corrections.small_server import SIM, server
@@ -34,7 +33,7 @@ def ask(
 ) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(f"127.0.0.1:{running.origins.port}", timeout=60)
     if cookie is not None:
-        headers["Cookie"] = f"{COOKIE}={cookie}"
+        headers["Cookie"] = cookie
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     body = answer.read()
@@ -71,7 +70,7 @@ def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_cannot_read(running
     assert "SameSite=strict" in cookie
     connection.close()
     assert ask(running, f"/?{address.query}")[0] == 401  # replayed
-    value = cookie.partition(";")[0].partition("=")[2]
+    value = cookie.partition(";")[0]
     status, page = ask(running, "/", cookie=value)
     assert (status, b"<title>Corrections</title>" in page) == (200, True)
     assert json.loads(ask(running, "/api/me", cookie=value)[1]) == {"name": "Anna", "role": "operator"}
@@ -83,7 +82,7 @@ def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_cannot_read(running
 def test_other_origins_and_hosts_are_refused(running: CorrectionServer):
     origin, cookie = open_session(running.invite())
     url = origin.replace("http", "ws") + "/ws/control"
-    headers = {"Cookie": f"{COOKIE}={cookie}"}
+    headers = {"Cookie": cookie}
     for wrong in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {}):
         with pytest.raises(InvalidStatus) as refused:
             connect(url, additional_headers=headers | wrong)

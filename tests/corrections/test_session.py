@@ -152,6 +152,15 @@ def test_an_episode_that_ended_can_be_rewound_and_the_next_one_starts_elsewhere(
         assert events == ["episode begins", "rewound", "policy drives", "episode begins"]
 
 
+def test_a_robot_that_is_paused_ends_its_episode_and_begins_no_other(tmp_path):
+    with session(tmp_path) as robot:
+        robot.paused = "the policy is 4 versions old"
+        assert ticks(robot, 2) == 2
+        robot.end("failure", person="anna")
+        with pytest.raises(Refused, match="4 versions old"):
+            robot.next_episode(person="anna", drive=True)
+
+
 def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 3)

@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
-from sims.numbers.ranges import Interval
+from sims.numbers.ranges import Interval, PositiveInt
 from vla_rl.cli.arguments import Json, load_experiment
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Correct:
     """PEM, the certificate's"""
     robot: Annotated[Path | None, arg(metavar="FILE")] = None
     """a real arm: not yet (use `vla-rl robot record` to drive one by hand)"""
+    fleet: Annotated[Path | None, arg(metavar="FILE")] = None
+    """take part in a fleet: the robots.json that `vla-rl fleet` wrote; the name of FOLDER is the robot's"""
     no_browser: bool = False
     """only print the address"""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -66,7 +68,7 @@ class Correct:
                 "correct --robot does not exist yet: corrections are made in simulators. "
                 "To drive an arm by hand and record it: vla-rl robot record FILE --store STORE --instruction TEXT"
             )
-        from real_robot.corrections.server import Address
+        from real_robot.corrections.web import Address
         from vla_rl.runners.corrections import correct
 
         correct(
@@ -77,7 +79,41 @@ class Correct:
             tasks=self.task,
             address=Address(host=self.host, port=self.port, certificate=self.certificate, key=self.key),
             browser=not self.no_browser,
+            fleet=self.fleet,
         )
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Many robots, one learner: collects the episodes of every `vla-rl correct --fleet`, and hands out bundles.
+
+    Prints an address of a page that shows who needs help. Robots join with the file FOLDER/robots.json that is written.
+    Start `vla-rl learn FOLDER --watch` beside it: what it publishes every robot fetches between episodes.
+    """
+
+    path: Annotated[Positional[Path], arg(metavar="RUN_OR_BUNDLE")]
+    """a run's folder, or a bundle; where the robots begin"""
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/fleet")
+    """episodes of all robots, bundles, audit log; started again, it continues there"""
+    host: str = "127.0.0.1"
+    """the address to listen on; any other than loopback needs a certificate and its key"""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    """0: any that is free"""
+    certificate: Annotated[Path | None, arg(metavar="FILE")] = None
+    """PEM, for TLS"""
+    key: Annotated[Path | None, arg(metavar="FILE")] = None
+    """PEM, the certificate's"""
+    max_behind: PositiveInt = 3
+    """a robot whose policy is older by more versions than this begins no episode"""
+    no_browser: bool = False
+    """only print the address"""
+
+    def run(self) -> None:
+        from real_robot.corrections.web import Address
+        from vla_rl.runners.corrections import fleet
+
+        address = Address(host=self.host, port=self.port, certificate=self.certificate, key=self.key)
+        fleet(self.path, self.out, address=address, max_behind=self.max_behind, browser=not self.no_browser)
 
 
 @dataclass(frozen=True)

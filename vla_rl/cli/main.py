@@ -25,7 +25,7 @@ from tyro.conf import FlagCreatePairsOff
 
 from sims.errors import RunFailure, UserError, is_disk_full
 from vla_rl.cli.arguments import check_options, parse_error
-from vla_rl.cli.corrections import Correct, Learn
+from vla_rl.cli.corrections import Correct, Fleet, Learn
 from vla_rl.cli.data import Data
 from vla_rl.cli.machine import Bench, Doctor
 from vla_rl.cli.project import Init
@@ -61,6 +61,7 @@ COMMANDS: Mapping[str, type[Any]] = {
     "robot": Robot,
     "fake-arm": FakeArm,
     "correct": Correct,
+    "fleet": Fleet,
     "learn": Learn,
     "export": Export,
     "convert": Convert,

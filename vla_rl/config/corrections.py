@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from real_robot.corrections.settings import ControlSettings
 from sims.numbers.ranges import Interval, PositiveInt, Seed
@@ -25,16 +25,25 @@ class LearningConfig:
 
     ``human_share``: of every batch, steps that a person drove in successful episodes; the rest are ``demonstrations``,
     stores of the episodes that the policy was cloned from (without any, every batch is corrections alone).
+    ``actors``: whose steps have that share; "human" and "policy": Hi-ORS (Lu et al. 2025, arXiv:2510.26406), all steps
+    of successful episodes alike, also of those that nobody corrected.
     ``own_steps``: Sirius (Liu et al. 2022, arXiv:2211.08416): demonstrations have the share of a batch that they have
     of all windows, the policy's own steps the rest; null: none of these.
-    ``episodes_per_round``: new corrected episodes after which a policy is trained and published.
+    ``episodes_per_round``: new successes with steps of ``actors`` after which a policy is trained and published.
     """
 
     bc: BCConfig = field(default_factory=lambda: BCConfig(steps=400, batch_size=64, learning_rate=3e-4))
     demonstrations: tuple[Path, ...] = ()
     human_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    actors: tuple[Literal["human", "policy"], ...] = ("human",)
     own_steps: OwnSteps | None = None
     episodes_per_round: PositiveInt = 5
+
+    def __post_init__(self) -> None:
+        if not self.actors or (self.own_steps is not None and "policy" in self.actors):
+            raise ValueError(
+                "learning.actors names 'human', or both 'human' and 'policy'; the latter not with own_steps"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

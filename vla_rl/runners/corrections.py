@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 import sys
 import threading
@@ -18,11 +19,15 @@ import numpy as np
 from episodes.sampler import count_windows
 from episodes.schema import ACTORS, HUMAN, POLICY
 from episodes.store import EpisodeStore, is_store
-from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import MANIFEST, Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
-from real_robot.corrections.server import Address, CorrectionServer, open_page, running
+from real_robot.corrections.server import CorrectionServer, running
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
+from real_robot.corrections.web import Address, open_page
+from real_robot.fleet.link import FleetLink, LinkedRobot
+from real_robot.fleet.messages import NAME
+from real_robot.fleet.server import serving_fleet
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
@@ -49,13 +54,42 @@ def correct(
     tasks: Sequence[str],
     address: Address,
     browser: bool,
+    fleet: Path | None,
 ) -> None:
-    """``vla-rl correct``: serve until interrupted."""
-    with serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server:
-        open_page(server, browser=browser)
+    """``vla-rl correct``: serve until interrupted. ``fleet``: robots.json of the fleet that the robot joins."""
+    with (
+        serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server,
+        contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
+    ):
+        open_page(server.invite(), folder, browser=browser)
         while server.robot.failure is None:
             time.sleep(0.2)
         raise server.robot.failure
+
+
+def join_fleet(server: CorrectionServer, fleet: Path) -> FleetLink:
+    """The robot takes part under the name of its folder until the link is closed."""
+    session = server.robot.session
+    if re.fullmatch(NAME, server.folder.name) is None:
+        raise UserError(f"--out {server.folder}: the folder's name is the robot's; use letters, digits, - and _")
+    robot = LinkedRobot(
+        name=server.folder.name,
+        folder=server.folder,
+        versions=session.versions,
+        state=lambda: server.robot.states.newest,
+        page=lambda: server.invite("operator of the fleet"),
+        pause=lambda reason: setattr(session, "paused", reason),
+    )
+    return FleetLink(robot, fleet)
+
+
+def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browser: bool) -> None:
+    """``vla-rl fleet``: the hub of many robots, which begin with the policy of the run or bundle ``path``."""
+    if not (folder / BUNDLE).exists():
+        shutil.copytree(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
+    with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
+        open_page(opened, folder, browser=browser)
+        threading.Event().wait()
 
 
 @contextlib.contextmanager
@@ -154,33 +188,34 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
         raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
     learned = 0
     while True:
-        corrected = len(corrected_episodes(folder / EPISODES)) if is_store(folder / EPISODES) else 0
+        actors, recorded = config.learning.actors, is_store(folder / EPISODES)
+        corrected = len(corrected_episodes(folder / EPISODES, actors)) if recorded else 0
         if corrected - learned >= (config.learning.episodes_per_round if watch else 1):
             yield learn_round(folder, config) | {"corrected_episodes": corrected}
             learned = corrected
         elif not watch:
-            raise UserError(f"{folder / EPISODES} has no successful episode that a person corrected")
+            who = "that a person corrected" if actors == (ACTORS[HUMAN],) else f"of {' or '.join(actors)}"
+            raise UserError(f"{folder / EPISODES} has no successful episode {who}")
         if not watch:
             return
         threading.Event().wait(POLL_S)
 
 
-def corrected_episodes(path: Path) -> list[str]:
-    """The ids of the successful episodes of the store in which a person drove."""
+def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> list[str]:
+    """The ids of the successful episodes of the store in which one of these drove."""
+    codes = [ACTORS.index(actor) for actor in actors]
     with EpisodeStore(path) as store:
         entries = store.select(SUCCESSES)
-        return [entry.id for entry in entries if np.any(store.map(entry)["actor"] == HUMAN)]
+        return [entry.id for entry in entries if np.isin(store.map(entry)["actor"], codes).any()]
 
 
-def learn_round(
-    folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] = (ACTORS[HUMAN],)
-) -> dict[str, Any]:
-    """Clone these actors' steps, and demonstrations, from the published policy on; publish the result."""
+def learn_round(folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Clone these actors' steps (None: as configured), and demonstrations, from the published policy on; publish it."""
     settings, published = config.learning, folder / BUNDLE
     number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
     parent = read_bundle_info(published).sha256
     policy = load_bundle(published, device=select_device(config.device))
-    sources = cloned_sources(folder / EPISODES, settings, actors=actors)
+    sources = cloned_sources(folder / EPISODES, settings, actors=actors or settings.actors)
     trained = folder / LEARNING / f"round-{number:03d}"
     clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
     info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))

@@ -7,6 +7,9 @@ export default defineConfig({
     emptyOutDir: true,
     modulePreload: false,
     assetsInlineLimit: 0,
-    rollupOptions: { output: { entryFileNames: "assets/page.js", assetFileNames: "assets/[name][extname]" } },
+    rollupOptions: {
+      input: { page: "index.html", fleet: "fleet.html" },
+      output: { entryFileNames: "assets/[name].js", chunkFileNames: "assets/[name].js", assetFileNames: "assets/[name][extname]" },
+    },
   },
 });

@@ -2,12 +2,11 @@ import { loadClassifier, startClassifier } from "./classifier";
 import { load, startEpisodes } from "./episodes";
 import { element, showProblem } from "./dom";
 import { latencies } from "./pictures";
-import { ask } from "./protocol";
+import { ask, ROLES } from "./protocol";
 import { startRobot } from "./robot";
 import { loadTraining, startTraining } from "./training";
 
 const PAGES = ["robot", "episodes", "training"];
-const ROLES = ["viewer", "labeller", "operator"];
 
 function showPage(): void {
   const wanted = PAGES.find((page) => location.hash === `#${page}`) ?? "robot";

@@ -41,11 +41,21 @@ export function receivePictures(): void {
     const view = new DataView(data);
     const [takenMs, number, camera] = [1000 * view.getFloat64(0, true), view.getUint32(8, true), view.getUint8(12)];
     newest.set(camera, number);
-    const image = await createImageBitmap(new Blob([data.slice(HEADER_BYTES)], { type: "image/jpeg" }));
+    const image = await decode(data.slice(HEADER_BYTES));
     if (newest.get(camera) === number) draw(camera, image, takenMs);
     image.close();
   };
   socket.onclose = () => setTimeout(receivePictures, RECONNECT_MS);
+}
+
+/** WebCodecs, where the browser has it, is faster. */
+async function decode(data: ArrayBuffer): Promise<ImageBitmap | VideoFrame> {
+  const type = "image/jpeg";
+  if (!("ImageDecoder" in window)) return createImageBitmap(new Blob([data], { type }));
+  const decoder = new ImageDecoder({ data, type });
+  const { image } = await decoder.decode();
+  decoder.close();
+  return image;
 }
 
 /** Over the pictures: what the policy plans, light, and what was executed. */
@@ -77,11 +87,12 @@ function drawLine(canvas: HTMLCanvasElement, line: Line, stroke: string, dot: nu
   }
 }
 
-function draw(camera: number, image: ImageBitmap, takenMs: number): void {
+function draw(camera: number, image: ImageBitmap | VideoFrame, takenMs: number): void {
   const canvas = document.getElementById(`camera-${camera}`) as HTMLCanvasElement | null;
   if (canvas === null) return;
-  if (canvas.width !== image.width) canvas.width = image.width;
-  if (canvas.height !== image.height) canvas.height = image.height;
+  const [width, height] = "displayWidth" in image ? [image.displayWidth, image.displayHeight] : [image.width, image.height];
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
   canvas.getContext("2d")?.drawImage(image, 0, 0);
   latencies.push(performance.timeOrigin + performance.now() - takenMs);
   if (latencies.length > KEPT_LATENCIES) latencies.shift();

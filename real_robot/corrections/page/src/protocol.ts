@@ -1,5 +1,7 @@
 // What the server sends and what may be sent to it (real_robot/corrections/messages.py, robot_thread.py).
 
+export const ROLES = ["viewer", "labeller", "operator"]; // each may do what those before it may
+
 export type Mode = "policy" | "human" | "hold" | "ended";
 
 export type Line = [number, number][]; // right and down, as shares of the picture

@@ -17,6 +17,7 @@ const HOTKEYS: Record<string, string> = {
 
 let state: State | null = null;
 let shownVersions = "";
+let waiting = false; // to be drawn with the next frame
 
 export function startRobot(): void {
   const connection = new Connection({ state: show, problem: showProblem });
@@ -66,10 +67,12 @@ function show(next: State): void {
   if (before === null || before.step !== next.step) slider.value = document.activeElement === slider ? slider.value : String(next.step);
   slider.disabled = !next.can_rewind;
   showVersions(next.versions);
-  redraw();
+  if (!waiting) requestAnimationFrame(redraw); // after a picture that has arrived
+  waiting = true;
 }
 
 function redraw(): void {
+  waiting = false;
   if (state === null || element("robot").hidden) return;
   showRewind();
   drawPlan(state.planned, state.executed);

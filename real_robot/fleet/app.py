@@ -1,0 +1,136 @@
+"""The web server's routes of a fleet: for people's browsers (``/api``) and for robots (``/robots``, with a token)."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse, PlainTextResponse
+from pydantic import TypeAdapter, ValidationError
+
+from episodes.overlays import append_changes
+from policies.bundle import MANIFEST, BundleError
+from real_robot.corrections.access import Access, Origins, Person
+from real_robot.corrections.app import OnlyFromHere, add_page, required
+from real_robot.corrections.audit import AuditLog
+from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
+from real_robot.fleet.hub import Hub
+from real_robot.fleet.messages import CHANGES, CHUNK_BYTES, DIGEST, EPISODE, NAME, REPORT, Orders, Received
+
+T = TypeVar("T")
+MAX_JSON_BYTES = 1 << 22
+Digest = Annotated[str, Query(pattern=f"^{DIGEST}$")]
+EpisodeId = Annotated[str, Path(pattern=f"^{EPISODE}$")]
+RobotName = Annotated[str, Path(pattern=f"^{NAME}$")]
+
+
+def make_app(
+    hub: Hub, deliveries: Deliveries, *, token: str, access: Access, origins: Origins, audit: AuditLog
+) -> FastAPI:
+    """``token``: what robots present."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(OnlyFromHere, origins=origins, but="/robots/")  # a page of somebody else's has no token
+    add_page(app, access, audit, page="fleet.html")
+    _add_people(app, hub, access, origins, audit)
+    _add_robots(app, hub, deliveries, token)
+    return app
+
+
+def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit: AuditLog) -> None:
+    operator = required(access, "operator")
+
+    @app.get("/api/fleet", dependencies=[required(access, "viewer")])
+    def fleet() -> dict[str, Any]:
+        version, _ = hub.versions.newest()
+        shown = {"version": version[:12], "number": hub.versions.number(version), "max_behind": hub.max_behind}
+        return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.versions.rolled_back]}
+
+    @app.post("/api/fleet/rollback")
+    def roll_back(person: Person = operator) -> dict[str, str]:
+        done = hub.versions.roll_back()
+        if done is None:
+            raise HTTPException(409, "there is no earlier version to go back to")
+        audit.write("fleet rolled back", person=person.name, failed=done[0][:12], published=done[1][:12])
+        return {"rolled_back": done[0][:12], "published": done[1][:12]}
+
+    @app.post("/api/fleet/{name}/open")
+    def open_page(name: RobotName, person: Person = operator) -> dict[str, str]:
+        """The address of the robot's page for one browser."""
+        address = hub.take_page(name)
+        if address is None:
+            raise HTTPException(409, "the robot has not sent an address of its page yet; try again in a moment")
+        audit.write("page opened", person=person.name, robot=name)
+        return {"address": address}
+
+    @app.post("/api/invite/viewer")
+    def invite(person: Person = operator) -> dict[str, str]:
+        audit.write("invited", person=person.name, role="viewer")
+        return {"address": f"{origins.origins[0]}/?token={access.invite(f'viewer invited by {person.name}', 'viewer')}"}
+
+
+def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> None:
+    def known(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "unknown robot: give it the fleet's robots.json")
+
+    robot = [Depends(known)]
+
+    @app.exception_handler(BundleError)
+    async def unpublished(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{error}\n", status_code=503)
+
+    @app.post("/robots/{name}/report", dependencies=robot)
+    async def report(name: RobotName, request: Request) -> Orders:
+        given = _valid(REPORT, await _body(request, MAX_JSON_BYTES))
+        return await run_in_threadpool(hub.report, name, given)
+
+    @app.get("/robots/episodes/{id}", dependencies=robot)
+    def received(id: EpisodeId, sha256: Digest) -> Received:
+        return deliveries.received(id, sha256)
+
+    @app.put("/robots/episodes/{id}", dependencies=robot)
+    async def receive(
+        id: EpisodeId,
+        sha256: Digest,
+        size: Annotated[int, Query(gt=0)],
+        offset: Annotated[int, Query(ge=0)],
+        request: Request,
+    ) -> Received:
+        data = await _body(request, CHUNK_BYTES)
+        try:
+            return await run_in_threadpool(deliveries.receive, id, sha256, size=size, offset=offset, data=data)
+        except DamagedDelivery as error:
+            raise HTTPException(422, str(error)) from None
+
+    @app.post("/robots/labels", dependencies=robot)
+    async def label(request: Request) -> dict[str, int]:
+        changes = _valid(CHANGES, await _body(request, MAX_JSON_BYTES))
+        await run_in_threadpool(append_changes, deliveries.episodes, changes)
+        return {"changes": len(changes)}
+
+    @app.get("/robots/bundles/{sha256}/{name}", dependencies=robot)
+    def bundle_file(sha256: Annotated[str, Path(pattern=f"^{DIGEST}$")], name: str) -> Response:
+        path = hub.versions.folder(sha256) / name
+        if name not in (MANIFEST, f"policy-{sha256[:12]}.safetensors") or not path.exists():
+            raise HTTPException(404, "no such bundle")
+        return FileResponse(path)
+
+
+def _valid(adapter: TypeAdapter[T], body: bytes) -> T:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        raise HTTPException(400, str(error).splitlines()[0]) from None
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """Refuses a body that is too large before it is all there."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > limit:
+            raise HTTPException(413, f"more than {limit} bytes")
+    return bytes(data)

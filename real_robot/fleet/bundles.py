@@ -1,0 +1,98 @@
+"""The versions of the policy that a fleet was given: kept whole, in order, some of them rolled back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from pathlib import Path
+
+from policies.bundle import MANIFEST, BundleError, read_bundle_info, write_atomically
+
+KEPT = 5  # bundles; also the older ones are known by their hash
+
+
+def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
+    """Write a bundle to the folder ``path``, replacing the one there; a crash leaves the old or the new.
+
+    Raises BundleError if the weights are not those that the manifest names.
+    """
+    digest = hashlib.sha256(tensors).hexdigest()
+    if json.loads(manifest)["sha256"] != digest:
+        raise BundleError(f"the weights of the bundle for {path} are damaged: sha256 {digest[:12]}")
+    path.mkdir(parents=True, exist_ok=True)
+    name = f"policy-{digest[:12]}.safetensors"
+    write_atomically(path / name, tensors)
+    write_atomically(path / MANIFEST, manifest)
+    for leftover in path.glob("policy-*.safetensors"):
+        if leftover.name != name:
+            leftover.unlink(missing_ok=True)
+
+
+class PublishedVersions:
+    """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe.
+
+    ``order``: SHA-256 of all of them, oldest first; ``rolled_back``: of those that failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._live, self._kept = folder / "bundle", folder / "published"
+        self._index, self._lock = folder / "published" / "versions.json", threading.Lock()
+        self._kept.mkdir(parents=True, exist_ok=True)
+        known = json.loads(self._index.read_text()) if self._index.exists() else {"order": [], "rolled_back": []}
+        self.order: list[str] = known["order"]
+        self.rolled_back: list[str] = known["rolled_back"]
+
+    def newest(self) -> tuple[str, Path]:
+        """SHA-256 and folder of the published version. Raises BundleError where there is none."""
+        with self._lock:
+            sha256 = read_bundle_info(self._live).sha256
+            if sha256 not in self.order:
+                self._keep(sha256)
+                self.order.append(sha256)
+                self._write()
+            return sha256, self.folder(sha256)
+
+    def folder(self, sha256: str) -> Path:
+        return self._kept / sha256[:12]
+
+    def behind(self, sha256: str) -> int:
+        """How many versions, not rolled back, were published after this one; of an unknown one, all."""
+        with self._lock:
+            later = self.order[self.order.index(sha256) + 1 :] if sha256 in self.order else self.order
+            return sum(one not in self.rolled_back for one in later)
+
+    def number(self, sha256: str) -> int | None:
+        """From 1 on, in the order of publication."""
+        with self._lock:
+            return self.order.index(sha256) + 1 if sha256 in self.order else None
+
+    def roll_back(self) -> tuple[str, str] | None:
+        """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
+        self.newest()
+        with self._lock:
+            standing = [one for one in self.order if one not in self.rolled_back]
+            if len(standing) < 2 or not self.folder(standing[-2]).exists():
+                return None
+            *_, before, failed = standing
+            kept = self.folder(before)
+            tensors = (kept / read_bundle_info(kept).tensors).read_bytes()
+            self.rolled_back.append(failed)
+            self._write()
+            install_bundle(self._live, manifest=(kept / MANIFEST).read_bytes(), tensors=tensors)
+            return failed, before
+
+    def _keep(self, sha256: str) -> None:
+        """A copy; raises BundleError if the learner replaces the bundle meanwhile."""
+        info, manifest = read_bundle_info(self._live), (self._live / MANIFEST).read_bytes()
+        try:
+            tensors = (self._live / info.tensors).read_bytes()
+        except FileNotFoundError:
+            raise BundleError(f"{self._live} is being replaced") from None
+        install_bundle(self.folder(sha256), manifest=manifest, tensors=tensors)
+        for old in self.order[: -(KEPT - 1)]:
+            shutil.rmtree(self.folder(old), ignore_errors=True)
+
+    def _write(self) -> None:
+        state = {"order": self.order, "rolled_back": self.rolled_back}
+        write_atomically(self._index, json.dumps(state).encode())

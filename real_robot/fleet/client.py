@@ -1,0 +1,78 @@
+"""A robot's requests to the hub of its fleet."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+
+from episodes.overlays import LabelChange
+from real_robot.fleet.messages import CHANGES, ORDERS, REPORT, Orders, Received, Report
+from sims.errors import UserError
+
+TIMEOUT_S = 10.0
+_RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
+
+
+class HubRefused(ValueError):
+    """The hub answered, and not with what was asked for."""
+
+
+class HubClient:
+    """``join``: the file that the hub wrote; read for each request, since a hub that starts again may have moved.
+
+    Every request raises OSError or HTTPException where the connection fails, HubRefused where the hub refuses.
+    """
+
+    def __init__(self, join: Path) -> None:
+        self._join = join
+        self._read()
+
+    def report(self, name: str, report: Report) -> Orders:
+        return ORDERS.validate_json(self._ask("POST", f"/robots/{name}/report", REPORT.dump_json(report)))
+
+    def received(self, id: str, sha256: str) -> Received:
+        return _RECEIVED.validate_json(self._ask("GET", f"/robots/episodes/{id}?sha256={sha256}"))
+
+    def send(self, id: str, sha256: str, *, size: int, offset: int, data: bytes) -> Received:
+        path = f"/robots/episodes/{id}?sha256={sha256}&size={size}&offset={offset}"
+        return _RECEIVED.validate_json(self._ask("PUT", path, data))
+
+    def label(self, changes: list[LabelChange]) -> None:
+        self._ask("POST", "/robots/labels", CHANGES.dump_json(changes))
+
+    def bundle_file(self, sha256: str, name: str) -> bytes:
+        return self._ask("GET", f"/robots/bundles/{sha256}/{name}")
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        address, token = self._read()
+        connection = _connect(address)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            said = content[:200].decode(errors="replace").strip()
+            raise HubRefused(f"the hub answered {answer.status}: {said}")
+        return content
+
+    def _read(self) -> tuple[str, str]:
+        try:
+            given: dict[str, Any] = json.loads(self._join.read_text())
+            return str(given["address"]), str(given["token"])
+        except (OSError, ValueError, KeyError):
+            raise UserError(f"{self._join} is not a fleet's robots.json; vla-rl fleet writes it") from None
+
+
+def _connect(address: str) -> http.client.HTTPConnection:
+    parts = urlsplit(address)
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=ssl.create_default_context())
+    return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)

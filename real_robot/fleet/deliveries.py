@@ -1,0 +1,70 @@
+"""Episode files that arrive at the hub in pieces, over connections that break, from robots that send them again."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+from episodes.catalog import read_entry
+from episodes.schema import EpisodeError
+from episodes.store import EpisodeStore
+from real_robot.fleet.messages import Received
+
+
+class DamagedDelivery(ValueError):
+    """What arrived is not the episode that was announced; it must be sent again from its beginning."""
+
+
+class Deliveries:
+    """Into the store at ``episodes``; what is incomplete lies in ``incoming``, also over restarts. Thread-safe."""
+
+    def __init__(self, episodes: Path, incoming: Path) -> None:
+        self.episodes, self._incoming, self._lock = episodes, incoming, threading.Lock()
+        incoming.mkdir(parents=True, exist_ok=True)
+        EpisodeStore(episodes, create=True).close()
+
+    def received(self, id: str, sha256: str) -> Received:
+        with self._lock:
+            return self._received(id, sha256)
+
+    def receive(self, id: str, sha256: str, *, size: int, offset: int, data: bytes) -> Received:
+        """Bytes of the file of episode ``id`` from ``offset`` on; what is there after them.
+
+        They are ignored unless they continue what is there. Once all ``size`` bytes are there and match ``sha256``, the
+        episode is in the store, and stays there once, however often it is sent. Raises DamagedDelivery.
+        """
+        with self._lock:
+            there = self._received(id, sha256)
+            if there.done or offset != there.bytes:
+                return there
+            partial = self._partial(id, sha256)
+            with partial.open("ab") as file:
+                file.write(data)
+            if offset + len(data) < size:
+                return Received(bytes=offset + len(data), done=False)
+            self._commit(id, partial, sha256)
+            return Received(bytes=size, done=True)
+
+    def _received(self, id: str, sha256: str) -> Received:
+        partial = self._partial(id, sha256)
+        done = (self.episodes / f"ep-{id}.zarr.zip").exists()
+        return Received(bytes=partial.stat().st_size if partial.exists() and not done else 0, done=done)
+
+    def _commit(self, id: str, partial: Path, sha256: str) -> None:
+        with partial.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            if found != sha256:
+                raise DamagedDelivery(f"episode {id} arrived with another SHA-256 than was announced")
+            if (named := read_entry(partial).id) != id:
+                raise DamagedDelivery(f"the file that was announced as episode {id} is episode {named}")
+            with EpisodeStore(self.episodes) as store:
+                store.add_file(partial)
+        except EpisodeError as error:
+            raise DamagedDelivery(str(error)) from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _partial(self, id: str, sha256: str) -> Path:
+        return self._incoming / f"{id}-{sha256[:16]}.part"

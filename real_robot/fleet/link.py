@@ -1,0 +1,95 @@
+"""A robot's side of a fleet: tells the hub how it is, delivers its episodes and labels, fetches bundles."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policies.bundle import MANIFEST, read_bundle_info
+from real_robot.fleet.bundles import install_bundle
+from real_robot.fleet.client import HubClient
+from real_robot.fleet.messages import Orders, report_of
+from real_robot.fleet.outbox import Outbox
+from real_robot.serving.versions import Versions
+from sims.errors import UserError
+
+PERIOD_S, MAX_WAIT_S = 1.0, 20.0
+DELIVER_S = 1.0  # then the hub hears how the robot is
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkedRobot:
+    """``folder``: of ``vla-rl correct``. ``state``: what its page shows. ``page``: a new address that opens the page
+    once. ``pause``: called with why no episode may begin, "" when one may again."""
+
+    name: str
+    folder: Path
+    versions: Versions
+    state: Callable[[], dict[str, Any]]
+    page: Callable[[], str]
+    pause: Callable[[str], None]
+
+
+class FleetLink:
+    """A thread until ``close``. A hub that cannot be reached is tried again with growing pauses; the robot goes on."""
+
+    def __init__(self, robot: LinkedRobot, join: Path) -> None:
+        self._robot, self._hub = robot, HubClient(join)
+        self._outbox = Outbox(robot.folder, self._hub)
+        self._page: str | None = None
+        self._said = ""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def exchange(self) -> bool:
+        """Once everything; whether nothing is left to deliver."""
+        orders = self._report()
+        self._follow(orders)
+        return self._outbox.deliver(time.monotonic() + DELIVER_S)
+
+    def _run(self) -> None:
+        wait_s, failures = 0.0, 0
+        while not self._closing.wait(wait_s):
+            try:
+                done = self.exchange()
+                wait_s, failures = PERIOD_S if done else 0.0, 0
+                self._say("connected to the fleet")
+            except (OSError, http.client.HTTPException, ValueError, UserError) as error:
+                failures += 1
+                wait_s = min(MAX_WAIT_S, PERIOD_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)
+                self._say(f"the fleet's hub: {error or type(error).__name__}")
+
+    def _report(self) -> Orders:
+        robot = self._robot
+        version = robot.versions.current.hello.fingerprint
+        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=self._page)
+        orders = self._hub.report(robot.name, report)
+        self._page = robot.page() if orders.wants_page else None
+        return orders
+
+    def _follow(self, orders: Orders) -> None:
+        robot = self._robot
+        for version in orders.rolled_back:
+            robot.versions.report_fault(version, "for the whole fleet")
+        live = robot.folder / "bundle"
+        if not robot.versions.knows(orders.version) and read_bundle_info(live).sha256 != orders.version:
+            manifest = self._hub.bundle_file(orders.version, MANIFEST)
+            install_bundle(live, manifest=manifest, tensors=self._hub.bundle_file(orders.version, orders.tensors))
+        robot.pause(orders.paused)
+
+    def _say(self, message: str) -> None:
+        if message != self._said:
+            self._said = message
+            print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,237 @@
+"""Many robots and one hub: deliveries over connections that break, versions, who needs help, the page in a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from benchmarks.fleet import Fleet
+from episodes.store import EpisodeStore
+from policies.bundle import BundleError, read_bundle_info, save_bundle
+from real_robot.corrections.web import Address
+from real_robot.fleet.bundles import PublishedVersions, install_bundle
+from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
+from real_robot.fleet.hub import Hub
+from real_robot.fleet.messages import Report
+from real_robot.fleet.server import JOIN, serving_fleet
+from sims.errors import UserError
+from tests.corrections.small_server import server, write_bundle
+from tests.episodes.episode_examples import make_episode
+from tests.real_robot.small_policies import small_policy
+from vla_rl.runners.corrections import join_fleet
+
+WELL = Report(
+    mode="policy", reason="", task="reach", episode=3, person=None, version="0" * 64, episodes=4, success=1.0,
+    interventions=0.0, disagreement=None, undelivered=0,
+)  # fmt: skip
+HUB = Address()
+
+
+def until(met: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def publish(folder: Path, seed: int) -> None:
+    save_bundle(small_policy(seed=seed), folder / "bundle")
+
+
+def episode_file(folder: Path) -> tuple[str, bytes, str]:
+    """Id, content and SHA-256 of an episode."""
+    with EpisodeStore(folder, create=True) as store:
+        id = store.add(make_episode())
+        data = store.file(id).read_bytes()
+    return id, data, hashlib.sha256(data).hexdigest()
+
+
+def test_an_episode_arrives_once_whatever_is_sent_twice_or_cut_off(tmp_path: Path):
+    id, data, digest = episode_file(tmp_path / "robot")
+
+    def send(offset: int, end: int) -> tuple[int, bool]:
+        """To a hub that has just been started again."""
+        hub = Deliveries(tmp_path / "episodes", tmp_path / "incoming")
+        there = hub.receive(id, digest, size=len(data), offset=offset, data=data[offset:end])
+        return there.bytes, there.done
+
+    assert send(0, 100) == (100, False)
+    assert send(0, 100) == (100, False)  # its acknowledgement was lost
+    assert send(500, 600) == (100, False)  # not what comes next
+    assert send(100, 1000) == (1000, False)
+    assert send(1000, len(data)) == (len(data), True)
+    assert send(1000, len(data)) == (0, True)
+    with EpisodeStore(tmp_path / "episodes") as store:
+        assert [entry.id for entry in store.entries()] == [id]
+        assert store.file(id).read_bytes() == data
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+def test_a_damaged_delivery_is_refused_and_can_be_sent_again(tmp_path: Path):
+    id, data, digest = episode_file(tmp_path / "robot")
+    hub = Deliveries(tmp_path / "episodes", tmp_path / "incoming")
+    with pytest.raises(DamagedDelivery, match="another SHA-256"):
+        hub.receive(id, digest, size=len(data), offset=0, data=data[:-1] + b"x")
+    other = "0" * 26
+    with pytest.raises(DamagedDelivery, match=f"is episode {id}"):
+        hub.receive(other, digest, size=len(data), offset=0, data=data)
+    with pytest.raises(DamagedDelivery, match="corrupt"):
+        hub.receive(id, hashlib.sha256(data[:-9]).hexdigest(), size=len(data) - 9, offset=0, data=data[:-9])
+    assert hub.received(id, digest).bytes == 0
+    assert hub.receive(id, digest, size=len(data), offset=0, data=data).done
+
+
+def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Path):
+    with pytest.raises(BundleError):
+        PublishedVersions(tmp_path).newest()
+    names = []
+    for seed in range(3):
+        publish(tmp_path, seed)
+        names.append(PublishedVersions(tmp_path).newest()[0])  # also over a restart
+    versions = PublishedVersions(tmp_path)
+    assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
+    assert versions.roll_back() == (names[2], names[1])
+    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path).newest()[0]
+    assert [versions.behind(name) for name in names] == [1, 0, 0]
+    assert versions.roll_back() == (names[1], names[0])
+    assert versions.roll_back() is None
+    assert PublishedVersions(tmp_path).rolled_back == [names[2], names[1]]
+    kept = versions.folder(names[2])
+    with pytest.raises(BundleError, match="damaged"):
+        install_bundle(tmp_path / "bundle", manifest=(kept / "bundle.json").read_bytes(), tensors=b"other weights")
+    assert read_bundle_info(tmp_path / "bundle").sha256 == names[0]
+
+
+def test_who_needs_help_most_comes_first(tmp_path: Path):
+    now = [0.0]
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path)
+    current = replace(WELL, version=versions.newest()[0])
+    hub = Hub(versions, max_behind=1, clock=lambda: now[0])
+    hub.report("gone", replace(current, mode="hold"))
+    now[0] = 60.0
+    for name, report in {
+        "well": current,
+        "fails": replace(current, success=0.4),
+        "waits": replace(current, mode="hold", reason="lost contact"),
+        "helped": replace(current, mode="hold", person="Anna", interventions=0.3),
+        "differs": replace(current, disagreement=0.5),
+    }.items():
+        hub.report(name, report)
+    rows = hub.rows()
+    assert [row["name"] for row in rows] == ["waits", "fails", "helped", "differs", "well", "gone"]
+    assert [row["waits"] for row in rows] == [True, False, False, False, False, True]
+    assert [row["silent"] for row in rows] == [False] * 5 + [True]
+    for seed in (1, 2):
+        publish(tmp_path, seed)
+        versions.newest()
+    assert hub.report("well", current).paused == "the policy is 2 versions old"
+
+
+def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
+    publish(tmp_path, 0)
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        join = json.loads((tmp_path / JOIN).read_text())
+        assert (tmp_path / JOIN).stat().st_mode & 0o777 == 0o600
+        version = read_bundle_info(tmp_path / "bundle").sha256
+
+        def ask(method: str, path: str, token: str, body: bytes | None = None) -> int:
+            with closing(http.client.HTTPConnection(urlsplit(join["address"]).netloc, timeout=60)) as connection:
+                connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+                answer = connection.getresponse()
+                answer.read()
+                return answer.status
+
+        episode = f"/robots/episodes/{'0' * 26}?sha256={version}"
+        assert ask("GET", episode, "wrong") == 401
+        assert ask("GET", episode, join["token"]) == 200
+        assert ask("GET", f"/robots/bundles/{version}/bundle.json", "") == 401
+        assert ask("GET", f"/robots/bundles/{version}/bundle.json", join["token"]) == 200
+        assert ask("GET", f"/robots/bundles/{version}/..%2fversions.json", join["token"]) == 404
+        assert ask("GET", f"/robots/episodes/..%2frobots?sha256={version}", join["token"]) in (404, 422)
+        assert ask("POST", "/robots/a/report", join["token"], b"{}") == 400
+        assert ask("PUT", f"{episode}&size=9&offset=0", join["token"], bytes((1 << 20) + 1)) == 413
+        assert ask("GET", "/api/fleet", join["token"]) == 401  # people's, with a session
+    with serving_fleet(tmp_path, address=HUB, max_behind=3):
+        assert json.loads((tmp_path / JOIN).read_text())["token"] == join["token"]
+
+
+def test_a_wrong_file_or_name_is_said(tmp_path: Path):
+    (tmp_path / JOIN).write_text("{}")
+    with server(tmp_path) as one, pytest.raises(UserError, match="vla-rl fleet writes it"):
+        join_fleet(one, tmp_path / JOIN)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_robot_delivers_learns_and_is_helped_from_the_page_of_the_fleet(chromium: Browser, tmp_path: Path):
+    write_bundle(tmp_path / "bundle", seed=7)
+    with server(tmp_path, pace=0.5) as one, serving_fleet(tmp_path, address=HUB, max_behind=3) as opened:
+        session, versions = one.robot.session, one.robot.session.versions
+        one.robot.command(lambda: session.end("failure", person="Anna")).result(30)
+        id = session.last_episode
+        with closing(join_fleet(one, tmp_path / JOIN)):
+            page = chromium.new_page(viewport={"width": 390, "height": 844})
+            page.goto(opened)
+            page.wait_for_selector("#robot-out.waits")
+            first = page.text_content("#robot-out") or ""
+            assert "Waits for a person: the episode has ended" in first
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                found = Axe().run(page).response["violations"]
+                serious = [
+                    (one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")
+                ]
+                assert serious == []
+            # its episode, with the label, and the hub's bundle
+            until(lambda: list((tmp_path / "episodes").glob(f"ep-{id}*")), "the episode arrives")
+            with EpisodeStore(tmp_path / "episodes") as store:
+                until(lambda: store.labels(id or "") == {"outcome": "failure", "success": False}, "its labels arrive")
+            given = versions.current.hello.fingerprint
+            published = read_bundle_info(tmp_path / "bundle").sha256
+            until(lambda: versions.current.hello.fingerprint == published, "the bundle is taken up")
+            # by keyboard: its page, where a person helps
+            page.focus("#robot-out button")
+            with page.expect_popup() as popup:
+                page.keyboard.press("Enter")
+            robot_page = popup.value
+            robot_page.wait_for_selector("#mode[data-mode=ended]")
+            robot_page.keyboard.press("n")
+            page.wait_for_selector("#robot-out:not(.waits)")
+            # and back to the version before
+            write_bundle(tmp_path / "bundle", seed=8)
+            worse = read_bundle_info(tmp_path / "bundle").sha256
+            until(lambda: versions.current.hello.fingerprint == worse, "the next bundle is taken up")
+            page.focus("#rollback")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#done >> text=is rolled back")
+            until(lambda: versions.current.hello.fingerprint == published, "the robot goes back")
+            assert versions.knows(given)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_while_everything_is_killed_and_the_network_fails(tmp_path: Path):
+    fleet = Fleet(tmp_path, 2, random.Random(0))
+    try:
+        until(lambda: fleet.disturb(4.0, 8.0) or fleet.learned(), "the learner learns from what arrives", seconds=240)
+        fleet.drain()
+    finally:
+        fleet.close()
+    counted = fleet.compared()
+    assert sum(fleet.killed.values()) > 0
+    assert (counted["lost"], counted["duplicated"]) == (0, 0)
+    assert counted["stored"] >= fleet.learned()
+    assert len(PublishedVersions(fleet.hub).order) > 1
