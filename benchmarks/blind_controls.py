@@ -27,7 +27,7 @@ from torch import Tensor
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.demonstrators.biased import BiasedDemonstrator
-from sims.tabletop.tasks.registry import TASKS
+from sims.tabletop.tasks.registry import TASKS, all_tasks
 from sims.vector_env import StartState
 from vla_rl.bench.record import row, write_record
 from vla_rl.intervals import wilson_interval
@@ -114,7 +114,7 @@ def instruction_blind(name: str, start: Sequence[StartState]) -> Bool[Tensor, " 
 
     def act(env: TabletopEnv, t: int) -> Tensor:
         if not experts:
-            told = (env.candidate + torch.arange(len(start))) % len(TASKS[name].candidates)
+            told = (env.candidate + torch.arange(len(start))) % len(all_tasks()[name].candidates)
             experts.append(BiasedDemonstrator(ToldCandidate(env, told), noise=0.0, seed=0))
         return experts[0].act()
 
@@ -138,7 +138,7 @@ def state_only(name: str, demonstrations: Demonstrations, start: Sequence[StartS
 
 def limits(name: str) -> dict[str, float]:
     """The most that each control may reach."""
-    blind = 1 / len(TASKS[name].candidates) + 0.05
+    blind = 1 / len(all_tasks()[name].candidates) + 0.05
     return {"constant": 0.05, "replayed": 0.10, "instruction-blind": blind, "state-only": 0.10}
 
 

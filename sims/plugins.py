@@ -7,9 +7,9 @@ A distribution declares, for example in its pyproject.toml,
 
 where ``SIMULATOR = (WarehouseConfig, make_warehouse)``: a frozen dataclass with ``name: Literal["warehouse"]``, and the
 function or class that takes it. The groups are "vla_rl.simulators", "vla_rl.policies", "vla_rl.algorithms",
-"vla_rl.rewards" and "vla_rl.world_models"; the registry of each says what its constructors take and return. The group
-"vla_rl.embodiments" has constructors alone, which robot files choose by the entry point's name
-(real_robot/control/registry.py).
+"vla_rl.rewards" and "vla_rl.world_models"; the registry of each says what its constructors take and return. Two groups
+are chosen by the entry point's name: "vla_rl.embodiments" has constructors alone (real_robot/control/registry.py),
+"vla_rl.tabletop_tasks" tasks of the built-in suite (sims/tabletop/tasks/registry.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from sims.errors import UserError
 
 Constructor = Callable[..., Any]
+T = TypeVar("T")
 
 
 class PluginError(UserError):
@@ -46,15 +47,15 @@ def with_plugins(built_in: Mapping[type[Any], Constructor], group: str) -> dict[
     return merged
 
 
-def with_named_plugins(built_in: Mapping[str, Constructor], group: str) -> dict[str, Constructor]:
-    """``built_in`` and the constructors of ``group``, by the entry points' names. Raises PluginError."""
+def with_named_plugins(built_in: Mapping[str, T], group: str, *, kind: Any = Callable) -> dict[str, T]:
+    """``built_in`` and what ``group`` names, by the entry points' names. Raises PluginError: not a ``kind``."""
     merged = dict(built_in)
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         if entry.name in merged:
             raise PluginError(f"{_where(entry)}: there is another of that name")
         merged[entry.name] = _import(entry)
-        if not callable(merged[entry.name]):
-            raise PluginError(f"{_where(entry)} must be callable, got {merged[entry.name]!r}")
+        if not isinstance(merged[entry.name], kind):
+            raise PluginError(f"{_where(entry)} must be a {kind.__name__}, got {merged[entry.name]!r}")
     return merged
 
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
-from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert, load_expert_function
+from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert
+from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -57,7 +58,9 @@ class Gymnasium:
         self._env = _make(config)
         make_expert = EXPERTS.get(config.id.rpartition(":")[2])
         self._expert: GymnasiumExpert | None = make_expert(self._env.unwrapped) if make_expert is not None else None
-        self._function: ExpertFunction | None = load_expert_function(config.expert) if config.expert else None
+        self._function: ExpertFunction | None = (
+            load_expert_function(config.expert, "(env, observation)") if config.expert else None
+        )
         self._low, self._high = _action_bounds(self._env.action_space, config.id)
         self._observation: Any = None
         self.reset(task=0, seed=0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from sims.adapters.scene_file import Condition, check_name, read_scene
 from sims.errors import UserError
+from sims.experts.named import load_expert_function
 from sims.mujoco.cameras import MujocoCameras
 from sims.numbers.ranges import PositiveInt
 from sims.subproc.latency import Latency
@@ -20,10 +21,14 @@ from sims.subproc.worker_config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MujocoSceneConfig:
-    """``scene``: the YAML file (docs/simulators/mujoco_scene.md). ``fast_rendering``: no shadows and reflections."""
+    """``scene``: the YAML file (docs/simulators/mujoco_scene.md). ``fast_rendering``: no shadows and reflections.
+
+    ``expert``: "package.module:function", a function of a MujocoScene that returns the next action of a demonstration.
+    """
 
     name: Literal["mujoco_scene"] = "mujoco_scene"
     scene: Path
+    expert: str | None = None
     image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
     fast_rendering: bool = True
     max_steps: PositiveInt = 100
@@ -48,6 +53,7 @@ class MujocoScene:
         self._check_names()
         self._substeps = max(1, round(1 / (scene.control_hz * self._model.opt.timestep)))
         self._task = self._held = 0
+        self._expert = load_expert_function(config.expert, "(scene)") if config.expert else None
         self._cameras: MujocoCameras | None = None
         self.reset(task=0, seed=0)
         self.spec = SingleSpec(
@@ -128,27 +134,44 @@ class MujocoScene:
             target = low + (value + 1) / 2 * (high - low) if reach is None else data.ctrl[index] + reach * value
             data.ctrl[index] = np.clip(target, low, high)
         self._mujoco.mj_step(model, data, self._substeps)
-        achieved = all(self._holds(condition) for condition in self.scene.tasks[self._task].goal)
+        achieved = all(self.holds(condition) for condition in self.goal)
         self._held = (self._held + 1) * achieved
         success = self._held >= self.scene.hold_steps
         return StepResult(reward=float(success), terminated=success, truncated=False, success=success)
 
-    def _holds(self, condition: Condition) -> bool:
+    @property
+    def demonstrates(self) -> bool:
+        return self._expert is not None
+
+    def demonstrate(self) -> np.ndarray:
+        assert self._expert is not None
+        return self._expert(self)
+
+    @property
+    def goal(self) -> tuple[Condition, ...]:
+        """The conditions of the present task."""
+        return self.scene.tasks[self._task].goal
+
+    def holds(self, condition: Condition) -> bool:
         if condition.kind in ("open", "shut"):
-            position = float(self._data.joint(condition.names[0]).qpos[0])
+            position = self.joint(condition.names[0])
             return position > condition.limit if condition.kind == "open" else position < condition.limit
-        first, *second = (self._position(name) for name in condition.names)
+        first, *second = (self.position(name) for name in condition.names)
         if condition.kind == "near":
             return bool(np.linalg.norm(first - second[0]) < condition.limit)
         return bool(first[2] > condition.limit)
 
-    def _position(self, name: str) -> np.ndarray:
-        """[3] of a body, or of a site where there is no such body."""
+    def joint(self, name: str) -> float:
+        """Position of a joint [m or rad]."""
+        return float(self._data.joint(name).qpos[0])
+
+    def position(self, name: str) -> np.ndarray:
+        """[3] of a body [m], or of a site where there is no such body."""
         body = self._mujoco.mj_name2id(self._model, self._mujoco.mjtObj.mjOBJ_BODY, name)
         return np.asarray(self._data.xpos[body] if body >= 0 else self._data.site(name).xpos)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
-        state[:] = [self._data.joint(name).qpos[0] for name in self.scene.state]
+        state[:] = [self.joint(name) for name in self.scene.state]
         if not self.scene.cameras:
             return
         if self._cameras is None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from sims.errors import UserError
 from sims.experts.pusht import PushTExpert, check_pusht_arguments
 
 
@@ -32,15 +30,3 @@ EXPERTS: Mapping[str, Callable[[Any], GymnasiumExpert]] = {"gym_pusht/PushT-v0":
 
 ExpertFunction = Callable[[Any, Any], np.ndarray]
 """(unwrapped environment, its latest observation) -> the next action, in the units of its own action space"""
-
-
-def load_expert_function(name: str) -> ExpertFunction:
-    """The function that "package.module:function" names. Raises UserError."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"sim.expert: {name!r} cannot be imported as 'module:function': {error}") from error
-    if not callable(found):
-        raise UserError(f"sim.expert: {name!r} is a {type(found).__name__}, not a function of (env, observation)")
-    return found

@@ -16,7 +16,7 @@ from sims.tabletop.locator import make_locator
 from sims.tabletop.pretraining.scenes import TabletopScenes
 from sims.tabletop.render import Detail, choose_gl
 from sims.tabletop.task import SPLITS, Split
-from sims.tabletop.tasks.registry import TASKS
+from sims.tabletop.tasks.registry import all_tasks
 
 CAMERAS = ("agent", "wrist")
 
@@ -53,7 +53,7 @@ class TabletopConfig:
 
     def __post_init__(self) -> None:
         for field, values, allowed in (
-            ("tasks", self.tasks, tuple(TASKS)),
+            ("tasks", self.tasks, tuple(all_tasks())),
             ("cameras", self.cameras, CAMERAS),
             ("split", (self.split,), SPLITS),
             ("reward", (self.reward,), ("sparse", "shaped")),

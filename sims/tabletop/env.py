@@ -36,7 +36,7 @@ from sims.tabletop.projection import Projection
 from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
 from sims.tabletop.scene_state import SceneState
 from sims.tabletop.task import HOLD_STEPS, check_task
-from sims.tabletop.tasks.registry import TASKS
+from sims.tabletop.tasks.registry import all_tasks
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions, update_instructions
 
 
@@ -60,7 +60,7 @@ class TabletopEnv:
         self.backend = open_backend(config)
         device, n = self.backend.device, config.num_envs
         self._control = EndEffectorControl(device)
-        limits = [config.max_steps or TASKS[name].max_steps for name in config.tasks]
+        limits = [config.max_steps or all_tasks()[name].max_steps for name in config.tasks]
         self._limits = torch.tensor(limits, device=device)
         self.spec = EnvSpec(
             name="tabletop",
@@ -229,17 +229,17 @@ class TabletopEnv:
     def _check_tasks(self) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]:
         """(named, other) of every environment; see ``check_task``."""
         if len(self._task_envs) == 1:
-            return check_task(TASKS[self._task_envs[0][0]], self._scene, self._candidate)
+            return check_task(all_tasks()[self._task_envs[0][0]], self._scene, self._candidate)
         named = torch.zeros_like(self._progress.success)
         other = torch.zeros_like(named)
         for name, ids in self._task_envs:
-            named[ids], other[ids] = check_task(TASKS[name], self._scene[ids], self._candidate[ids])
+            named[ids], other[ids] = check_task(all_tasks()[name], self._scene[ids], self._candidate[ids])
         return named, other
 
     def _measure_task_progress(self) -> Float[Tensor, " N"]:
         progress = torch.zeros_like(self._task_progress)
         for name, ids in self._task_envs:
-            candidates = TASKS[name].progress(self._scene[ids])
+            candidates = all_tasks()[name].progress(self._scene[ids])
             progress[ids] = candidates.gather(1, self._candidate[ids, None])[:, 0]
         return progress
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sims.tabletop.scene import DISTRACTORS, FINGER_OPEN, NUM_BLOCKS, PARKED_X
 from sims.tabletop.task import COLORS, Split, Task
-from sims.tabletop.tasks.registry import TASKS
+from sims.tabletop.tasks.registry import all_tasks, seed_of
 
 NQ, NV = 39, 35
 ARM, FINGERS = slice(0, 7), slice(7, 9)
@@ -85,8 +85,8 @@ class Layout:
 
 def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float) -> Layout:
     """The layout of ``(task_name, seed)``. ``appearance`` scales the randomization of light, table and cameras."""
-    task = TASKS[task_name]
-    rng = np.random.default_rng([seed, list(TASKS).index(task_name)])
+    task = all_tasks()[task_name]
+    rng = np.random.default_rng([seed, seed_of(task_name)])
     colors, candidate = _sample_instruction(task, rng, split)
     phrasings = task.ood_phrasings if split == "ood_phrasing" else task.phrasings
     phrase = phrasings[rng.integers(len(phrasings))]

@@ -8,12 +8,18 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+# ``{.python ...}`` keeps the formatter away from a block that is not Python, as it includes a file.
+_BLOCK = re.compile(r'^```(?:\{\.)?(\w+)(?: title="([^"]+)")?\}?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_INCLUDED = re.compile(r'^--8<-- "([^"]+)"\n', re.MULTILINE)
 
 
 def files(page: Path) -> dict[str, str]:
-    """Path -> contents of every block with a title."""
-    return {title: code for _, title, code in _BLOCK.findall(page.read_text()) if title}
+    """Path -> contents of every block with a title; what a block includes is part of it, as on the site."""
+
+    def included(block: str) -> str:
+        return _INCLUDED.sub(lambda found: (ROOT / found[1]).read_text(), block)
+
+    return {title: included(code) for _, title, code in _BLOCK.findall(page.read_text()) if title}
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -55,8 +55,10 @@ def _pusht(max_steps: int) -> VectorEnv:
 
 
 def _own_scene(max_steps: int) -> VectorEnv:
-    scene = Path(__file__).parents[2] / "configs" / "scenes" / "two_arms.yaml"
-    config = MujocoSceneConfig(scene=scene, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+    scene = Path(__file__).parents[2] / "configs" / "scenes" / "gantry.yaml"
+    config = MujocoSceneConfig(
+        scene=scene, expert="sims.experts.gantry:act", image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps
+    )
     return SubprocVectorEnv(config, MujocoScene)
 
 
@@ -119,7 +121,7 @@ ENVIRONMENTS = {
         solved_within=25,
     ),
     "gymnasium": Environment(make=_maze),
-    "mujoco_scene": Environment(make=_own_scene),
+    "mujoco_scene": Environment(make=_own_scene, solved_within=400),
     "pusht": Environment(make=_pusht, needs="pusht", solved_within=299),
     "metaworld": Environment(make=_metaworld, needs="metaworld", solved_within=150),
     "imagined": Environment(make=_imagined),

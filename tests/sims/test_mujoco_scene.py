@@ -9,6 +9,7 @@ from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.errors import UserError
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "scenes" / "two_arms.yaml"
+GANTRY = EXAMPLE.with_name("gantry.yaml")
 
 
 def push(env: MujocoScene, task: int) -> np.ndarray:
@@ -48,6 +49,30 @@ def test_an_episode_is_a_function_of_task_and_seed() -> None:
     env.close()
     assert np.array_equal(ends[0], ends[2])
     assert not np.array_equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("task", range(3))
+def test_tasks_of_one_two_and_five_stages_are_demonstrated(task: int) -> None:
+    env = MujocoScene(MujocoSceneConfig(scene=GANTRY, expert="sims.experts.gantry:act"))
+    held = 0
+    for seed in range(4):
+        env.reset(task=task, seed=seed)
+        for _ in range(400):
+            success = env.step(env.demonstrate()).success
+            held = held + 1 if all(map(env.holds, env.goal)) else 0
+            assert success == (held >= env.scene.hold_steps)
+            if success:
+                break
+        assert success
+    env.close()
+
+
+def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() -> None:
+    assert not MujocoScene(MujocoSceneConfig(scene=GANTRY)).demonstrates
+    with pytest.raises(
+        UserError, match=r"sim.expert: 'sims.experts.gantry:ABOVE' is a float, not a function of .scene."
+    ):
+        MujocoScene(MujocoSceneConfig(scene=GANTRY, expert="sims.experts.gantry:ABOVE"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sims.plugins import PluginError, plugins, with_plugins
+from sims.plugins import PluginError, plugins, with_named_plugins, with_plugins
+from sims.tabletop.task import Task
+from sims.tabletop.tasks.registry import PLUGIN_GROUP as TABLETOP_TASKS
+from sims.tabletop.tasks.registry import TASKS
 
 MODULE = """
 from dataclasses import dataclass
@@ -115,3 +118,9 @@ def test_an_experiment_selects_a_registered_simulator(site: Path) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[0] == "4 7", done.stderr
     assert "unknown key 'sim.lenght'; did you mean 'length'?" in done.stdout
+
+
+def test_a_tabletop_task_must_be_one(site: Path) -> None:
+    install(site, "corridor_sim:SIMULATOR", group=TABLETOP_TASKS)
+    with pytest.raises(PluginError, match="'corridor' of corridor-sim .* must be a Task, got"):
+        with_named_plugins(TASKS, TABLETOP_TASKS, kind=Task)

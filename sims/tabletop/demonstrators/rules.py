@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene_state import SceneState
-from sims.tabletop.tasks.registry import TASKS
+from sims.tabletop.tasks.registry import all_tasks
 from sims.tabletop.waypoints import Waypoint
 
 POSITION_SPEED = 0.0125  # [m] per control step: 0.25 m/s, the reduced speed of ISO 10218
@@ -40,7 +40,7 @@ def next_waypoint(env: ExpertView, error: Float[Tensor, "N 3"]) -> Waypoint:
     for name, env_ids in env.task_envs:
         scene, offset = env.scene[env_ids], error[env_ids]
         seen = replace(scene, end_effector=scene.end_effector + offset)
-        waypoint = TASKS[name].expert(seen, env.candidate[env_ids])
+        waypoint = all_tasks()[name].expert(seen, env.candidate[env_ids])
         goal[env_ids], yaw[env_ids], gripper[env_ids] = waypoint.goal - offset, waypoint.yaw, waypoint.gripper
     return Waypoint(goal=goal, yaw=yaw, gripper=gripper)
 
