@@ -134,7 +134,7 @@ def one_step() -> str:
     return table(["", "success", "encode", "act"], rows) + f"\n\n{note}"
 
 
-METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
+METHODS = {"learning_quickstart_full_detail": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 
 def methods() -> str:
@@ -148,7 +148,7 @@ def methods() -> str:
         rows.append(
             [METHODS[name], *(share(mean_row(stage, runs, stage)) for stage in ("bc", "rl", "stochastic")), *tasks]
         )
-    head = ["", "imitation", "deployed", "exploring", *records["learning_quickstart"]["runs"][0]["rl"]["per_task"]]
+    head = ["", "imitation", "deployed", "exploring", *runs[0]["rl"]["per_task"]]
     note = (
         f"Seeds {', '.join(map(str, seeds))}, the same imitation policies and held-out starts. Files: the list below."
     )
