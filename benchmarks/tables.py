@@ -207,6 +207,47 @@ def off_policy() -> str:
     return f"{table(head, rows)}\n\n{note}"
 
 
+def off_policy_methods() -> str:
+    """What demonstrations, chunks and a warm-up are worth on a small sparse task."""
+    record = read("off_policy_methods")
+    rows = []
+    for name, runs in record["curves"].items():
+        offline, dip = (found(record, f"{name}, {what}") for what in ("success offline", "deepest dip"))
+        deepest = "-" if dip is None else f"{100 * dip['value']:.0f} points"
+        steps = mean(run["curve"][-1]["control_steps"] for run in runs)
+        after = named(record, f"{name}, success after")
+        rows.append([name, listed(after["seeds"]), share(offline), f"{steps:,.0f}", share(after), deepest])
+    head = ["comparison, arm", "seeds", "offline", "control steps", "after", "deepest dip"]
+    return f"{table(head, rows)}\n\n{source('off_policy_methods', record)}"
+
+
+def off_policy_two_sides() -> str:
+    """A policy that succeeds by chance, and what is made of it."""
+    record = read("off_policy_two_sides")
+    rows = []
+    for one in record["rows"]:
+        name, _, what = one["name"].partition(", ")
+        if what == "success":
+            steps, seconds = (found(record, f"{name}, {more}") for more in ("control steps", "processor time"))
+            costs = ["-" if cost is None else f"{cost['value']:,.0f}" for cost in (steps, seconds)]
+            rows.append([name, share(one), *costs])
+    note = over_seeds("off_policy_two_sides", record, named(record, "base, success"))
+    return f"{table(['', 'success', 'control steps acted', 'processor time [s]'], rows)}\n\n{note}"
+
+
+def off_policy_peers() -> str:
+    """Our updates beside those of other libraries."""
+    record = read("off_policy_peers")
+    versions = record["peers"]
+    rows = [
+        [one["name"].partition(",")[0], f"{one['value']:.1f}", f"{one['theirs']:.1f}", f"{one['ratio']:.2f}",
+         f"{one['against']} {versions[one['against']]}"]
+        for one in record["rows"] if one["unit"] == "ms"
+    ]  # fmt: skip
+    head = ["one update, batch 256", "ours [ms]", "theirs [ms]", "ratio", "theirs is"]
+    return f"{table(head, rows)}\n\n{source('off_policy_peers', record)}"
+
+
 def blind_controls() -> str:
     """What controllers reach in the tabletop tasks that do not look or do not read."""
     record = read("blind_controls")
@@ -360,6 +401,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "learning": learning,
     "imagination": imagination,
     "off_policy": off_policy,
+    "off_policy_methods": off_policy_methods,
+    "off_policy_peers": off_policy_peers,
+    "off_policy_two_sides": off_policy_two_sides,
     "families": families,
     "blind_controls": blind_controls,
     "other_simulators": other_simulators,

@@ -42,7 +42,8 @@ class EnsembleConfig:
 class QEnsemble(nn.Module):
     """Q(features, action chunk) of every member, float32. The members share a trunk that reads the features.
 
-    Every value starts at zero, or in the middle of the histogram: with sparse rewards, values that start below zero take thousands of updates to rise.
+    Every value starts at zero: with sparse rewards, values that start below zero take thousands of updates to rise; as
+    a histogram, in its middle.
     """
 
     feature_mean: Tensor
