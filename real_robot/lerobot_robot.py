@@ -21,6 +21,9 @@ the stop. An error in that thread ends the commands; the arm's servos hold where
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import pkgutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from real_robot.control.embodiment import Embodiment
 from real_robot.control.loop import ActionSource, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
@@ -46,13 +50,17 @@ def make_driver(section: LeRobotSection) -> Any:
     """LeRobot's ``Robot`` of this section, not yet connected. RobotError if LeRobot or its type is missing."""
     try:
         import draccus
-        from lerobot.robots import RobotConfig, make_robot_from_config
+        from lerobot import robots
         from lerobot.utils.import_utils import register_third_party_plugins
     except ImportError as error:
         raise RobotError(f"LeRobot cannot be imported ({error}). Run: pip install lerobot==0.4.4") from error
+    for module in pkgutil.iter_modules(robots.__path__, "lerobot.robots."):  # a type is known when it was imported
+        with contextlib.suppress(ImportError):  # of another robot's driver, whose libraries are not installed
+            importlib.import_module(module.name)
     register_third_party_plugins()
     try:
-        return make_robot_from_config(draccus.decode(RobotConfig, {"type": section.type, **section.config}))
+        config = draccus.decode(robots.RobotConfig, {"type": section.type, **section.config})
+        return robots.make_robot_from_config(config)
     except (draccus.utils.DecodingError, TypeError, ValueError) as error:
         raise RobotError(f"lerobot: LeRobot has no robot {section.type!r} with these settings: {error}") from error
 
@@ -134,7 +142,7 @@ class LeRobotArm:
                 self._read()
                 self._write()
                 due_s = max(due_s + 1.0 / self._section.rate_hz, time.monotonic())
-                time.sleep(due_s - time.monotonic() if due_s > time.monotonic() else 0.0)
+                time.sleep(max(0.0, due_s - time.monotonic()))
         except Exception as error:  # of a driver that is not ours; the control thread stops the arm and names it
             self.failure = f"the LeRobot driver failed: {type(error).__name__}: {error}"
 
@@ -158,12 +166,19 @@ class LeRobotArm:
 
 def control_thread(arm: LeRobotArm, robot: Robot, source: ActionSource, *, control_hz: float) -> ControlThread:
     """What drives ``arm`` through the safety filter. Its ``after_tick`` is the source's ``request_chunk``, if any."""
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
     loop = ControlLoop(
-        robot.limits, control_hz=control_hz, embodiment=embodiment, source=source, lead_s=robot.limits.command_lead_s
+        robot.limits,
+        control_hz=control_hz,
+        embodiment=_embodiment(robot),
+        source=source,
+        lead_s=robot.limits.command_lead_s,
     )
     after_tick = source.request_chunk if isinstance(source, RemotePolicy) else lambda now_s: None
     return ControlThread(loop, arm, arm, after_tick=after_tick, checks=[arm.thread_problem])
+
+
+def _embodiment(robot: Robot) -> Embodiment:
+    return build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
 
 
 def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruction: str, seconds: float) -> str:
@@ -176,8 +191,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
         if time.monotonic() > deadline:
             raise RobotError(client.problem or arm.problem or "the policy server does not answer")
         time.sleep(0.01)
-    hello = client.hello
-    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    hello, embodiment = client.hello, _embodiment(robot)
     policy = RemotePolicy(
         hello,
         robot.control.chunking,

@@ -31,7 +31,7 @@ def so101(folder: Path, **changes: Any) -> Path:
     document["lerobot"] = {"type": "simulated_arm", "rate": "100 Hz", "joints": joints, "cameras": {"agent": "front"}}
     document["lerobot"] |= changes
     path = folder / "so101.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
 
 
@@ -107,7 +107,7 @@ def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(tmp_path: Path
     driver = simulated_arm()(robot_config(tmp_path))
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
-        control = control_thread(arm, robot, Swinging(), control_hz=20.0)
+        control = control_thread(arm, robot, Swinging(), control_hz=25.0)
         control.start()
         time.sleep(2.0)
         assert arm.images((24, 32))[0]["agent"].shape == (24, 32, 3)
@@ -131,7 +131,7 @@ def test_a_driver_that_fails_stops_the_arm_and_is_named(tmp_path: Path) -> None:
     driver = simulated_arm()(robot_config(tmp_path))
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
-        control = control_thread(arm, robot, Swinging(), control_hz=20.0)
+        control = control_thread(arm, robot, Swinging(), control_hz=25.0)
         control.start()
         wait(lambda: len(driver.sent) > 20)
         driver.unplugged = True
