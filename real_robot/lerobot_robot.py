@@ -61,8 +61,8 @@ def make_driver(section: LeRobotSection) -> Any:
     try:
         config = draccus.decode(robots.RobotConfig, {"type": section.type, **section.config})
         return robots.make_robot_from_config(config)
-    except (draccus.utils.DecodingError, TypeError, ValueError) as error:
-        raise RobotError(f"lerobot: LeRobot has no robot {section.type!r} with these settings: {error}") from error
+    except (draccus.utils.DecodingError, ImportError, TypeError, ValueError) as error:
+        raise RobotError(f"lerobot: LeRobot cannot make a {section.type!r} with these settings: {error}") from error
 
 
 class LeRobotArm:

@@ -120,7 +120,7 @@ def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(tmp_path: Path
     assert control.loop.filter.stopped is None
     sent = np.radians([goal for _, goal in driver.sent])
     assert np.ptp(sent[:, 0]) > 0.3
-    assert np.ptp(sent[:, 1:], axis=0).max() < 1e-6
+    assert np.ptp(sent[:, 1:4], axis=0).max() < 1e-6
     times = np.array([at for at, _ in driver.sent])
     late = 0.02  # of the thread, between the two readings of the clock
     assert (np.abs(np.diff(sent[:, 0])) <= 2.0 * (np.diff(times) + late)).all()  # rad/s
@@ -146,13 +146,14 @@ def robot_config(folder: Path) -> Any:
 
 def test_a_driver_is_made_from_the_file(tmp_path: Path) -> None:
     pytest.importorskip("lerobot.robots", reason="LeRobot is not installed")
+    pytest.importorskip("scservo_sdk", reason="the SO-101's servo library is not installed")
     section = load_robot(so101(tmp_path)).lerobot
     assert section is not None
     config = {"port": "/dev/ttyACM7", "id": "mine", "calibration_dir": str(tmp_path), "use_degrees": True}
     driver = make_driver(replace(section, type="so101_follower", config=config))
     assert driver.bus.port == "/dev/ttyACM7"
     assert set(driver.action_features) == {f"{name}.pos" for name in JOINTS}
-    with pytest.raises(RobotError, match="LeRobot has no robot 'so109_follower'"):
+    with pytest.raises(RobotError, match="LeRobot cannot make a 'so109_follower'"):
         make_driver(replace(section, type="so109_follower"))
 
 
