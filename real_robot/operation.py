@@ -37,6 +37,9 @@ def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, 
         else [*robot.limits.workspace.low, *robot.limits.workspace.high],
         "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead",
         "collisions": None if robot.limits.collisions is None else f"{robot.limits.collisions.margin:g} m apart",
+        "contact_speed": None
+        if robot.limits.contact is None
+        else f"{robot.limits.contact.max_speed_m_s:.3f} m/s, {robot.limits.contact.max_energy_j:.3f} J",
         "cameras": dict(robot.ros.cameras),
         "calibrated": sorted(robot.calibration),
         "emergency_stop": robot.ros.emergency_stop or "none",

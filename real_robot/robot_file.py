@@ -99,12 +99,33 @@ class RosSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeRobotJoint:
+    """LeRobot's name of a joint, the position at its value 0 [rad or m], and the change of position per 1."""
+
+    key: str
+    at_0: float
+    per_unit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeRobotSection:
+    """An arm that a LeRobot driver moves (``real_robot.lerobot_robot``). ``config``: settings of LeRobot's ``type``."""
+
+    type: str
+    config: Mapping[str, Any]
+    rate_hz: float
+    joints: Mapping[str, LeRobotJoint]
+    cameras: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Contents of a robot file. ``calibration``: of the cameras that have one."""
+    """Contents of a robot file. ``calibration``: of the cameras that have one. With ``lerobot``, ``ros`` is empty."""
 
     limits: RobotLimits
     control: ControlSection
     ros: RosSection
+    lerobot: LeRobotSection | None = None
     calibration: Mapping[str, Camera] = field(default_factory=dict)
 
     @property
@@ -119,7 +140,8 @@ def load_robot(path: Path) -> Robot:
     limits = load_limits(path)
     document = yaml.safe_load(path.read_text())
     try:
-        check_table(document, "", required={"limits", "control", "ros"}, optional=set())
+        driver = "lerobot" if "lerobot" in document else "ros"
+        check_table(document, "", required={"limits", "control", driver}, optional=set())
         table = dict(check_table(document["control"], ".control", required={"embodiment"}, optional=_CONTROL_KEYS))
         chunking, scales = table.pop("chunking", {}), {key: table.pop(key, None) for key in _SCALE_KEYS}
         control = dataclasses.replace(
@@ -127,6 +149,9 @@ def load_robot(path: Path) -> Robot:
             chunking=_section(ChunkingConfig, chunking, ".control.chunking"),
             scales=_action_scales(scales, str(table["embodiment"]), limits.axes),
         )
+        if driver == "lerobot":
+            unused = RosSection(joint_states="", command="", cameras={})
+            return Robot(limits=limits, control=control, ros=unused, lerobot=_lerobot(document["lerobot"], limits))
         ros = _section(RosSection, document["ros"], ".ros")
         calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
         robot = Robot(limits=limits, control=control, ros=ros, calibration=calibration)
@@ -134,6 +159,27 @@ def load_robot(path: Path) -> Robot:
         return robot
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
+
+
+def _lerobot(entry: Any, limits: RobotLimits) -> LeRobotSection:
+    table = check_table(entry, ".lerobot", required={"type", "joints", "rate"}, optional={"config", "cameras"})
+    names = {axis.name for axis in limits.axes}
+    entries, joints = check_table(table["joints"], ".lerobot.joints", required=names, optional=set()), {}
+    for axis in limits.axes:
+        where, kind = f".lerobot.joints.{axis.name}", {"rad": "angle", "m": "length"}[axis.unit]
+        joint = check_table(entries[axis.name], where, required={"key", "at_0", "at_100"}, optional=set())
+        low, high = (quantity(joint[key], f"{where}.{key}", kind) for key in ("at_0", "at_100"))
+        if low == high:
+            raise ValueError(f"{where}: at_0 and at_100 are the same position")
+        joints[axis.name] = LeRobotJoint(key=str(joint["key"]), at_0=low, per_unit=0.01 * (high - low))
+    if any(axis.contact_residual is not None for axis in limits.axes):
+        raise ValueError(".limits: LeRobot's drivers measure no external torque; remove contact_residual")
+    rate_hz = quantity(table["rate"], ".lerobot.rate", "rate")
+    if not rate_hz > 0.0:
+        raise ValueError(f".lerobot.rate: got {table['rate']!r}; it must be above zero")
+    config, cameras = table.get("config", {}), table.get("cameras", {})
+    _check_value(cameras, "Mapping[str, str]", ".lerobot.cameras")
+    return LeRobotSection(type=str(table["type"]), config=dict(config), rate_hz=rate_hz, joints=joints, cameras=cameras)
 
 
 def _action_scales(tables: Mapping[str, Any], embodiment: str, axes: Sequence[AxisLimits]) -> ActionScales:
