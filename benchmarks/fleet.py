@@ -52,7 +52,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.runners.corrections import BUNDLE, EPISODES, join_fleet, serving
 
 PACE = 0.5  # of the simulated time
-DRAIN_S = 120.0
+START_S, DRAIN_S = 240.0, 120.0
 LEARNING = ("--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1")
 ROUND = ("--learning.episodes_per_round=2", "--device=cpu")
 PRELOADED = ["tests.corrections.small_server", "real_robot.corrections.app", "real_robot.fleet.app", "uvicorn"]
@@ -89,7 +89,7 @@ class Proxy:
 
     def __init__(self, port: int, rng: random.Random) -> None:
         self._port, self._rng, self.counts = port, rng, Counter[str]()
-        self.disturbs, self._refuses_until_s = True, 0.0
+        self.disturbs, self._refuses_until_s = False, 0.0
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -160,6 +160,8 @@ class Fleet:
             port = int(free.getsockname()[1])
         options = ("--out", str(self.hub), "--port", str(port), "--no-browser")
         logs = {name: self.folder / f"{name}.txt" for name in ("hub", "learner")}
+        for log in logs.values():
+            log.touch()
         learning = (str(self.hub), "--watch", "--json", *LEARNING, *ROUND)
         self._starts: dict[str, Callable[[], BaseProcess]] = {
             "hub": lambda: self._process(command, logs["hub"], "fleet", str(self.bundle), *options),
@@ -181,6 +183,17 @@ class Fleet:
             )
         for name in self._starts:
             self.start(name)
+        self._wait_for_episodes()
+
+    def _wait_for_episodes(self) -> None:
+        """Until every robot has stored one."""
+        until_s = time.monotonic() + START_S
+        while not all(path.read_text() for path in self.folder.glob("robot-*/told.txt")):
+            if time.monotonic() > until_s:
+                self.close()
+                raise SystemExit(f"not every robot stored an episode within {START_S:g} s")
+            self._see_version()
+            time.sleep(0.2)
 
     def _process(self, target: Callable[..., None], *arguments: Any) -> BaseProcess:
         return PROCESSES.Process(target=target, args=arguments, daemon=True)
@@ -192,6 +205,7 @@ class Fleet:
 
     def disturb(self, seconds: float, pause_s: float) -> None:
         """For so long: kill one after the other, start it again after a while."""
+        self.proxy.disturbs = True
         until_s = time.monotonic() + seconds
         next_s, back_s = time.monotonic() + pause_s, dict.fromkeys(self.processes, 0.0)
         while (now := time.monotonic()) < until_s:
