@@ -78,10 +78,10 @@ def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
             resets.append(n / (time.perf_counter() - begin))
             for action in actions[:WARM_UP]:
                 env.step(action)
-            begin = _now()
+            began = _now()
             for action in actions[WARM_UP:]:
                 env.step(action)
-            ours.append(n * ROUND_STEPS / (_now() - begin))
+            ours.append(n * ROUND_STEPS / (_now() - began))
             raw.append(n * ROUND_STEPS / _raw_seconds(pool, threads, states, inputs))
     rows: list[BenchRow] = []
     for i, clock in enumerate(("", ", processor time")):
