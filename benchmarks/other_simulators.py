@@ -1,7 +1,7 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
-    vla-rl sims install metaworld
-    python -m benchmarks.other_simulators drawer-open door-open --seeds 0 1 2
+    vla-rl sims install metaworld; vla-rl sims install robosuite
+    python -m benchmarks.other_simulators drawer-open door-open lift --seeds 0 1 2
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
 that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
@@ -41,6 +41,7 @@ class Case:
 CASES: Mapping[str, Case] = {
     "drawer-open": Case(config="metaworld"),
     "door-open": Case(config="metaworld", settings=("--sim.tasks", "[door-open]")),
+    "lift": Case(config="robosuite"),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
 

@@ -1,16 +1,16 @@
 """A scripted expert of the gantry: every block that a task names, one after the other, over the wall to its pad."""
 
-import numpy as np
+from typing import Any
 
-from sims.adapters.mujoco_scene import MujocoScene
+import numpy as np
 
 OPEN, CLOSED = 1.0, -1.0
 ABOVE = 0.13  # [m] height at which the hand crosses the wall
 STEP = 0.02  # [m] of a full action
 
 
-def act(scene: MujocoScene) -> np.ndarray:
-    """The next action: x, y, z, gripper. It has no memory: the scene alone determines it."""
+def act(scene: Any) -> np.ndarray:
+    """The next action of a running MujocoScene: x, y, z, gripper. No memory: the scene alone determines it."""
     hand = scene.position("hand")
     pairs = [condition.names for condition in scene.goal if condition.kind == "near" and not scene.holds(condition)]
     if not pairs:

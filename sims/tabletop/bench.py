@@ -64,9 +64,12 @@ def _starts(n: int, round_index: int) -> list[StartState]:
 
 
 def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
-    """Replay recorded expert actions against raw stepping from the recorded states."""
+    """Replay recorded expert actions against raw stepping from the recorded states.
+
+    Control steps per second of wall time and of processor time, [rounds, 2] each, which depends less on other load.
+    """
     n = env.spec.num_envs
-    ours, raw, ratios, resets = [], [], [], []
+    ours, raw, resets = [], [], []
     with ThreadPoolExecutor(threads) as pool:
         for i in range(rounds):
             actions, states, inputs = _record(env, _starts(n, i))
@@ -75,24 +78,25 @@ def _bench_steps(env: TabletopEnv, rounds: int, threads: int) -> list[BenchRow]:
             resets.append(n / (time.perf_counter() - begin))
             for action in actions[:WARM_UP]:
                 env.step(action)
-            begin = time.perf_counter()
+            began = _now()
             for action in actions[WARM_UP:]:
                 env.step(action)
-            ours.append(n * ROUND_STEPS / (time.perf_counter() - begin))
-            raw.append(_raw_rate(pool, threads, states, inputs) / SUBSTEPS)
-            ratios.append(ours[-1] / raw[-1])
-    bound = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads"
-    return [
-        _row(bound, statistics.median(raw), "control steps/s"),
-        {
-            "name": f"control steps, N={n}",
-            "value": statistics.median(ours),
-            "unit": "control steps/s",
-            "ratio": statistics.median(ratios),
-            "against": bound,
-        },
-        _row(f"resets, N={n}", statistics.median(resets), "resets/s"),
-    ]
+            ours.append(n * ROUND_STEPS / (_now() - began))
+            raw.append(n * ROUND_STEPS / _raw_seconds(pool, threads, states, inputs))
+    rows: list[BenchRow] = []
+    for i, clock in enumerate(("", ", processor time")):
+        bound = f"raw mj_step / {SUBSTEPS}, N={n}, {threads} threads{clock}"
+        rows.append(_row(bound, statistics.median(rate[i] for rate in raw), "control steps/s"))
+        rows.append(
+            _row(f"control steps, N={n}{clock}", statistics.median(rate[i] for rate in ours), "control steps/s")
+        )
+        rows[-1] |= {"ratio": statistics.median(a[i] / b[i] for a, b in zip(ours, raw, strict=True)), "against": bound}
+    return [*rows, _row(f"resets, N={n}", statistics.median(resets), "resets/s")]
+
+
+def _now() -> np.ndarray:
+    """Wall time and this process's processor time [s]."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def _row(name: str, value: float, unit: str) -> BenchRow:
@@ -112,8 +116,8 @@ def _record(env: TabletopEnv, start: list[StartState]) -> tuple[list[Tensor], np
     return actions, np.stack(states[WARM_UP:], axis=1), np.stack(inputs[WARM_UP:], axis=1)
 
 
-def _raw_rate(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs: np.ndarray) -> float:
-    """mj_step per second of all threads; each environment's states in order, so that warm starts are useful."""
+def _raw_seconds(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """Of mj_step alone, as many; each environment's states in order, so that warm starts are useful."""
     model = mujoco.MjModel.from_xml_string(build_mjcf())
     datas = [mujoco.MjData(model) for _ in range(threads)]
 
@@ -125,9 +129,9 @@ def _raw_rate(pool: ThreadPoolExecutor, threads: int, states: np.ndarray, inputs
                 mujoco.mj_setState(model, data, inputs[env_id, k], INPUTS)
                 mujoco.mj_step(model, data, RAW_STRIDE * SUBSTEPS)
 
-    begin = time.perf_counter()
+    begin = _now()
     list(pool.map(step_states, range(threads)))
-    return states.shape[0] * states.shape[1] * SUBSTEPS / (time.perf_counter() - begin)
+    return _now() - begin
 
 
 def _bench_observations(task: str, rounds: int, threads: int) -> list[BenchRow]:

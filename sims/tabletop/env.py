@@ -62,6 +62,8 @@ class TabletopEnv:
         self._control = EndEffectorControl(device)
         limits = [config.max_steps or all_tasks()[name].max_steps for name in config.tasks]
         self._limits = torch.tensor(limits, device=device)
+        ramp = (torch.arange(1, SUBSTEPS + 1, device=device) / SUBSTEPS)[None, :, None]
+        self._ramp = ramp + LAG_S * CONTROL_HZ  # ahead by the lag of the damped actuators at constant speed
         self.spec = EnvSpec(
             name="tabletop",
             num_envs=n,
@@ -203,9 +205,7 @@ class TabletopEnv:
         )
         target = self._control.next_target(last, action, arm)
         motion = target.joints - last.joints
-        ramp = (torch.arange(1, SUBSTEPS + 1, device=motion.device) / SUBSTEPS)[None, :, None]
-        ahead = LAG_S * CONTROL_HZ  # compensates the lag of the damped actuators at constant speed
-        joints = last.joints[:, None] + motion[:, None] * (ramp + ahead)
+        joints = last.joints[:, None] + motion[:, None] * self._ramp
         self._target = target.where(running, last)
         fingers = finger_target(action[:, 6])
         return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)

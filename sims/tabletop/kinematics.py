@@ -71,11 +71,10 @@ class Panda:
         frames = [joints[0]]
         for joint in joints[1:]:
             frames.append(torch.bmm(frames[-1], joint))
-        end_effector = frames[-1]
-        position = end_effector[:, :3, 3]
-        axes, origins = torch.stack([frame[:, :3, 2:] for frame in frames], dim=2).unbind(3)  # [N, 3, 7] each
-        jacobian = torch.cat([torch.linalg.cross(axes, position[..., None] - origins, dim=1), axes], dim=1)
-        return position, end_effector[:, :3, :3], jacobian
+        chain = torch.stack(frames, dim=3)[:, :3]  # [N, 3, 4, 7]
+        axes, origins = chain[:, :, 2], chain[:, :, 3]
+        jacobian = torch.cat([torch.linalg.cross(axes, origins[..., -1:] - origins, dim=1), axes], dim=1)
+        return origins[..., -1], frames[-1][:, :3, :3], jacobian
 
     def solve(
         self, jacobian: Float[Tensor, "N 6 7"], error: Float[Tensor, "N 6"], posture: Float[Tensor, "N 7"]

@@ -122,5 +122,5 @@ def test_an_experiment_selects_a_registered_simulator(site: Path) -> None:
 
 def test_a_tabletop_task_must_be_one(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR", group=TABLETOP_TASKS)
-    with pytest.raises(PluginError, match="'corridor' of corridor-sim .* must be a Task, got"):
+    with pytest.raises(PluginError, match=r"'corridor' of corridor-sim .* must be a Task, got"):
         with_named_plugins(TASKS, TABLETOP_TASKS, kind=Task)
