@@ -7,6 +7,10 @@ QUICKSTART := runs/quickstart
 SIMS ?= pusht metaworld robosuite libero
 PACKAGES := vla_rl world_models real_robot policies episodes sims
 
+# Bytecode is kept even where the environment says otherwise: the tests start hundreds of processes, and each would
+# compile torch again, six seconds of processor time.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-slow sims isaaclab ros test-ros lint types imports docs package clean
 
