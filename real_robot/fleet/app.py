@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Respo
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, PlainTextResponse
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 
 from episodes.overlays import append_changes
 from policies.bundle import MANIFEST, BundleError
@@ -129,8 +130,11 @@ def _valid(adapter: TypeAdapter[T], body: bytes) -> T:
 async def _body(request: Request, limit: int) -> bytes:
     """Refuses a body that is too large before it is all there."""
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > limit:
-            raise HTTPException(413, f"more than {limit} bytes")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > limit:
+                raise HTTPException(413, f"more than {limit} bytes")
+    except ClientDisconnect:
+        raise HTTPException(400, "the connection ended") from None
     return bytes(data)
