@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.ros.fake_arm.trajectory import cubic, quintic
+from real_robot.control.trajectory import cubic, quintic
 from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import UNKNOWN_OFFSET, SafetyFilter

@@ -25,10 +25,10 @@ from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
+from real_robot.control.trajectory import Trajectory
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
 from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm
-from real_robot.ros.fake_arm.trajectory import Trajectory
 from real_robot.safety.commands import Measurement, PathPoint
 from real_robot.safety.limits import RobotLimits
 from real_robot.serving.backends import PolicyBackend

@@ -38,9 +38,9 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.loop import ActionSource, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
+from real_robot.control.trajectory import Trajectory
 from real_robot.images import fit_image
 from real_robot.robot_file import LeRobotSection, Robot, RobotError, load_robot
-from real_robot.ros.fake_arm.trajectory import Trajectory
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.remote_policy import RemotePolicy

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_robot.ros.fake_arm.trajectory import cubic
+from real_robot.control.trajectory import cubic
 from real_robot.safety.collisions import Capsule, CollisionClearance, Collisions, Obstacle
 from real_robot.safety.commands import Command, Measurement
 from real_robot.safety.filter import SafetyFilter

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from real_robot.ros.fake_arm.trajectory import cubic
+from real_robot.control.trajectory import cubic
 from real_robot.safety.commands import Command, Measurement, SafeCommand
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from real_robot.ros.fake_arm.trajectory import cubic
+from real_robot.control.trajectory import cubic
 from real_robot.safety.commands import Command, Measurement, PathPoint
 from real_robot.safety.filter import SafetyFilter
 from real_robot.safety.kinematics import EndEffectorPoint, max_travel

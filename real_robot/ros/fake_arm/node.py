@@ -29,11 +29,11 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
+from real_robot.control.trajectory import Trajectory
 from real_robot.priority import take_priority
 from real_robot.ros.fake_arm import cameras
 from real_robot.ros.fake_arm.cameras import SharedState, start_cameras
 from real_robot.ros.fake_arm.physics import JOINT_HZ, JOINTS, TabletopArm
-from real_robot.ros.fake_arm.trajectory import Trajectory
 from real_robot.ros.messages import LATCHED_QOS, LatestMessage
 from sims.tabletop.tasks.registry import TASKS
 
