@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, PlainTextResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from episodes.overlays import append_changes
@@ -85,7 +86,7 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
 
     @app.post("/robots/{name}/report", dependencies=robot)
     async def report(name: RobotName, request: Request) -> Orders:
-        given = _valid(REPORT, await _body(request, MAX_JSON_BYTES))
+        given = _valid(REPORT.validate_json, await _body(request, MAX_JSON_BYTES))
         return await run_in_threadpool(hub.report, name, given)
 
     @app.get("/robots/episodes/{id}", dependencies=robot)
@@ -108,7 +109,7 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
 
     @app.post("/robots/labels", dependencies=robot)
     async def label(request: Request) -> dict[str, int]:
-        changes = _valid(CHANGES, await _body(request, MAX_JSON_BYTES))
+        changes = _valid(CHANGES.validate_json, await _body(request, MAX_JSON_BYTES))
         await run_in_threadpool(append_changes, deliveries.episodes, changes)
         return {"changes": len(changes)}
 
@@ -120,9 +121,9 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
         return FileResponse(path)
 
 
-def _valid(adapter: TypeAdapter[T], body: bytes) -> T:
+def _valid(parse: Callable[[bytes], T], body: bytes) -> T:
     try:
-        return adapter.validate_json(body)
+        return parse(body)
     except ValidationError as error:
         raise HTTPException(400, str(error).splitlines()[0]) from None
 

@@ -43,7 +43,7 @@ class FleetLink:
     def __init__(self, robot: LinkedRobot, join: Path) -> None:
         self._robot, self._hub = robot, HubClient(join)
         self._outbox = Outbox(robot.folder, self._hub)
-        self._page: str | None = None
+        self._wants_page = True
         self._said = ""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
@@ -74,9 +74,10 @@ class FleetLink:
     def _report(self) -> Orders:
         robot = self._robot
         version = robot.versions.current.hello.fingerprint
-        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=self._page)
+        page = robot.page() if self._wants_page else None
+        report = report_of(robot.state(), version=version, undelivered=len(self._outbox.waiting()), page=page)
         orders = self._hub.report(robot.name, report)
-        self._page = robot.page() if orders.wants_page else None
+        self._wants_page = orders.wants_page
         return orders
 
     def _follow(self, orders: Orders) -> None:

@@ -137,7 +137,7 @@ class CollisionClearance:
 
     def between(
         self, first: Distances, last: Distances, sweeps: Sequence[float], among: Pairs
-    ) -> tuple[Pairs, Distances, Distances] | None:
+    ) -> tuple[Int[np.ndarray, " close"], Float[np.ndarray, " close"], Float[np.ndarray, " close"]] | None:
         close = (first + last < self._travel[among] @ np.array(sweeps)).nonzero()[0]
         return (among[close], first[close], last[close]) if len(close) else None
 

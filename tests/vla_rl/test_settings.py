@@ -30,7 +30,11 @@ REQUIRED = {
     "grpo": ["--algorithm.group_size=2"],
 }
 # Numbers of which every finite one makes sense.
-WITHOUT_RANGE = ("algorithm.critic.initial_value", "algorithm.entropy.target")
+WITHOUT_RANGE = (
+    "algorithm.critic.initial_value",
+    "algorithm.entropy.target",
+    *(f"algorithm.{place}.histogram.{end}" for place in ("critic", "recap") for end in ("low", "high")),
+)
 
 
 def test_every_number_declares_its_range() -> None:
