@@ -116,11 +116,13 @@ class LeRobotArm:
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         times = [point.time_s for point in path]
-        states = [np.array([getattr(point, name) for point in path]) for name in PathPoint._fields[1:]]
+        positions, velocities, accelerations = (
+            np.array([getattr(point, name) for point in path]) for name in PathPoint._fields[1:]
+        )
         with self._lock:
             if self._trajectory is None:
-                self._trajectory = Trajectory(states[0][0], time.monotonic())
-            self._trajectory.follow(times, *states, time.monotonic())  # type: ignore[arg-type]
+                self._trajectory = Trajectory(positions[0], time.monotonic())
+            self._trajectory.follow(times, positions, velocities, accelerations, time.monotonic())
             self._end_s = times[-1]
 
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:

@@ -317,7 +317,7 @@ def test_a_cloned_policy_improves(noise: str) -> None:
     )  # fmt: skip
     made = OffPolicy(config, policy, ReachEnv(num_envs=16), seed=0)
     before = success(made.deployed(), ReachEnv, episodes=100)
-    for _ in range(10):
+    for _ in range(15):
         made.iterate()
     assert success(made.deployed(), ReachEnv, episodes=100) > before + 0.25
 
