@@ -128,7 +128,7 @@ class Scale:
     noise: float = 0.5
     environments: int = 96
     chunks: int = 8
-    iterations: int = 120
+    iterations: int = 30
 
 
 def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
