@@ -39,7 +39,8 @@ def distilled(run: Path, out: Path) -> dict[str, Any]:
     experiment, result = load_experiment(run), out / "result.json"
     if not result.exists():
         distill(experiment, run / "bundle", out)
-    return {"seed": experiment.seed, **json.loads(result.read_text())}
+    found = json.loads(result.read_text())
+    return {"seed": experiment.seed, **{key: found[key] for key in ("denoising_steps", "teacher", "student")}}
 
 
 def rows_of(runs: list[dict[str, Any]]) -> list[Row]:
