@@ -1,8 +1,8 @@
 """A tuned policy distilled to one denoising step: what it loses in success, and what it saves.
 
-    python -m benchmarks.one_step quickstart RUN [RUN ...] [--work DIR]
+    python -m benchmarks.one_step RUN [RUN ...] [--work DIR]
 
-Each RUN is a finished run of configs/NAME.yaml. ``vla-rl distill`` fits a student to its policy (settings of section
+Each RUN is a finished run of one configuration, such as the quick start. ``vla-rl distill`` fits a student to its policy (settings of section
 distillation), then teacher and student act from the same held-out starts. Runs that are complete in --work are not
 repeated. Writes benchmarks/results/one_step.json: success with intervals over runs and episodes, the difference, and
 milliseconds of one chunk of one observation, medians of 50.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ from vla_rl.runs.run_dir import load_experiment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="the configuration of the runs")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--work", type=Path, default=Path("runs/one_step"))
     arguments = parser.parse_args()
     found = [distilled(run, arguments.work / run.name) for run in arguments.runs]
-    seeds = " ".join(str(one["seed"]) for one in found)
-    command = f"python -m benchmarks.one_step {arguments.name} RUN of each seed {seeds}"
+    command = "python -m benchmarks.one_step " + " ".join(sys.argv[1:])
     print(write_record("one_step", rows_of(found), command=command, runs=found))
 
 
