@@ -2,10 +2,10 @@
 
     python -m benchmarks.one_step RUN [RUN ...] [--work DIR]
 
-Each RUN is a finished run of one configuration, such as the quick start. ``vla-rl distill`` fits a student to its policy (settings of section
-distillation), then teacher and student act from the same held-out starts. Runs that are complete in --work are not
-repeated. Writes benchmarks/results/one_step.json: success with intervals over runs and episodes, the difference, and
-milliseconds of one chunk of one observation, medians of 50.
+Each RUN is a finished run of one configuration, such as the quick start. ``vla-rl distill`` fits a student to its
+policy (settings of section distillation), then teacher and student act from the same held-out starts. Runs that are
+complete in --work are not repeated. Writes benchmarks/results/one_step.json: success with intervals over runs and
+episodes, the difference, and milliseconds of one chunk of one observation, medians of 50.
 """
 
 from __future__ import annotations
