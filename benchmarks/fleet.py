@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from episodes.store import EpisodeStore, is_store
+from episodes.store import EpisodeStore, episode_ids, is_store
 from policies.bundle import read_bundle_info
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from real_robot.fleet.client import HubClient, HubRefused
@@ -268,7 +268,7 @@ class Fleet:
             there |= dict.fromkeys((folder / "told.txt").read_text().split(), "told")
             with EpisodeStore(folder / EPISODES) as store:
                 there |= {entry.id: digest(store.file(entry.id)) for entry in store.entries()}
-        files = len(list((self.hub / EPISODES).glob("ep-*.zarr.zip")))
+        files = len(episode_ids(self.hub / EPISODES))
         return Counter(
             stored=len(there),
             lost=sum(here.get(id) != content for id, content in there.items()),

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from episodes.maintenance import verify
+from episodes.store import episode_file
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.runs.metrics import read_metrics
 
@@ -71,7 +72,7 @@ def store_kills(folder: Path, kills: int, rng: random.Random) -> Iterator[Row]:
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     added = log.read_text().split("\n")[:-1]
-    lost = [id for id in added if not (store / f"ep-{id}.zarr.zip").exists()]
+    lost = [id for id in added if not episode_file(store, id).exists()]
     yield row("committed episodes, lost", len(lost), "episodes", against=f"{len(added)} committed, {kills} kills")
     yield row("committed episodes, torn", len(verify(store)["corrupt"]), "episodes", against=f"{len(added)} committed")
 

@@ -39,7 +39,8 @@ from episodes.packing import Arrays, pack, unpack
 from episodes.schema import CorruptEpisode, Episode, EpisodeError, StoreFull, validate
 from sims.errors import is_disk_full
 
-_SUFFIX = ".zarr.zip"
+_PREFIX, _SUFFIX = "ep-", ".zarr.zip"
+_FILES = f"{_PREFIX}*{_SUFFIX}"
 _STALE_S = 3600.0  # age at which the temporary file of a killed writer is deleted
 _UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR)
 
@@ -88,7 +89,7 @@ class EpisodeStore:
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
         if not create and not is_store(self.path):
-            raise EpisodeError(f"{self.path} is not an episode store: it has no ep-*{_SUFFIX} and no {CATALOG_NAME}")
+            raise EpisodeError(f"{self.path} is not an episode store: it has no {_FILES} and no {CATALOG_NAME}")
         with self._repair_lock():
             self._catalog = self._open_catalog()
 
@@ -251,7 +252,7 @@ class EpisodeStore:
 
     def file(self, id: str) -> Path:
         """The file of an episode or of one of its parts."""
-        return self.path / f"ep-{recorded_id(id)}{_SUFFIX}"
+        return episode_file(self.path, id)
 
     def close(self) -> None:
         self._catalog.close()
@@ -338,8 +339,8 @@ class EpisodeStore:
         """Add files that are not in the catalog, remove missing ones, delete temporary files of killed writers."""
         known, on_disk = catalog.ids(), set()
         for item in os.scandir(self.path):
-            if item.name.startswith("ep-") and item.name.endswith(_SUFFIX):
-                on_disk.add(item.name[3 : -len(_SUFFIX)])
+            if item.name.startswith(_PREFIX) and item.name.endswith(_SUFFIX):
+                on_disk.add(_id_of(item.name))
             elif item.name.startswith(".ep-"):
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - item.stat().st_mtime > _STALE_S:
@@ -368,7 +369,21 @@ class EpisodeStore:
 
 def is_store(path: Path) -> bool:
     """Whether the folder ``path`` has episodes or an index of them."""
-    return (path / CATALOG_NAME).exists() or any(path.glob(f"ep-*{_SUFFIX}"))
+    return (path / CATALOG_NAME).exists() or any(path.glob(_FILES))
+
+
+def episode_file(folder: Path, id: str) -> Path:
+    """Of an episode, or of one of its parts, in the store ``folder``."""
+    return folder / f"{_PREFIX}{recorded_id(id)}{_SUFFIX}"
+
+
+def episode_ids(folder: Path) -> list[str]:
+    """Of the episode files in ``folder``, without opening the store; none where there is no such folder."""
+    return [_id_of(file.name) for file in folder.glob(_FILES)]
+
+
+def _id_of(name: str) -> str:
+    return name[len(_PREFIX) : -len(_SUFFIX)]
 
 
 def _sync_folder(path: Path) -> None:

@@ -62,7 +62,12 @@ class BundleInfo:
     @property
     def tensors(self) -> str:
         """Name of the weights' file."""
-        return f"policy-{self.sha256[:12]}.safetensors"
+        return tensors_name(self.sha256)
+
+
+def tensors_name(sha256: str) -> str:
+    """Of the weights' file in a bundle whose tensors have this hash."""
+    return f"policy-{sha256[:12]}.safetensors"
 
 
 def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = None) -> BundleInfo:
@@ -86,13 +91,31 @@ def save_bundle(policy: Policy, path: Path, *, provenance: Provenance | None = N
             created=given.created or datetime.now(UTC).isoformat(timespec="seconds"),
         ),
     )
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / info.tensors, data)
-    write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
-    for leftover in [*path.glob("policy-*.safetensors"), *path.glob(".*.partial")]:
-        if leftover.name != info.tensors:
-            leftover.unlink()
+    _replace(path, info.tensors, data, json.dumps(asdict(info), indent=2).encode())
+    for leftover in path.glob(".*.partial"):
+        leftover.unlink()
     return info
+
+
+def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
+    """Write the files of a bundle to the folder ``path``, as ``save_bundle`` does.
+
+    Raises BundleError if the weights are not those that the manifest names.
+    """
+    sha256 = hashlib.sha256(tensors).hexdigest()
+    if json.loads(manifest)["sha256"] != sha256:
+        raise BundleError(f"the weights of the bundle for {path} are damaged: sha256 {sha256[:12]}")
+    _replace(path, tensors_name(sha256), tensors, manifest)
+
+
+def _replace(path: Path, name: str, tensors: bytes, manifest: bytes) -> None:
+    """Weights before the manifest that names them; then those of the bundle that was there go."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / name, tensors)
+    write_atomically(path / MANIFEST, manifest)
+    for leftover in path.glob("policy-*.safetensors"):
+        if leftover.name != name:
+            leftover.unlink(missing_ok=True)
 
 
 def read_bundle_info(path: Path) -> BundleInfo:

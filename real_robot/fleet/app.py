@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from episodes.overlays import append_changes
-from policies.bundle import MANIFEST, BundleError
+from policies.bundle import MANIFEST, BundleError, tensors_name
 from real_robot.corrections.access import Access, Origins, Person
 from real_robot.corrections.app import OnlyFromHere, add_page, required
 from real_robot.corrections.audit import AuditLog
@@ -45,7 +45,7 @@ def _add_people(app: FastAPI, hub: Hub, access: Access, origins: Origins, audit:
 
     @app.get("/api/fleet", dependencies=[required(access, "viewer")])
     def fleet() -> dict[str, Any]:
-        version, _ = hub.versions.newest()
+        version = hub.versions.newest()
         shown = {"version": version[:12], "number": hub.versions.number(version), "max_behind": hub.max_behind}
         return {"robots": hub.rows(), "published": shown, "rolled_back": [one[:12] for one in hub.versions.rolled_back]}
 
@@ -116,7 +116,7 @@ def _add_robots(app: FastAPI, hub: Hub, deliveries: Deliveries, token: str) -> N
     @app.get("/robots/bundles/{sha256}/{name}", dependencies=robot)
     def bundle_file(sha256: Annotated[str, Path(pattern=f"^{DIGEST}$")], name: str) -> Response:
         path = hub.versions.folder(sha256) / name
-        if name not in (MANIFEST, f"policy-{sha256[:12]}.safetensors") or not path.exists():
+        if name not in (MANIFEST, tensors_name(sha256)) or not path.exists():
             raise HTTPException(404, "no such bundle")
         return FileResponse(path)
 

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import threading
 from pathlib import Path
 
-from policies.bundle import MANIFEST, BundleError, read_bundle_info, write_atomically
+from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info, write_atomically
 
 KEPT = 5  # bundles; also the older ones are known by their hash
-
-
-def install_bundle(path: Path, *, manifest: bytes, tensors: bytes) -> None:
-    """Write a bundle to the folder ``path``, replacing the one there; a crash leaves the old or the new.
-
-    Raises BundleError if the weights are not those that the manifest names.
-    """
-    digest = hashlib.sha256(tensors).hexdigest()
-    if json.loads(manifest)["sha256"] != digest:
-        raise BundleError(f"the weights of the bundle for {path} are damaged: sha256 {digest[:12]}")
-    path.mkdir(parents=True, exist_ok=True)
-    name = f"policy-{digest[:12]}.safetensors"
-    write_atomically(path / name, tensors)
-    write_atomically(path / MANIFEST, manifest)
-    for leftover in path.glob("policy-*.safetensors"):
-        if leftover.name != name:
-            leftover.unlink(missing_ok=True)
 
 
 class PublishedVersions:
@@ -43,15 +25,15 @@ class PublishedVersions:
         self.order: list[str] = known["order"]
         self.rolled_back: list[str] = known["rolled_back"]
 
-    def newest(self) -> tuple[str, Path]:
-        """SHA-256 and folder of the published version. Raises BundleError where there is none."""
+    def newest(self) -> str:
+        """SHA-256 of the published version. Raises BundleError where there is none."""
         with self._lock:
             sha256 = read_bundle_info(self._live).sha256
             if sha256 not in self.order:
                 self._keep(sha256)
                 self.order.append(sha256)
                 self._write()
-            return sha256, self.folder(sha256)
+            return sha256
 
     def folder(self, sha256: str) -> Path:
         return self._kept / sha256[:12]

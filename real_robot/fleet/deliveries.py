@@ -8,7 +8,7 @@ from pathlib import Path
 
 from episodes.catalog import read_entry
 from episodes.schema import EpisodeError
-from episodes.store import EpisodeStore
+from episodes.store import EpisodeStore, episode_file
 from real_robot.fleet.messages import Received
 
 
@@ -48,7 +48,7 @@ class Deliveries:
 
     def _received(self, id: str, sha256: str) -> Received:
         partial = self._partial(id, sha256)
-        done = (self.episodes / f"ep-{id}.zarr.zip").exists()
+        done = episode_file(self.episodes, id).exists()
         return Received(bytes=partial.stat().st_size if partial.exists() and not done else 0, done=done)
 
     def _commit(self, id: str, partial: Path, sha256: str) -> None:

@@ -48,7 +48,7 @@ class Hub:
 
     def report(self, name: str, report: Report) -> Orders:
         """Raises BundleError where nothing is published."""
-        version, folder = self.versions.newest()
+        version = self.versions.newest()
         behind, now = self.versions.behind(report.version), self._clock()
         with self._lock:
             robot = self._robots.setdefault(name, Robot(report=report, heard_s=now))
@@ -59,7 +59,6 @@ class Hub:
         paused = f"the policy is {behind} versions old" if behind > self.max_behind else ""
         return Orders(
             version=version,
-            tensors=next(folder.glob("policy-*.safetensors")).name,
             behind=behind,
             paused=paused,
             rolled_back=list(self.versions.rolled_back),

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.bundle import MANIFEST, read_bundle_info
-from real_robot.fleet.bundles import install_bundle
+from policies.bundle import MANIFEST, install_bundle, read_bundle_info, tensors_name
 from real_robot.fleet.client import HubClient
 from real_robot.fleet.messages import Orders, report_of
 from real_robot.fleet.outbox import Outbox
@@ -86,8 +85,10 @@ class FleetLink:
             robot.versions.report_fault(version, "for the whole fleet")
         live = robot.folder / "bundle"
         if not robot.versions.knows(orders.version) and read_bundle_info(live).sha256 != orders.version:
-            manifest = self._hub.bundle_file(orders.version, MANIFEST)
-            install_bundle(live, manifest=manifest, tensors=self._hub.bundle_file(orders.version, orders.tensors))
+            manifest, tensors = (
+                self._hub.bundle_file(orders.version, name) for name in (MANIFEST, tensors_name(orders.version))
+            )
+            install_bundle(live, manifest=manifest, tensors=tensors)
         robot.pause(orders.paused)
 
     def _say(self, message: str) -> None:

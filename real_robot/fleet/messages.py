@@ -43,11 +43,10 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """The hub's answer. ``version``, ``tensors``: of the published bundle and its weights' file. ``behind``: versions
-    published after the robot's. ``paused``: why it shall not begin another episode, "" if it may."""
+    """The hub's answer. ``version``: of the published bundle. ``behind``: versions published after the robot's.
+    ``paused``: why it shall not begin another episode, "" if it may."""
 
     version: Annotated[str, Field(pattern=f"^{DIGEST}$")]
-    tensors: Annotated[str, Field(pattern=r"^policy-[0-9a-f]{12}\.safetensors$")]
     behind: int
     paused: str
     rolled_back: list[str]

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from episodes.overlays import read_changes
+from episodes.store import episode_file, episode_ids
 from real_robot.fleet.client import HubClient
 from real_robot.fleet.messages import CHUNK_BYTES, CHUNK_LABELS
 
-PREFIX, SUFFIX = "ep-", ".zarr.zip"
 ID_LENGTH = 26
 
 
@@ -29,8 +29,7 @@ class Outbox:
 
     def waiting(self) -> list[str]:
         """Ids of the episodes that the hub has not confirmed, oldest first."""
-        found = (path.name[len(PREFIX) : -len(SUFFIX)] for path in self._episodes.glob(f"{PREFIX}*{SUFFIX}"))
-        return sorted(id for id in found if id not in self._delivered)
+        return sorted(id for id in episode_ids(self._episodes) if id not in self._delivered)
 
     def deliver(self, until_s: float) -> bool:
         """Until then (monotonic): whether nothing is left. Raises what ``HubClient`` raises."""
@@ -46,7 +45,7 @@ class Outbox:
 
     def _deliver_episode(self, id: str, until_s: float) -> bool:
         """Whether it is all there, before ``until_s``."""
-        data = (self._episodes / f"{PREFIX}{id}{SUFFIX}").read_bytes()
+        data = episode_file(self._episodes, id).read_bytes()
         sha256 = hashlib.sha256(data).hexdigest()
         there = self._hub.received(id, sha256)
         while not there.done:

@@ -20,9 +20,9 @@ from playwright.sync_api import Browser
 
 from benchmarks.fleet import Fleet
 from episodes.store import EpisodeStore
-from policies.bundle import BundleError, read_bundle_info, save_bundle
+from policies.bundle import BundleError, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
-from real_robot.fleet.bundles import PublishedVersions, install_bundle
+from real_robot.fleet.bundles import PublishedVersions
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
 from real_robot.fleet.messages import Report
@@ -100,11 +100,11 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
     names = []
     for seed in range(3):
         publish(tmp_path, seed)
-        names.append(PublishedVersions(tmp_path).newest()[0])  # also over a restart
+        names.append(PublishedVersions(tmp_path).newest())  # also over a restart
     versions = PublishedVersions(tmp_path)
     assert [versions.behind(name) for name in (*names, "unknown")] == [2, 1, 0, 3]
     assert versions.roll_back() == (names[2], names[1])
-    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path).newest()[0]
+    assert read_bundle_info(tmp_path / "bundle").sha256 == names[1] == PublishedVersions(tmp_path).newest()
     assert [versions.behind(name) for name in names] == [1, 0, 0]
     assert versions.roll_back() == (names[1], names[0])
     assert versions.roll_back() is None
@@ -119,7 +119,7 @@ def test_who_needs_help_most_comes_first(tmp_path: Path):
     now = [0.0]
     publish(tmp_path, 0)
     versions = PublishedVersions(tmp_path)
-    current = replace(WELL, version=versions.newest()[0])
+    current = replace(WELL, version=versions.newest())
     hub = Hub(versions, max_behind=1, clock=lambda: now[0])
     hub.report("gone", replace(current, mode="hold"))
     now[0] = 60.0
