@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 from real_robot.control.loop import Action
+from real_robot.control.thread import ControlThread
 from real_robot.lerobot_robot import LeRobotArm, control_thread, make_driver
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.safety.commands import Measurement
@@ -102,13 +105,20 @@ def simulated_arm() -> type:
     return SimulatedArm
 
 
-def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(tmp_path: Path) -> None:
-    robot = load_robot(so101(tmp_path))
-    driver = simulated_arm()(robot_config(tmp_path))
+@contextmanager
+def driven(folder: Path) -> Iterator[tuple[Any, LeRobotArm, ControlThread]]:
+    """A simulated driver, its arm and what swings it through the filter."""
+    robot = load_robot(so101(folder))
+    driver = simulated_arm()(robot_config(folder))
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
         control = control_thread(arm, robot, Swinging(), control_hz=25.0)
         control.start()
+        yield driver, arm, control
+
+
+def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(tmp_path: Path) -> None:
+    with driven(tmp_path) as (driver, arm, control):
         time.sleep(2.0)
         assert arm.images((24, 32))[0]["agent"].shape == (24, 32, 3)
         control.brake()
@@ -127,12 +137,7 @@ def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(tmp_path: Path
 
 
 def test_a_driver_that_fails_stops_the_arm_and_is_named(tmp_path: Path) -> None:
-    robot = load_robot(so101(tmp_path))
-    driver = simulated_arm()(robot_config(tmp_path))
-    with LeRobotArm(driver, robot) as arm:
-        wait(lambda: arm.fresh(0.1))
-        control = control_thread(arm, robot, Swinging(), control_hz=25.0)
-        control.start()
+    with driven(tmp_path) as (driver, _, control):
         wait(lambda: len(driver.sent) > 20)
         driver.unplugged = True
         wait(lambda: control.loop.filter.stopped)
