@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.request import urlopen
 
 import torch
@@ -31,6 +31,7 @@ from benchmarks.safety import command_times, far, saturated, smooth
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.robot_file import load_robot
 from real_robot.ros.commands import policy_spec
+from real_robot.ros.fake_arm.cameras import DETAIL
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.scene import CONTROL_HZ
@@ -57,6 +58,11 @@ def filter_rows() -> list[Row]:
     return rows
 
 
+def simulated(tasks: Sequence[str], episodes: int) -> TabletopEnv:
+    """The suite, drawn as by the fake arm's cameras."""
+    return TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1, detail=DETAIL))
+
+
 def success_row(name: str, wins: Sequence[bool], **more: Any) -> Row:
     interval = wilson_interval(sum(wins), len(wins))
     return row(name, sum(wins) / len(wins), "share", interval=list(interval), episodes=len(wins), **more)
@@ -73,14 +79,23 @@ def deployed_actor(bundle: Path, env: VectorEnv) -> PolicyActor:
     return PolicyActor(load_bundle(bundle), env.spec.num_envs, torch.Generator().manual_seed(0), stochastic=False)
 
 
-def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartState]) -> list[bool]:
+class Attempt(NamedTuple):
+    """An episode over the wire. ``stopped``: why the protective stop ended it, or nothing; a stop is a failure."""
+
+    success: bool
+    stopped: str
+
+
+def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartState]) -> list[Attempt]:
     """Through the node, one episode after the other, for as long as the task's steps take, and a second to begin."""
-    wins = []
+    attempts = []
     for start in starts:
         task = tasks[start.task]
         if cell.status().get("in_episode") == "True":
             cell.ask("end", False)
         cell.wait(lambda: cell.status()["at_rest"] == "True", 10, "rest")
+        if cell.ask("stopped"):
+            cell.wait(lambda: cell.ask("trigger", "/vla_rl_policy/release")[0], 10, "the release of the stop")
         for name, value in (("task", task), ("seed", start.seed)):
             assert cell.ask("set", "fake_arm", name, value)[0]
         _, instruction = cell.ask("trigger", "/fake_arm/reset")
@@ -90,14 +105,15 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
         actions = int(cell.status().get("actions", 0))
         cell.wait(lambda before=actions: int(cell.status().get("actions", 0)) > before, 30, "the first action")
         until = time.monotonic() + TASKS[task].max_steps / CONTROL_HZ + 1.0
-        outcome = [False, False]
-        while time.monotonic() < until and not any(outcome):
-            outcome = cell.ask("outcome")
+        outcome, stopped = [False, False], False
+        while time.monotonic() < until and not any(outcome) and not stopped:
+            outcome, stopped = cell.ask("outcome"), cell.ask("stopped")
             time.sleep(0.02)
         cell.ask("end", outcome[0])
-        wins.append(outcome[0])
-        print(f"{task} {start.seed}: {'success' if outcome[0] else 'failure'} ({instruction})", file=sys.stderr)
-    return wins
+        attempts.append(Attempt(outcome[0], cell.status()["message"] if stopped else ""))
+        result = "success" if outcome[0] else attempts[-1].stopped or "failure"
+        print(f"{task} {start.seed}: {result} ({instruction})", file=sys.stderr)
+    return attempts
 
 
 @contextlib.contextmanager
@@ -195,14 +211,16 @@ def measure(
                 rows += endurance(cell, port, seconds)
                 slower.unlink()
             if episodes:
-                rows.append(success_row("success_over_wire", success_over_wire(cell, tasks, starts)))
+                attempts = success_over_wire(cell, tasks, starts)
+                rows.append(success_row("success_over_wire", [one.success for one in attempts]))
+                rows.append(row("stops_over_wire", sum(bool(one.stopped) for one in attempts), "episodes"))
             cell.kill("node", signal.SIGTERM)
             if seconds:
                 rows += endurance_synchronously(cell, bundle, tasks[0], seconds, slow_inference_s)
             if episodes:
                 with arm_as_environment(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
                     rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
-                sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
+                sim = simulated(tasks, episodes)
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
                 sim.close()
         finally:

@@ -24,35 +24,34 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.robot import QUICK_START, evaluate, robot_file, success_over_wire, success_row
+from benchmarks.robot import QUICK_START, Attempt, evaluate, robot_file, simulated, success_over_wire, success_row
 from policies.bundle import read_bundle_info
 from real_robot.ros.commands import policy_spec
 from sims.starts import StartSequence
-from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
 from tests.ros.cell import Cell
-from vla_rl.bench.record import row, write_record
+from vla_rl.bench.record import Row, row, write_record
 
 COUNTERS = {"control_ticks": "control ticks", "holds": "control ticks", "missed_ticks": "command ticks"}
 
 
 def run_cell(
     cell: Cell, bundle: Path, image: tuple[int, int], starts: Sequence[StartState]
-) -> tuple[list[bool], Counter[str]]:
-    """``starts`` one after the other in a cell that is started for them: success of each, and what was counted."""
+) -> tuple[list[Attempt], Counter[str]]:
+    """``starts`` one after the other in a cell that is started for them, and what was counted."""
     cell.start_arm(height=image[0], width=image[1], camera_hz=30)
     cell.start_operator("--without-joints")
     cell.start_node(cell.start_server("--bundle", str(bundle)))
     cell.activate()
     first = cell.status()
-    wins = success_over_wire(cell, QUICK_START, starts)
+    attempts = success_over_wire(cell, QUICK_START, starts)
     last = cell.status()
-    return wins, Counter({name: int(last[name]) - int(first[name]) for name in COUNTERS})
+    return attempts, Counter({name: int(last[name]) - int(first[name]) for name in COUNTERS})
 
 
 def over_wire(
     bundle: Path, starts: Sequence[StartState], cells: int, image: tuple[int, int]
-) -> tuple[list[bool], Counter[str]]:
+) -> tuple[list[Attempt], Counter[str]]:
     """As ``run_cell``, the starts in equal blocks, one per cell, all cells at the same time."""
     size = -(-len(starts) // cells)
     blocks = [starts[at : at + size] for at in range(0, len(starts), size)]
@@ -67,7 +66,17 @@ def over_wire(
         # closed when all are done: a cell that closes removes shared memory of those that began after it
         with ThreadPoolExecutor(len(blocks)) as threads:
             runs = list(threads.map(lambda cell, block: run_cell(cell, bundle, image, block), made, blocks))
-    return [win for wins, _ in runs for win in wins], sum((counted for _, counted in runs), Counter())
+    return [one for attempts, _ in runs for one in attempts], sum((counted for _, counted in runs), Counter())
+
+
+def success_rows(where: str, starts: Sequence[StartState], wins: Sequence[bool]) -> list[Row]:
+    """Of all episodes, and of each task's."""
+    rows = [success_row(where, wins)]
+    for k, task in enumerate(QUICK_START):
+        of_task = [win for start, win in zip(starts, wins, strict=True) if start.task == k]
+        if of_task:
+            rows.append(success_row(f"{where}, {task}", of_task))
+    return rows
 
 
 def main() -> None:
@@ -82,12 +91,13 @@ def main() -> None:
     image = tuple(options.image or policy_spec(bundle).robot.image_size)
     starts = StartSequence("evaluation", seed=0, num_tasks=len(QUICK_START)).take(options.episodes)
     began = time.monotonic()
-    wins, counted = over_wire(bundle, starts, options.cells, image)
+    attempts, counted = over_wire(bundle, starts, options.cells, image)
     seconds = time.monotonic() - began
-    sim = TabletopEnv(TabletopConfig(tasks=QUICK_START, num_envs=min(10, options.episodes), threads=1))
+    sim = simulated(QUICK_START, options.episodes)
     rows = [
-        success_row("success over the wire", wins),
-        success_row("success in simulation", evaluate(bundle, sim, starts)),
+        *success_rows("over the wire", starts, [one.success for one in attempts]),
+        *success_rows("in simulation", starts, evaluate(bundle, sim, starts)),
+        *success_rows("stopped", starts, [bool(one.stopped) for one in attempts]),
         *(row(name.replace("_", " "), counted[name], unit) for name, unit in COUNTERS.items()),
         row("time over the wire", seconds, "s"),
     ]

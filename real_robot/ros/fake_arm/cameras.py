@@ -18,10 +18,11 @@ from real_robot.priority import give_up_priority
 from real_robot.ros.fake_arm.physics import episode_layout
 from real_robot.ros.messages import SENSOR_QOS
 from sims.tabletop.layout import NQ
-from sims.tabletop.render import Renderer, choose_gl
+from sims.tabletop.render import Detail, Renderer, choose_gl
 from sims.tabletop.tasks.registry import TASKS
 
 NAMES = ("agent", "wrist")
+DETAIL: Detail = "low"  # as configs/quickstart.yaml; policies that were trained in full detail succeed as often
 _TASKS = tuple(TASKS)
 FAULTS = ("none", "silent", "frozen", "bgra8", "truncated", "small", "depth")
 _SPAWN = multiprocessing.get_context("spawn")
@@ -73,7 +74,7 @@ def _publish_images(shared: SharedState, image_size: tuple[int, int], hz: int, p
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("fake_cameras")
     publishers = [node.create_publisher(Image, f"/camera/{name}/image_raw", SENSOR_QOS) for name in NAMES]
-    renderer = Renderer(gl=choose_gl("auto"), cameras=NAMES, image_size=image_size)
+    renderer = Renderer(gl=choose_gl("auto"), cameras=NAMES, image_size=image_size, detail=DETAIL)
     height, width = image_size
     images = np.zeros((len(NAMES), height, width, 3), dtype=np.uint8)
     stamp, due_s = node.get_clock().now().to_msg(), time.monotonic()
