@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +18,8 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import read_bundle_info, save_bundle
+from policies.policy import RobotSpec
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
@@ -28,10 +32,11 @@ from vla_rl.cli import main as cli
 from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
-from vla_rl.runners.correction_rounds import learn
+from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
 from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, sirius_shares
-from vla_rl.runners.corrections import EPISODES
+from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
+from vla_rl.runs.checkpoint import latest_checkpoint
 
 FAST = LearningConfig(bc=BCConfig(steps=20, batch_size=8, warmup=1))
 CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
@@ -98,6 +103,74 @@ def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
     write_bundle(tmp_path / "bundle")
     with pytest.raises(UserError, match="no successful episode that a person corrected"):
         next(learn(tmp_path, CONFIG, watch=False))
+
+
+def corrections(folder: Path, *, episodes: int = 3) -> list[str]:
+    """A folder of ``vla-rl correct``: a bundle, and episodes in which a person drives from step 3 on."""
+    robot = RobotSpec(action_dim=3, state_dim=4, cameras=("front", "wrist"), image_size=(8, 8), control_hz=20.0)
+    if not (folder / BUNDLE).exists():
+        save_bundle(small_policy(robot=robot), folder / BUNDLE)
+    actor = np.array([POLICY] * 3 + [HUMAN] * 9, dtype=np.uint8)
+    with EpisodeStore(folder / EPISODES, create=True) as store:
+        return [store.add(make_episode(steps=12, actor=actor, seed=seed)) for seed in range(episodes)]
+
+
+def unpublish(path: Path) -> None:
+    """As if the learner of the round had been killed before it published."""
+    record = json.loads((path / "round.json").read_text())
+    (path / "round.json").write_text(json.dumps(record | {"published": False}))
+
+
+def test_a_round_that_was_trained_but_not_published_is_published_and_its_episodes_count_as_learned(tmp_path: Path):
+    corrections(tmp_path)
+    given = shutil.copytree(tmp_path / BUNDLE, tmp_path / "given")
+    first = learn_round(tmp_path, CONFIG)
+    ((path, begun),) = read_rounds(tmp_path)
+    assert (len(begun.corrected), begun.published) == (3, True)
+    trained = (path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / BUNDLE)
+    shutil.copytree(given, tmp_path / BUNDLE)
+    unpublish(path)
+    watching = learn(tmp_path, replace(CONFIG, learning=replace(FAST, episodes_per_round=1)), watch=True)
+    assert next(watching) == first
+    assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == first["version"]
+    assert (path / "metrics.jsonl").read_bytes() == trained
+    corrections(tmp_path, episodes=1)  # one more than those that were learned from
+    assert [next(watching)[key] for key in ("round", "corrected_episodes")] == [2, 4]
+
+
+def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_path: Path):
+    ids = corrections(tmp_path)
+    learn_round(tmp_path, CONFIG)
+    path = tmp_path / LEARNING / "round-001"
+    shutil.rmtree(path / BUNDLE)
+    unpublish(path)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], "success", False, author="anna")
+    found = learn_round(tmp_path, CONFIG)
+    assert (found["round"], found["corrected_episodes"]) == (2, 2)
+
+
+@pytest.mark.slow
+def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path):
+    """It ends with exactly the weights of an undisturbed one, without the episodes that arrived meanwhile."""
+    corrections(tmp_path / "killed")
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    settings = ["--learning.bc.steps=500", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
+    command = [sys.executable, "-m", "vla_rl.cli", "learn", str(tmp_path / "killed"), *settings]
+    checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 120
+        while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert not (checkpoints.parent / BUNDLE).exists()
+    corrections(tmp_path / "killed", episodes=2)
+    cli.main(["learn", str(tmp_path / "killed"), *settings])
+    cli.main(["learn", str(tmp_path / "alone"), *settings])
+    killed, alone = (read_bundle_info(tmp_path / name / BUNDLE).sha256 for name in ("killed", "alone"))
+    assert killed == alone
+    assert [path.name for path, _ in read_rounds(tmp_path / "killed")] == ["round-001"]
 
 
 def test_a_round_under_way_is_shown_without_its_incomplete_line(tmp_path: Path):

@@ -69,9 +69,9 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
     actors = config.learning.actors
     while True:
         corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
-        newest = _newest(folder)
-        new = corrected if newest is None or not watch else corrected - newest[1].corrected
-        under_way = newest is not None and not newest[1].published
+        rounds = read_rounds(folder)
+        new = corrected - rounds[-1][1].corrected if rounds and watch else corrected
+        under_way = bool(rounds) and not rounds[-1][1].published
         if corrected and (under_way or len(new) >= (config.learning.episodes_per_round if watch else 1)):
             yield learn_round(folder, config)
         elif not watch:
@@ -84,22 +84,36 @@ def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[d
 
 def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
     """Clone what the configuration says, from the published policy on, and publish it; or continue such a round."""
-    path, begun = _newest(folder) or (folder / LEARNING / "round-000", None)
     version = read_bundle_info(folder / BUNDLE).sha256
-    if begun is not None and not begun.published and _is_trained(path, begun, version):
-        return _publish(folder, path, begun)
+    for path, begun in read_rounds(folder)[-1:]:
+        if not begun.published and _is_trained(path, begun, version):
+            return _publish(folder, path, begun)
     policy = _policy(folder / BUNDLE, config)
-    same = None
-    if begun is not None and not begun.published and begun.episodes <= successful_episodes(folder / EPISODES):
-        same, samplers = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
-    if same is None or same != begun:
-        path = path.with_name(f"round-{round_number(path) + 1:03d}")
-        ids = successful_episodes(folder / EPISODES)
-        begun, samplers = _begin(folder, config, policy, version, ids=ids, share=None)
-        _write(path, begun)
+    path, begun, samplers = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
     bc = config.learning.bc
     clone_windows(policy, samplers, bc, path, seed=config.seed, parent=version, checkpoint_s=CHECKPOINT_S)
     return _publish(folder, path, begun)
+
+
+Opened = tuple[Path, Round, list[WindowSampler]]
+
+
+def _continued(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened | None:
+    """The newest round, if it is not published and what it began with is as it was."""
+    for path, begun in read_rounds(folder)[-1:]:
+        if not begun.published and begun.episodes <= successful_episodes(folder / EPISODES):
+            now, samplers = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
+            return (path, begun, samplers) if now == begun else None
+    return None
+
+
+def _next(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened:
+    """A round of what there is now."""
+    number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
+    path, ids = folder / LEARNING / f"round-{number:03d}", successful_episodes(folder / EPISODES)
+    begun, samplers = _begin(folder, config, policy, version, ids=ids, share=None)
+    _write(path, begun)
+    return path, begun, samplers
 
 
 def _begin(
@@ -162,10 +176,10 @@ def _publish(folder: Path, path: Path, begun: Round) -> dict[str, Any]:
     }
 
 
-def _newest(folder: Path) -> tuple[Path, Round] | None:
-    """The newest round and what it began with."""
-    known = [path for path in sorted_rounds(folder / LEARNING) if (path / RECORD).exists()]
-    return (known[-1], _ROUND.validate_json((known[-1] / RECORD).read_bytes())) if known else None
+def read_rounds(folder: Path) -> list[tuple[Path, Round]]:
+    """The folders of all rounds, oldest first, and what each began with."""
+    paths = [path for path in sorted_rounds(folder / LEARNING) if (path / RECORD).exists()]
+    return [(path, _ROUND.validate_json((path / RECORD).read_bytes())) for path in paths]
 
 
 def _write(path: Path, begun: Round) -> None:
