@@ -136,7 +136,8 @@ def test_a_round_that_was_trained_but_not_published_is_published_and_its_episode
     assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == first["version"]
     assert (path / "metrics.jsonl").read_bytes() == trained
     corrections(tmp_path, episodes=1)  # one more than those that were learned from
-    assert [next(watching)[key] for key in ("round", "corrected_episodes")] == [2, 4]
+    second = next(watching)
+    assert (second["round"], second["corrected_episodes"]) == (2, 4)
 
 
 def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_path: Path):
