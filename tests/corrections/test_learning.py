@@ -18,8 +18,9 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info, save_bundle
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.policy import RobotSpec
+from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
@@ -29,11 +30,11 @@ from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
-from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
+from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, LearningConfig
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
-from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, sirius_shares
+from vla_rl.runners.correction_sources import adaptive_share, cloned_sources, corrected_episodes, sirius_shares
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
 from vla_rl.runs.checkpoint import latest_checkpoint
@@ -150,6 +151,46 @@ def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_
         store.label(ids[0], "success", False, author="anna")
     found = learn_round(tmp_path, CONFIG)
     assert (found["round"], found["corrected_episodes"]) == (2, 2)
+
+
+def test_adaptive_share_by_hand():
+    settings = AdaptiveShare(boost=2.0, least=0.2, most=0.8)
+    assert adaptive_share(1.0, 2.0, settings) == pytest.approx(0.5)
+    assert adaptive_share(1.0, 2.0 - np.log(3), settings) == pytest.approx(0.75)  # e^2 / (e^2 + e^2 / 3)
+    assert (adaptive_share(5.0, 0.0, settings), adaptive_share(0.0, 5.0, settings)) == (0.8, 0.2)
+
+
+def recipe(name: str, folder: Path, *overrides: str) -> CorrectionsConfig:
+    fast = ["--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
+    demonstrations = f"--learning.demonstrations=[{folder / 'given'}]"
+    return load_config(CorrectionsConfig, find_config(Path(name), "corrections"), [*fast, demonstrations, *overrides])
+
+
+def test_shares_follow_the_losses_and_are_kept_by_the_round(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode(steps=10))
+    found = learn_round(tmp_path, recipe("sop", tmp_path, "--learning.adaptive.most=0.7"))
+    ((_, begun),) = read_rounds(tmp_path)
+    assert 0.2 <= begun.human_share <= 0.7
+    assert begun.human_share == pytest.approx(found["human_share"], abs=1e-3)
+    with pytest.raises(UserError, match="name demonstrations with"):
+        next(learn(tmp_path, recipe("sop", tmp_path, "--learning.demonstrations=[]"), watch=False))
+
+
+def test_a_residual_learns_what_the_person_did_and_the_policy_stays(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode(steps=10))
+    base, losses = load_bundle(tmp_path / BUNDLE).state_dict(), []
+    for number in (1, 2):  # the second round goes on with the same residual
+        assert learn_round(tmp_path, recipe("residual", tmp_path))["round"] == number
+        policy = load_bundle(tmp_path / BUNDLE)
+        assert isinstance(policy, ResidualPolicy)
+        assert all(torch.equal(policy.base.state_dict()[name], tensor) for name, tensor in base.items())
+        losses += (tmp_path / LEARNING / f"round-00{number}" / "metrics.jsonl").read_text().splitlines()
+    before, after = (json.loads(line)["bc_loss"] for line in losses)
+    assert after < 0.5 * before
 
 
 @pytest.mark.slow

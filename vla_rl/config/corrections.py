@@ -68,11 +68,8 @@ class LearningConfig:
             raise ValueError(
                 "learning.actors names 'human', or both 'human' and 'policy'; the latter not with own_steps"
             )
-        if self.adaptive is not None and (self.own_steps is not None or not self.demonstrations):
-            raise ValueError(
-                "learning.adaptive divides a batch between corrections and demonstrations: name some in "
-                "learning.demonstrations, and set learning.own_steps to null"
-            )
+        if self.adaptive is not None and self.own_steps is not None:
+            raise ValueError("learning.adaptive goes without learning.own_steps: set one of them to null")
         if self.residual is not None and self.residual.around != "base":
             raise ValueError("learning.residual corrects the policy's actions: set learning.residual.around to base")
 

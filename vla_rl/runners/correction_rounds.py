@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
 
@@ -24,10 +25,11 @@ from episodes.store import is_store
 from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
 from policies.device import select_device
 from policies.policy import Policy
-from policies.residual.policy import ResidualPolicy, residual_on
+from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
+from vla_rl.algorithms.encoded_windows import encode_windows
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, measured_share, successful_episodes
@@ -35,6 +37,7 @@ from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import clone_windows, window_samplers
 
 POLL_S, CHECKPOINT_S = 2.0, 5.0
+FEATURE_WINDOWS = 256
 RECORD = "round.json"
 
 
@@ -90,6 +93,7 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
             return _publish(folder, path, begun)
     policy = _policy(folder / BUNDLE, config)
     path, begun, samplers = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
+    _scale_features(policy, folder / BUNDLE, samplers[0])
     bc = config.learning.bc
     clone_windows(policy, samplers, bc, path, seed=config.seed, parent=version, checkpoint_s=CHECKPOINT_S)
     return _publish(folder, path, begun)
@@ -153,6 +157,13 @@ def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
         return policy
     torch.manual_seed(spawn_seed(config.seed, "residual"))
     return residual_on(policy, config.learning.residual)
+
+
+def _scale_features(policy: Policy, published: Path, sampler: WindowSampler) -> None:
+    """Of a residual that has just been made."""
+    if isinstance(policy, ResidualPolicy) and not isinstance(read_bundle_info(published).config, ResidualPolicyConfig):
+        windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
+        policy.fit_features(encode_windows(policy, sampler, windows).inputs)
 
 
 def _is_trained(path: Path, begun: Round, version: str) -> bool:

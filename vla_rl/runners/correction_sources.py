@@ -14,6 +14,7 @@ from episodes.schema import ACTORS, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from policies.device import make_generator
 from policies.policy import Policy
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import bc_loss
 from vla_rl.config.corrections import AdaptiveShare, LearningConfig
@@ -79,7 +80,12 @@ def _windows(source: Cloned) -> int:
 
 
 def measured_share(policy: Policy, sources: Sequence[Cloned], settings: AdaptiveShare, *, seed: int) -> float:
-    """The share of the first source, the corrections, by the policy's cloning losses of it and of the others."""
+    """The share of the first source, the corrections, by the policy's cloning losses of it and of the others.
+
+    UserError where there are no others.
+    """
+    if len(sources) < 2:
+        raise UserError("learning.adaptive divides a batch: name demonstrations with --learning.demonstrations [STORE]")
     online, *offline = (_mean_loss(policy, source, settings.windows, seed=seed) for source in sources)
     return adaptive_share(online, float(np.mean(offline)), settings)
 
