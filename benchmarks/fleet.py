@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -186,9 +187,7 @@ class Fleet:
             where = self.folder / f"robot-{number}"
             where.mkdir()
             (where / "told.txt").touch()
-            self._starts[where.name] = lambda where=where, number=number: self._process(
-                robot, where, self.bundle, join, number
-            )
+            self._starts[where.name] = partial(self._process, robot, where, self.bundle, join, number)
         for name in self._starts:
             self.start(name)
         self._wait_for_episodes()

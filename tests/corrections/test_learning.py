@@ -198,8 +198,10 @@ def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path):
     """It ends with exactly the weights of an undisturbed one, without the episodes that arrived meanwhile."""
     corrections(tmp_path / "killed")
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
-    settings = ["--learning.bc.steps=500", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
-    command = [sys.executable, "-m", "vla_rl.cli", "learn", str(tmp_path / "killed"), *settings]
+    settings = ["--learning.bc.steps=400", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
+    often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
+    start = often + "from vla_rl.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
     checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
     with subprocess.Popen(command) as process:
         deadline = time.monotonic() + 120

@@ -25,7 +25,7 @@ from episodes.store import is_store
 from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
 from policies.device import select_device
 from policies.policy import Policy
-from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig, residual_on
+from policies.residual.policy import ResidualContext, ResidualPolicy, ResidualPolicyConfig, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -163,7 +163,9 @@ def _scale_features(policy: Policy, published: Path, sampler: WindowSampler) -> 
     """Of a residual that has just been made."""
     if isinstance(policy, ResidualPolicy) and not isinstance(read_bundle_info(published).config, ResidualPolicyConfig):
         windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
-        policy.fit_features(encode_windows(policy, sampler, windows).inputs)
+        record = encode_windows(policy, sampler, windows).inputs
+        assert isinstance(record, ResidualContext)
+        policy.fit_features(record)
 
 
 def _is_trained(path: Path, begun: Round, version: str) -> bool:
