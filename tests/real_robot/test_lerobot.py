@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import yaml
 
-from real_robot.control.loop import Action
+from real_robot.control.loop import Action, ControlLoop
+from real_robot.control.registry import build_embodiment
 from real_robot.control.thread import ControlThread
-from real_robot.lerobot_robot import LeRobotArm, control_thread, make_driver
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.lerobot.devices import make_driver
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.safety.commands import Measurement
 from tests.real_robot.test_control_thread import wait
@@ -112,7 +114,9 @@ def driven(folder: Path) -> Iterator[tuple[Any, LeRobotArm, ControlThread]]:
     driver = simulated_arm()(robot_config(folder))
     with LeRobotArm(driver, robot) as arm:
         wait(lambda: arm.fresh(0.1))
-        control = control_thread(arm, robot, Swinging(), control_hz=25.0)
+        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+        loop = ControlLoop(robot.limits, control_hz=25.0, embodiment=embodiment, source=Swinging(), lead_s=robot.lead_s)
+        control = LeRobotConnection(arm).connect(loop)
         control.start()
         yield driver, arm, control
 
