@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -181,19 +181,27 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def act(bundle: Path, observation: dict[str, Any], steps: int) -> np.ndarray:
-    """Actions [steps, 6] of the bundle in LeRobot, loaded and called as lerobot-record does."""
+def act(
+    bundle: Path, images: str, names: Sequence[str], values: np.ndarray, image: np.ndarray, steps: int
+) -> np.ndarray:
+    """Actions [steps, 6] of the bundle, loaded and called as lerobot-record does for a data set with these names."""
     from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+    from lerobot.datasets.lerobot_dataset import LeRobotDatasetMetadata
+    from lerobot.policies.factory import make_policy, make_pre_post_processors
     from lerobot.utils.control_utils import predict_action
     from lerobot.utils.import_utils import register_third_party_plugins
 
     register_third_party_plugins()
+    vector = {"dtype": "float32", "shape": (6,), "names": list(names)}
+    picture = {"dtype": "image", "shape": (24, 32, 3), "names": ["height", "width", "channels"]}
+    features = {"observation.state": vector, "action": vector, images: picture}
+    meta = LeRobotDatasetMetadata.create("a/b", 25, features, root=bundle.parent / "data", use_videos=False)
     config = PreTrainedConfig.from_pretrained(bundle)
-    policy = get_policy_class(config.type).from_pretrained(bundle, config=config)
+    config.pretrained_path = bundle
+    policy = make_policy(config, ds_meta=meta)
     overrides = {"device_processor": {"device": "cpu"}, "rename_observations_processor": {"rename_map": {}}}
     before, after = make_pre_post_processors(config, pretrained_path=str(bundle), preprocessor_overrides=overrides)
-    cpu = torch.device("cpu")
+    cpu, observation = torch.device("cpu"), {"observation.state": values, images: image}
     return np.concatenate(
         [predict_action(dict(observation), policy, cpu, before, after, False, "wave") for _ in range(steps)]
     )
@@ -218,7 +226,7 @@ def test_a_bundle_is_a_policy_of_lerobot(plugins: None, bundle: Path) -> None:
     rng = np.random.default_rng(0)
     image, state = rng.integers(0, 256, (24, 32, 3), dtype=np.uint8), rng.standard_normal(6).astype(np.float32)
     wanted = expected(bundle, image, state)
-    actions = act(bundle, {"observation.state": state, "observation.images.agent": image}, len(wanted) + 1)
+    actions = act(bundle, "observation.images.agent", JOINTS, state, image, len(wanted) + 1)
     np.testing.assert_allclose(actions[:-1], wanted, atol=1e-6)
     assert np.abs(actions[-1] - wanted[0]).max() > 1e-3  # of a new chunk
 
@@ -234,7 +242,8 @@ def test_a_bundle_drives_an_arm_of_lerobot_in_its_own_units(plugins: None, bundl
     low, high = np.array(load_robot(so101(tmp_path)).control.scales.ranges).T
     state = ((joints - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
     wanted = expected(bundle, image, state)[:4] * (high - low) / 2 + (low + high) / 2
-    sent = act(bundle, {"observation.state": degrees, "observation.images.front": image}, 4)
+    names = [f"{name}.pos" for name in reversed(JOINTS)]  # the order is the data set's
+    sent = act(bundle, "observation.images.front", names, degrees[::-1].copy(), image, 4)[:, ::-1]
     sent = np.radians(sent * [1, 1, 1, 1, 1, 1.1] + [0, 0, 0, 0, 0, -10])
     np.testing.assert_allclose(sent, wanted, atol=1e-5)
 
