@@ -116,11 +116,10 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
             from real_robot.ros.connection import RobotConnection
             from real_robot.ros.leader import LeaderTopic
 
-            connection = RobotConnection(
-                robot, after_tick=lambda now_s: session.after_tick(now_s), name="vla_rl_teleop"
-            )
+            ros = RobotConnection(robot, after_tick=lambda now_s: session.after_tick(now_s), name="vla_rl_teleop")
             if leader:
-                device = LeaderTopic(connection.node, leader, [axis.name for axis in axes], embodiment)
+                device = LeaderTopic(ros.node, leader, [axis.name for axis in axes], embodiment)
+            connection = ros
         session = TeleopSession(robot, connection, device, embodiment=embodiment, **options)
         stack.callback(session.close)
         yield session

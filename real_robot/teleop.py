@@ -60,8 +60,11 @@ class KeyboardInput:
 class ArmConnection(Protocol):
     """Sensors and controller of an arm: ``real_robot.ros.connection``, ``real_robot.lerobot.arm``."""
 
-    joints: JointSource
-    cameras: Cameras
+    @property
+    def joints(self) -> JointSource: ...
+
+    @property
+    def cameras(self) -> Cameras: ...
 
     def connect(self, loop: ControlLoop) -> ControlThread:
         """What drives ``loop`` when it is started, and calls ``TeleopSession.after_tick``."""
