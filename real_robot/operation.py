@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from real_robot.control.human_source import Leader
+from real_robot.control.registry import build_embodiment
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.lerobot.devices import make_driver, make_teleoperator
+from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.robot_file import Robot, RobotError, load_robot
 from real_robot.ros.installation import require_ros
+from real_robot.teleop import ArmConnection, TeleopSession, run_teleop
 
 LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
@@ -35,12 +42,15 @@ def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, 
         "workspace": None
         if robot.limits.workspace is None
         else [*robot.limits.workspace.low, *robot.limits.workspace.high],
-        "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead",
+        "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead"
+        if robot.lerobot is None
+        else f"LeRobot's {robot.lerobot.type} at {robot.lerobot.rate_hz:g} Hz",
+        "leader": "none" if robot.leader is None else f"LeRobot's {robot.leader.type}",
         "collisions": None if robot.limits.collisions is None else f"{robot.limits.collisions.margin:g} m apart",
         "contact_speed": None
         if robot.limits.contact is None
         else f"{robot.limits.contact.max_speed_m_s:.3f} m/s, {robot.limits.contact.max_energy_j:.3f} J",
-        "cameras": dict(robot.ros.cameras),
+        "cameras": dict((robot.lerobot or robot.ros).cameras),
         "calibrated": sorted(robot.calibration),
         "emergency_stop": robot.ros.emergency_stop or "none",
         "enabling_device": robot.ros.enabling_device or "none",
@@ -75,25 +85,44 @@ def drive(
 ) -> None:
     """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used."""
     robot = _load(path)
-    require_ros()
-    from real_robot.ros.teleop import TeleopSession, run_teleop
-
+    options = {"control_hz": control_hz, "image_size": image_size, "store": store, "name": path.stem}
     try:
-        session = TeleopSession(
-            robot,
-            leader=leader,
-            stream=sys.stdin,
-            control_hz=control_hz,
-            image_size=image_size,
-            store=store,
-            name=path.stem,
-        )
+        with teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
+            run_teleop(session, instruction, instruction)
     except ValueError as error:
         raise RobotError(str(error)) from error
-    try:
-        run_teleop(session, instruction, instruction)
-    finally:
-        session.close()
+
+
+@contextmanager
+def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[TeleopSession]:
+    """``leader``: the JointState topic of a leader arm; "": the file's section ``leader``, else the keyboard.
+
+    ``options``: of TeleopSession. RobotError or ValueError if the robot or its leader cannot be used.
+    """
+    axes = robot.limits.axes
+    embodiment = build_embodiment(robot.control.embodiment, axes, robot.control.scales)
+    with ExitStack() as stack:
+        device: Leader | None = None
+        connection: ArmConnection
+        if robot.leader is not None and not leader:
+            device = stack.enter_context(LeRobotLeader(make_teleoperator(robot.leader), robot.leader, axes, embodiment))
+        if robot.lerobot is not None:
+            if leader:
+                raise RobotError("--leader names a topic, which an arm without ROS has not; use the section 'leader'")
+            arm = stack.enter_context(LeRobotArm(make_driver(robot.lerobot), robot))
+            connection = LeRobotConnection(arm, after_tick=lambda now_s: session.after_tick(now_s))
+        else:
+            require_ros()
+            from real_robot.ros.connection import RobotConnection
+            from real_robot.ros.leader import LeaderTopic
+
+            ros = RobotConnection(robot, after_tick=lambda now_s: session.after_tick(now_s), name="vla_rl_teleop")
+            if leader:
+                device = LeaderTopic(ros.node, leader, [axis.name for axis in axes], embodiment)
+            connection = ros
+        session = TeleopSession(robot, connection, device, embodiment=embodiment, **options)
+        stack.callback(session.close)
+        yield session
 
 
 def _load(path: Path) -> Robot:
@@ -105,6 +134,8 @@ def _load(path: Path) -> Robot:
 
 def _listen(robot: Robot, pictures: Path | None) -> list[str]:
     """What is not heard within some seconds, or is not as the file says; ``pictures`` as in ``check``."""
+    if robot.lerobot is not None:
+        raise RobotError("--live listens to ROS topics; this robot file has a section 'lerobot' instead of 'ros'")
     require_ros()
     from real_robot.ros.operator import Listener
 

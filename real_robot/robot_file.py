@@ -108,24 +108,32 @@ class LeRobotJoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeRobotSection:
-    """An arm that a LeRobot driver moves (``real_robot.lerobot_robot``). ``config``: settings of LeRobot's ``type``."""
+class LeRobotDevice:
+    """A teleoperator or a driver of LeRobot. ``config``: settings of its ``type``."""
 
     type: str
     config: Mapping[str, Any]
-    rate_hz: float
     joints: Mapping[str, LeRobotJoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeRobotSection(LeRobotDevice):
+    """The driver that moves the arm (``real_robot.lerobot.arm``)."""
+
+    rate_hz: float
     cameras: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Contents of a robot file. ``calibration``: of the cameras that have one. With ``lerobot``, ``ros`` is empty."""
+    """Contents of a robot file. ``calibration``: of the cameras that have one. With ``lerobot``, ``ros`` is empty.
+    ``leader``: a teleoperator of LeRobot (``real_robot.lerobot.leader``)."""
 
     limits: RobotLimits
     control: ControlSection
     ros: RosSection
     lerobot: LeRobotSection | None = None
+    leader: LeRobotDevice | None = None
     calibration: Mapping[str, Camera] = field(default_factory=dict)
 
     @property
@@ -141,7 +149,7 @@ def load_robot(path: Path) -> Robot:
     document = yaml.safe_load(path.read_text())
     try:
         driver = "lerobot" if "lerobot" in document else "ros"
-        check_table(document, "", required={"limits", "control", driver}, optional=set())
+        check_table(document, "", required={"limits", "control", driver}, optional={"leader"})
         table = dict(check_table(document["control"], ".control", required={"embodiment"}, optional=_CONTROL_KEYS))
         chunking, scales = table.pop("chunking", {}), {key: table.pop(key, None) for key in _SCALE_KEYS}
         control = dataclasses.replace(
@@ -149,12 +157,13 @@ def load_robot(path: Path) -> Robot:
             chunking=_section(ChunkingConfig, chunking, ".control.chunking"),
             scales=_action_scales(scales, str(table["embodiment"]), limits.axes),
         )
+        leader = _device(document["leader"], ".leader", limits) if "leader" in document else None
         if driver == "lerobot":
-            unused = RosSection(joint_states="", command="", cameras={})
-            return Robot(limits=limits, control=control, ros=unused, lerobot=_lerobot(document["lerobot"], limits))
+            unused, arm = RosSection(joint_states="", command="", cameras={}), _lerobot(document["lerobot"], limits)
+            return Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
         ros = _section(RosSection, document["ros"], ".ros")
         calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
-        robot = Robot(limits=limits, control=control, ros=ros, calibration=calibration)
+        robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
         return robot
     except ValueError as error:
@@ -162,24 +171,37 @@ def load_robot(path: Path) -> Robot:
 
 
 def _lerobot(entry: Any, limits: RobotLimits) -> LeRobotSection:
-    table = check_table(entry, ".lerobot", required={"type", "joints", "rate"}, optional={"config", "cameras"})
-    names = {axis.name for axis in limits.axes}
-    entries, joints = check_table(table["joints"], ".lerobot.joints", required=names, optional=set()), {}
-    for axis in limits.axes:
-        where, kind = f".lerobot.joints.{axis.name}", {"rad": "angle", "m": "length"}[axis.unit]
-        joint = check_table(entries[axis.name], where, required={"key", "at_0", "at_100"}, optional=set())
-        low, high = (quantity(joint[key], f"{where}.{key}", kind) for key in ("at_0", "at_100"))
-        if low == high:
-            raise ValueError(f"{where}: at_0 and at_100 are the same position")
-        joints[axis.name] = LeRobotJoint(key=str(joint["key"]), at_0=low, per_unit=0.01 * (high - low))
+    device = _device(entry, ".lerobot", limits, more=("rate",), optional=("cameras",))
     if any(axis.contact_residual is not None for axis in limits.axes):
         raise ValueError(".limits: LeRobot's drivers measure no external torque; remove contact_residual")
-    rate_hz = quantity(table["rate"], ".lerobot.rate", "rate")
+    rate_hz = quantity(entry["rate"], ".lerobot.rate", "rate")
     if not rate_hz > 0.0:
-        raise ValueError(f".lerobot.rate: got {table['rate']!r}; it must be above zero")
-    config, cameras = table.get("config", {}), table.get("cameras", {})
+        raise ValueError(f".lerobot.rate: got {entry['rate']!r}; it must be above zero")
+    cameras = entry.get("cameras", {})
     _check_value(cameras, "Mapping[str, str]", ".lerobot.cameras")
-    return LeRobotSection(type=str(table["type"]), config=dict(config), rate_hz=rate_hz, joints=joints, cameras=cameras)
+    return LeRobotSection(
+        type=device.type, config=device.config, joints=device.joints, rate_hz=rate_hz, cameras=cameras
+    )
+
+
+def _device(
+    entry: Any, where: str, limits: RobotLimits, *, more: Sequence[str] = (), optional: Sequence[str] = ()
+) -> LeRobotDevice:
+    """``type``, ``config`` and ``joints`` of a section that has ``more`` and ``optional`` keys besides."""
+    table = check_table(entry, where, required={"type", "joints", *more}, optional={"config", *optional})
+    names = {axis.name for axis in limits.axes}
+    entries, joints = check_table(table["joints"], f"{where}.joints", required=names, optional=set()), {}
+    for axis in limits.axes:
+        at, kind = f"{where}.joints.{axis.name}", {"rad": "angle", "m": "length"}[axis.unit]
+        joint = check_table(entries[axis.name], at, required={"key", "at_0", "at_100"}, optional=set())
+        low, high = (quantity(joint[key], f"{at}.{key}", kind) for key in ("at_0", "at_100"))
+        if low == high:
+            raise ValueError(f"{at}: at_0 and at_100 are the same position")
+        joints[axis.name] = LeRobotJoint(key=str(joint["key"]), at_0=low, per_unit=0.01 * (high - low))
+    config = table.get("config", {})
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{where}.config: got {config!r}, expected a table of settings")
+    return LeRobotDevice(type=str(table["type"]), config=dict(config), joints=joints)
 
 
 def _action_scales(tables: Mapping[str, Any], embodiment: str, axes: Sequence[AxisLimits]) -> ActionScales:

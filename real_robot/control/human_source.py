@@ -16,6 +16,8 @@ from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.safety.commands import Measurement
 
+INPUT_AGE_S = 0.15  # older input is a release
+
 
 @runtime_checkable
 class InputDevice(Protocol):
@@ -24,6 +26,13 @@ class InputDevice(Protocol):
     def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
         """For an arm at ``joints``; None: released, silent for too long, or not held. Returns at once."""
         ...
+
+
+@runtime_checkable
+class Leader(InputDevice, Protocol):
+    """An input device that shows where the arm is to go. ``problem``: why there is no input, or ""."""
+
+    problem: str
 
 
 @runtime_checkable
@@ -39,6 +48,11 @@ class Cameras(Protocol):
     """The newest image of every camera and when it was taken."""
 
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
+
+
+def action_towards(embodiment: Embodiment, joints: Sequence[float], wanted: Sequence[float]) -> Float[np.ndarray, " A"]:
+    """The action that leads an arm from ``joints`` to a leader's position ``wanted``."""
+    return embodiment.achieved(np.zeros(embodiment.action_dim, dtype=np.float32), joints, wanted)
 
 
 class HumanSource:

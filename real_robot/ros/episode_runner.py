@@ -54,7 +54,7 @@ class EpisodeRunner:
     def __init__(self, node: Node, connections: Connections, *, on_tick: Callable[[str | None], None]) -> None:
         self.robot = robot = load_robot(connections.robot_file)
         if robot.lerobot is not None:
-            raise ValueError(f"{connections.robot_file}: has no ros section; run python -m real_robot.lerobot_robot")
+            raise ValueError(f"{connections.robot_file}: has no ros section; run python -m real_robot.lerobot")
         self._connections, self._on_tick = connections, on_tick
         token = connections.token_file.read_text().strip()
         with ExitStack() as stack:

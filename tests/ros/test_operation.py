@@ -21,12 +21,13 @@ from PIL import Image
 
 from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
+from real_robot.operation import teleop_session
 from real_robot.robot_file import Robot, load_robot
 from tests.real_robot.test_calibration import write
 from tests.ros.cell import ROOT, Cell
 
 if TYPE_CHECKING:
-    from real_robot.ros.teleop import TeleopSession
+    from real_robot.teleop import TeleopSession
 
 pytestmark = [
     pytest.mark.skipif(
@@ -97,16 +98,9 @@ def teleoperated(**ros: str) -> Robot:
 
 @contextlib.contextmanager
 def session_of(robot: Robot, **options: Any) -> Iterator[TeleopSession]:
-    from real_robot.ros.teleop import TeleopSession
-
-    with open(os.devnull) as keys:
-        session = TeleopSession(
-            robot, leader="/leader", stream=keys, control_hz=20.0, image_size=(32, 32), name="fake_arm", **options
-        )
-    try:
+    options |= {"leader": "/leader", "control_hz": 20.0, "image_size": (32, 32), "name": "fake_arm"}
+    with open(os.devnull) as keys, teleop_session(robot, stream=keys, **options) as session:
         yield session
-    finally:
-        session.close()
 
 
 def leader_at(joints: list[float]) -> Any:

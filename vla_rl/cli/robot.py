@@ -90,12 +90,12 @@ class Deploy:
 @dataclass(frozen=True)
 class Robot:
     """Operate an arm: check its file, or see and change what its node does, or drive it by hand. Needs ROS 2 but for
-    ``check``.
+    ``check`` and for arms that LeRobot drives.
 
     check FILE: what the robot file says; with --live also whether joints, cameras, and stop inputs are heard, and with
     --pictures a picture of each camera, with a cross where its calibration has the end effector.
     status | begin | stop | resume | end: of the node that ``vla-rl deploy`` started. resume: also after a stop.
-    teleop FILE | record FILE: with the keyboard, or --leader TOPIC; record needs --store.
+    teleop FILE | record FILE: with the keyboard, a leader in the file, or --leader TOPIC; record needs --store.
     """
 
     verb: Positional[Literal["check", "status", "begin", "stop", "resume", "end", "record", "teleop"]]
@@ -108,7 +108,7 @@ class Robot:
     success: bool = False
     """end: the task was achieved"""
     leader: str = ""
-    """record, teleop: JointState topic of a leader arm (default: the keyboard)"""
+    """record, teleop: JointState topic of a leader arm (default: the file's section `leader`, else the keyboard)"""
     store: Path | None = None
     """record: the episode store"""
     instruction: str = ""

@@ -1,7 +1,7 @@
 """``vla-rl robot teleop`` and ``record``: a person drives the arm, and demonstrations go into an episode store.
 
-Same control loop, safety filter, stop inputs and recorder as for a policy. Input: a leader arm's JointState topic, or
-the keyboard: two keys for each dimension of the action.
+Same control loop, safety filter, stop inputs and recorder as for a policy. Input: a leader arm, or the keyboard: two
+keys for each dimension of the action. Neither the leader nor the arm need ROS.
 """
 
 from __future__ import annotations
@@ -14,43 +14,20 @@ import time
 import tty
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from rclpy.node import Node
-from sensor_msgs.msg import JointState
 
 from real_robot.control.embodiment import Embodiment
-from real_robot.control.human_source import HumanSource, InputDevice
+from real_robot.control.human_source import INPUT_AGE_S, Cameras, HumanSource, Leader
 from real_robot.control.loop import ControlLoop
-from real_robot.control.registry import build_embodiment
+from real_robot.control.thread import ControlThread, JointSource
 from real_robot.recorder import Recorder
 from real_robot.robot_file import Robot
-from real_robot.ros.connection import RobotConnection
-from real_robot.ros.messages import LatestMessage
 
-INPUT_AGE_S = 0.15  # older input is a release
 KEYS = ("qa", "ws", "ed", "rf", "tg", "yh", "uj", "ik", "ol")  # one pair per dimension: more, less
 HELP = "n new episode   y success   x failure   SPACE stop   c resume after a stop   0 quit"
-
-
-class LeaderInput:
-    """A leader arm: its joints, by the names of the robot file, are where the arm is to go."""
-
-    def __init__(self, node: Node, topic: str, names: Sequence[str], embodiment: Embodiment) -> None:
-        self._topic = LatestMessage(node, JointState, topic)
-        self._names, self._embodiment = list(names), embodiment
-
-    def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
-        taken = self._topic.take()
-        if taken is None or time.monotonic() - taken[1] > INPUT_AGE_S:
-            return None
-        wanted = dict(zip(taken[0].name, taken[0].position, strict=False))
-        if any(name not in wanted for name in self._names):
-            return None
-        still = np.zeros(self._embodiment.action_dim, dtype=np.float32)
-        return self._embodiment.achieved(still, joints, [wanted[name] for name in self._names])
 
 
 class KeyboardInput:
@@ -79,27 +56,44 @@ class KeyboardInput:
             self._pressed, self._seen_s = pressed, time.monotonic()
 
 
+@runtime_checkable
+class ArmConnection(Protocol):
+    """Sensors and controller of an arm: ``real_robot.ros.connection``, ``real_robot.lerobot.arm``."""
+
+    @property
+    def joints(self) -> JointSource: ...
+
+    @property
+    def cameras(self) -> Cameras: ...
+
+    def connect(self, loop: ControlLoop) -> ControlThread:
+        """What drives ``loop`` when it is started, and calls ``TeleopSession.after_tick``."""
+        ...
+
+    def problem(self) -> str:
+        """Why the arm may not move, or ""."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class TeleopSession:
-    """One arm driven by a person. ``leader``: the JointState topic of a leader arm; "": the keyboard on ``stream``."""
+    """One arm driven by a person with ``leader``; None: with the keyboard. ``keyboard`` is on ``stream``."""
 
     def __init__(
-        self, robot: Robot, *, leader: str, stream: TextIO, control_hz: float, image_size: Sequence[int],
-        store: Path | None, name: str,
+        self, robot: Robot, connection: ArmConnection, leader: Leader | None, *, embodiment: Embodiment,
+        stream: TextIO, control_hz: float, image_size: Sequence[int], store: Path | None, name: str,
     ) -> None:  # fmt: skip
-        limits = robot.limits
-        embodiment = build_embodiment(robot.control.embodiment, limits.axes, robot.control.scales)
         self._recorder = Recorder(store) if store else None
         self._robot_name, self._control_hz = name, control_hz
         self.keyboard = KeyboardInput(stream, embodiment.action_dim)
-        self._connection = RobotConnection(robot, after_tick=self._after_tick, name="vla_rl_teleop")
-        device: InputDevice = self.keyboard
-        if leader:
-            device = LeaderInput(self._connection.node, leader, [axis.name for axis in limits.axes], embodiment)
-        self._source = HumanSource(device, embodiment, self._connection.cameras, self._recorder, image_size=image_size)
+        self._connection, self._leader = connection, leader
+        device = leader or self.keyboard
+        self._source = HumanSource(device, embodiment, connection.cameras, self._recorder, image_size=image_size)
         loop = ControlLoop(
-            limits, control_hz=control_hz, embodiment=embodiment, source=self._source, lead_s=robot.lead_s
+            robot.limits, control_hz=control_hz, embodiment=embodiment, source=self._source, lead_s=robot.lead_s
         )
-        self.control = self._connection.connect(loop)
+        self.control = connection.connect(loop)
         self.in_episode = False
 
     def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
@@ -138,10 +132,16 @@ class TeleopSession:
         """One line."""
         loop = self.control.loop
         recorded = "" if self._recorder is None else f"; {self._recorder.recorded} recorded {self._recorder.problem}"
-        problem = loop.filter.stopped or self._source.problem or self._connection.joints.problem
+        problem = (
+            loop.filter.stopped
+            or self._source.problem
+            or self._connection.joints.problem
+            or (self._leader.problem if self._leader else "")
+        )
         return f"{loop.mode if self.in_episode else 'no episode'}{recorded}{'; ' + problem if problem else ''}"
 
-    def _after_tick(self, now_s: float) -> None:
+    def after_tick(self, now_s: float) -> None:
+        """For the control thread: record what the cameras saw."""
         self._source.observe()
 
 

@@ -1,0 +1,81 @@
+"""A policy server's policy drives an arm that a LeRobot driver moves, for one episode.
+
+python -m real_robot.lerobot my_arm.yaml --url ws://127.0.0.1:8720 --instruction "pick up the block"
+
+The robot file has a section ``lerobot`` (``real_robot.lerobot.arm``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from real_robot.control.loop import ControlLoop
+from real_robot.control.registry import build_embodiment
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.lerobot.devices import make_driver
+from real_robot.robot_file import Robot, RobotError, load_robot
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.remote_policy import RemotePolicy
+
+
+def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruction: str, seconds: float) -> str:
+    """One episode of the server's policy; returns why the arm stopped before its time, or "".
+
+    RobotError if the server or the joints do not answer.
+    """
+    deadline = time.monotonic() + 10.0
+    while client.hello is None or not arm.fresh(robot.limits.max_measurement_age_s):
+        if time.monotonic() > deadline:
+            raise RobotError(client.problem or arm.problem or "the policy server does not answer")
+        time.sleep(0.01)
+    hello = client.hello
+    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    policy = RemotePolicy(
+        hello,
+        robot.control.chunking,
+        embodiment=embodiment,
+        client=client,
+        cameras=arm,
+        max_image_age_s=robot.control.max_image_age_s,
+    )
+    loop = ControlLoop(
+        robot.limits, control_hz=hello.control_hz, embodiment=embodiment, source=policy, lead_s=robot.lead_s
+    )
+    control = LeRobotConnection(arm, after_tick=policy.request_chunk).connect(loop)
+    client.bind(hello.fingerprint)
+    policy.begin_episode(instruction)
+    control.start()
+    end_s = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end_s and not loop.filter.stopped:
+            time.sleep(0.02)
+    finally:
+        control.brake()
+        client.end_episode("unknown")
+    return loop.filter.stopped or ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--url", default="ws://127.0.0.1:8720")
+    parser.add_argument("--token-file", type=Path, default=Path("~/.config/vla-rl/token"))
+    parser.add_argument("--instruction", required=True)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    robot = load_robot(options.file)
+    if robot.lerobot is None:
+        parser.error(f"{options.file}: no 'lerobot' section")
+    client = PolicyClient(options.url, token=options.token_file.expanduser().read_text().strip())
+    try:
+        with LeRobotArm(make_driver(robot.lerobot), robot) as arm:
+            reason = run_episode(arm, robot, client, instruction=options.instruction, seconds=options.seconds)
+            print(reason or "the episode is over; the arm is at rest")
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""An arm that a LeRobot driver moves, behind the same safety filter as an arm on ROS. Needs no ROS.
+
+The robot file has a section ``lerobot`` in place of ``ros``:
+
+    lerobot:
+      type: so101_follower              # as LeRobot or a package named lerobot_robot_... registers it
+      config: {port: /dev/ttyACM0, id: my_arm, use_degrees: true}
+      rate: 50 Hz                       # of reading and sending
+      joints:                           # position of each joint where LeRobot's value is 0 and 100
+        shoulder_pan: {key: shoulder_pan.pos, at_0: 0 deg, at_100: 100 deg}
+        gripper: {key: gripper.pos, at_0: -0.17 rad, at_100: 1.75 rad}
+      cameras: {wrist: wrist}           # the policy's name: LeRobot's
+
+LeRobot's drivers take positions without times and are not thread-safe: one thread reads observations and sends where
+the filtered motion is at that moment, interpolated as a trajectory controller does. If nothing new is sent it finishes
+the stop. An error in that thread ends the commands; the arm's servos hold where they were sent last, abruptly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_robot.control.loop import ControlLoop
+from real_robot.control.thread import ControlThread
+from real_robot.control.trajectory import Trajectory
+from real_robot.images import fit_image
+from real_robot.lerobot.devices import JointUnits
+from real_robot.robot_file import Robot, RobotError
+from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
+
+
+class LeRobotArm:
+    """A LeRobot ``Robot`` as joints, controller and cameras of a control thread; use it as a context manager."""
+
+    def __init__(self, driver: Any, robot: Robot) -> None:
+        if robot.lerobot is None:
+            raise RobotError("the robot file has no section 'lerobot'")
+        self._driver, self._section = driver, robot.lerobot
+        self._units = JointUnits(robot.lerobot, robot.limits.axes)
+        self.problem, self.failure = "nothing was read yet", ""
+        self._lock = threading.Lock()
+        self._measured: Measurement | None = None
+        self._images: tuple[dict[str, NDArray[np.uint8]], float] | None = None
+        self._trajectory: Trajectory | None = None
+        self._end_s = 0.0
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="lerobot", daemon=True)
+
+    def __enter__(self) -> LeRobotArm:
+        self._driver.connect()
+        missing = set(self._units.keys) - set(self._driver.action_features)
+        missing |= set(self._section.cameras.values()) - set(self._driver.observation_features)
+        if missing:
+            self._driver.disconnect()
+            raise RobotError(f"lerobot: {self._section.type} has no {sorted(missing)}")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running = False
+        self._thread.join()
+        self._driver.disconnect()
+
+    # -- JointSource, CommandSink, CameraSource --------------------------------------------------------------------
+
+    def measure(self) -> Measurement | None:
+        return self._measured
+
+    def fresh(self, max_age_s: float) -> bool:
+        measured = self._measured
+        if measured is None:
+            return False
+        age_s = time.monotonic() - measured.stamp_s
+        self.problem = self.failure or ("" if age_s <= max_age_s else f"joints are {age_s:.2f} s old")
+        return not self.problem
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        times = [point.time_s for point in path]
+        positions, velocities, accelerations = (
+            np.array([getattr(point, name) for point in path]) for name in PathPoint._fields[1:]
+        )
+        with self._lock:
+            if self._trajectory is None:
+                self._trajectory = Trajectory(positions[0], time.monotonic())
+            self._trajectory.follow(times, positions, velocities, accelerations, time.monotonic())
+            self._end_s = times[-1]
+
+    def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:
+        if self._images is None:
+            return None
+        images, taken_s = self._images
+        return {name: fit_image(image, size).numpy() for name, image in images.items()}, taken_s
+
+    def thread_problem(self) -> str:
+        """Why the driver's thread ended, or ""."""
+        return self.failure
+
+    # -- the driver's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            due_s = time.monotonic()
+            while self._running:
+                self._read()
+                self._write()
+                due_s = max(due_s + 1.0 / self._section.rate_hz, time.monotonic())
+                time.sleep(max(0.0, due_s - time.monotonic()))
+        except Exception as error:  # of a driver that is not ours; the control thread stops the arm and names it
+            self.failure = f"the LeRobot driver failed: {type(error).__name__}: {error}"
+
+    def _read(self) -> None:
+        began_s = time.monotonic()
+        observation = self._driver.get_observation()
+        self._measured = Measurement(self._units.positions(observation), began_s)
+        images = {name: np.asarray(observation[key]) for name, key in self._section.cameras.items()}
+        self._images = images, began_s
+
+    def _write(self) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            if self._trajectory is None or now_s > self._end_s + 2.0 / self._section.rate_hz:
+                return
+            positions = self._trajectory.sample(now_s)[0]
+        self._driver.send_action(self._units.values(positions.tolist()))
+
+
+class LeRobotConnection:
+    """Joints, cameras and control thread of ``arm``, which is in its ``with`` block, as of an arm on ROS."""
+
+    def __init__(self, arm: LeRobotArm, *, after_tick: Callable[[float], None] = lambda now_s: None) -> None:
+        self.joints = self.cameras = self._arm = arm
+        self._after_tick = after_tick
+
+    def connect(self, loop: ControlLoop) -> ControlThread:
+        """The control thread drives ``loop`` when it is started."""
+        arm = self._arm
+        self._control = ControlThread(loop, arm, arm, after_tick=self._after_tick, checks=[arm.thread_problem])
+        return self._control
+
+    def problem(self) -> str:
+        """Why the arm may not move, or ""."""
+        return self._arm.thread_problem()
+
+    def close(self) -> None:
+        """Brake and hold."""
+        self._control.brake()

@@ -1,0 +1,72 @@
+"""LeRobot's drivers of arms and its teleoperators, made from a robot file's sections ``lerobot`` and ``leader``.
+
+A type is one of LeRobot's own or of an installed package whose name begins with ``lerobot_robot_`` or
+``lerobot_teleoperator_``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from real_robot.robot_file import LeRobotDevice, RobotError
+from real_robot.safety.stopping import AxisLimits
+
+
+def make_driver(device: LeRobotDevice) -> Any:
+    """LeRobot's ``Robot`` of this section, not yet connected. RobotError if LeRobot or its type is missing."""
+    robots = _with_all_types("robots")
+    return _make(device, robots.RobotConfig, robots.make_robot_from_config)
+
+
+def make_teleoperator(device: LeRobotDevice) -> Any:
+    """LeRobot's ``Teleoperator`` of this section, not yet connected. RobotError as ``make_driver``."""
+    teleoperators = _with_all_types("teleoperators")
+    return _make(device, teleoperators.TeleoperatorConfig, teleoperators.make_teleoperator_from_config)
+
+
+class JointUnits:
+    """LeRobot's values of the joints and the positions [rad or m] that they stand for, in the order of ``axes``."""
+
+    def __init__(self, device: LeRobotDevice, axes: Sequence[AxisLimits]) -> None:
+        joints = [device.joints[axis.name] for axis in axes]
+        self.keys = [joint.key for joint in joints]
+        self._zero, self._scale = (np.array(v) for v in zip(*[(j.at_0, j.per_unit) for j in joints], strict=True))
+
+    def positions(self, values: Mapping[str, Any]) -> list[float]:
+        """From values by LeRobot's names."""
+        return list((self._zero + self._scale * [float(values[key]) for key in self.keys]).tolist())
+
+    def values(self, positions: Sequence[float]) -> dict[str, float]:
+        """Inverse of ``positions``."""
+        return dict(zip(self.keys, ((np.array(positions) - self._zero) / self._scale).tolist(), strict=True))
+
+
+def _with_all_types(name: str) -> ModuleType:
+    """LeRobot's subpackage ``name`` once every type was imported, which is how LeRobot gets to know a type."""
+    try:
+        from lerobot.utils.import_utils import register_third_party_plugins
+
+        package = importlib.import_module(f"lerobot.{name}")
+    except ImportError as error:
+        raise RobotError(f"LeRobot cannot be imported ({error}). Run: pip install lerobot==0.4.4") from error
+    for module in pkgutil.iter_modules(package.__path__, f"lerobot.{name}."):
+        with contextlib.suppress(ImportError):  # of another device, whose libraries are not installed
+            importlib.import_module(module.name)
+    register_third_party_plugins()
+    return package
+
+
+def _make(device: LeRobotDevice, config_class: type, make: Callable[[Any], Any]) -> Any:
+    import draccus
+
+    try:
+        return make(draccus.decode(config_class, {"type": device.type, **device.config}))
+    except (draccus.utils.DecodingError, ImportError, TypeError, ValueError) as error:
+        raise RobotError(f"LeRobot cannot make a {device.type!r} with these settings: {error}") from error

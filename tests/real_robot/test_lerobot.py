@@ -1,0 +1,256 @@
+"""LeRobot's plugins in both directions: its arms and leaders behind our filter, our bundles among its policies.
+
+Base classes, registration and discovery are LeRobot's own; the arm and the leader behind them are simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from episodes.schema import HUMAN
+from episodes.store import EpisodeStore
+from policies.bundle import load_bundle, save_bundle
+from policies.policy import RobotSpec
+from real_robot.control.loop import Action, ControlLoop
+from real_robot.control.registry import build_embodiment
+from real_robot.control.thread import ControlThread
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.lerobot.devices import make_driver
+from real_robot.operation import teleop_session
+from real_robot.robot_file import RobotError, load_robot
+from real_robot.safety.commands import Measurement
+from sims.vector_env import Observation, encode_instructions
+from tests.real_robot.small_policies import small_policy
+from tests.real_robot.test_control_thread import wait
+from tests.real_robot.test_safety_streams import ROBOTS
+
+ROOT = Path(__file__).parents[2]
+JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+
+
+def so101(folder: Path, **changes: Any) -> Path:
+    """The SO-101's file with a driver of LeRobot, whose gripper is in percent and whose other joints are in degrees."""
+    document = yaml.safe_load((ROBOTS / "so101.yaml").read_text())
+    del document["ros"]
+    joints = {name: {"key": f"{name}.pos", "at_0": "0 deg", "at_100": "100 deg"} for name in JOINTS}
+    joints["gripper"] |= {"at_0": "-10 deg", "at_100": "100 deg"}
+    config = {"id": "test", "calibration_dir": str(folder)}
+    document["lerobot"] = {"type": "simulated_arm", "rate": "100 Hz", "joints": joints, "cameras": {"agent": "front"}}
+    document["lerobot"] |= {"config": config} | changes
+    document["leader"] = {"type": "simulated_leader", "joints": joints, "config": config}
+    path = folder / "so101.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+class Swinging:
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        values = np.zeros(6, dtype=np.float32)
+        values[0] = 0.5 if (tick // 10) % 2 else -0.5
+        return Action(values, measured.stamp_s)
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        """Nothing is recorded."""
+
+    def clear(self) -> None:
+        """Nothing is planned."""
+
+
+@pytest.fixture
+def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that LeRobot finds by the names of their distributions, as installed."""
+    pytest.importorskip("lerobot", reason="LeRobot is not installed")
+    installed = tmp_path_factory.mktemp("installed")
+    for name in ("lerobot_robot_simulated", "lerobot_teleoperator_simulated", "lerobot_policy_vla_rl"):
+        (installed / f"{name}-1.dist-info").mkdir()
+        (installed / f"{name}-1.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+        )
+    for folder in (installed, ROOT / "tests/real_robot/lerobot_plugins", ROOT / "plugins/lerobot_policy_vla_rl"):
+        monkeypatch.syspath_prepend(str(folder))
+
+
+@contextmanager
+def driven(folder: Path) -> Iterator[tuple[Any, LeRobotArm, ControlThread]]:
+    """A simulated driver, its arm and what swings it through the filter."""
+    robot = load_robot(so101(folder))
+    driver = make_driver(robot.lerobot)
+    with LeRobotArm(driver, robot) as arm:
+        wait(lambda: arm.fresh(0.1))
+        embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+        loop = ControlLoop(robot.limits, control_hz=25.0, embodiment=embodiment, source=Swinging(), lead_s=robot.lead_s)
+        control = LeRobotConnection(arm).connect(loop)
+        control.start()
+        yield driver, arm, control
+
+
+def test_an_arm_of_lerobot_is_driven_through_the_filter_and_stops(plugins: None, tmp_path: Path) -> None:
+    with driven(tmp_path) as (driver, arm, control):
+        time.sleep(2.0)
+        assert arm.images((24, 32))[0]["agent"].shape == (24, 32, 3)
+        control.brake()
+        time.sleep(0.3)
+        count = len(driver.sent)
+        time.sleep(0.2)
+        assert len(driver.sent) == count  # at rest nothing is sent
+    assert not driver.connected
+    assert control.loop.filter.stopped is None
+    sent = np.radians([goal for _, goal in driver.sent])
+    assert np.ptp(sent[:, 0]) > 0.3
+    assert np.ptp(sent[:, 1:4], axis=0).max() < 1e-6
+    times = np.array([at for at, _ in driver.sent])
+    late = 0.02  # of the thread, between the two readings of the clock
+    assert (np.abs(np.diff(sent[:, 0])) <= 2.0 * (np.diff(times) + late)).all()  # rad/s
+
+
+def test_a_driver_that_fails_stops_the_arm_and_is_named(plugins: None, tmp_path: Path) -> None:
+    with driven(tmp_path) as (driver, _, control):
+        wait(lambda: len(driver.sent) > 20)
+        driver.unplugged = True
+        wait(lambda: control.loop.filter.stopped)
+        assert "no answer from motor 3" in str(control.loop.filter.stopped)
+        control.brake()
+
+
+def test_a_leader_of_lerobot_drives_an_arm_of_lerobot_and_is_recorded(plugins: None, tmp_path: Path) -> None:
+    robot, store = load_robot(so101(tmp_path)), tmp_path / "store"
+    options = {"control_hz": 25.0, "image_size": (24, 32), "store": store, "name": "so101"}
+    with open(os.devnull) as keys, teleop_session(robot, leader="", stream=keys, **options) as session:
+        leader, arm = session._leader._teleoperator, session._connection._arm._driver
+        wait(lambda: session._connection.joints.fresh(0.1))
+        session.begin("wave", task="wave")
+        leader.pose["shoulder_pan.pos"] = 20.0
+        wait(lambda: abs(arm.at[0] - 20.0) < 0.5)
+        leader.unplugged = True
+        wait(lambda: "the leader does not answer" in session.status())
+        wait(lambda: session.control.loop.counters.holds > 3)
+        leader.pose["shoulder_pan.pos"] = 0.0
+        session.end(success=True)
+        assert arm.at[0] == pytest.approx(20.0, abs=0.5)
+        wait(lambda: session._recorder.recorded == 1)
+    assert not leader.connected
+    assert not arm.connected
+    (entry,) = EpisodeStore(store).select()
+    episode = EpisodeStore(store).read(entry.id)
+    assert set(episode.actor.tolist()) == {HUMAN}
+    assert episode.action[-1, 0] * 1.91986 == pytest.approx(np.radians(20.0), abs=0.01)
+
+
+def test_a_driver_is_made_from_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("lerobot.robots", reason="LeRobot is not installed")
+    pytest.importorskip("scservo_sdk", reason="the SO-101's servo library is not installed")
+    section = load_robot(so101(tmp_path)).lerobot
+    assert section is not None
+    config = {"port": "/dev/ttyACM7", "id": "mine", "calibration_dir": str(tmp_path), "use_degrees": True}
+    driver = make_driver(replace(section, type="so101_follower", config=config))
+    assert driver.bus.port == "/dev/ttyACM7"
+    assert set(driver.action_features) == {f"{name}.pos" for name in JOINTS}
+    with pytest.raises(RobotError, match="LeRobot cannot make a 'so109_follower'"):
+        make_driver(replace(section, type="so109_follower"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": "50"}, r"lerobot\.rate: got '50'; expected a number with its unit"),
+        ({"joints": {}}, r"lerobot\.joints: missing \['elbow_flex'"),
+        ({"robot": "so101"}, r"lerobot\.robot: 'robot' is not one of"),
+    ],
+)
+def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_robot(so101(tmp_path, **change))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Of an untrained policy with the SO-101's sizes."""
+    robot = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
+    save_bundle(small_policy(robot=robot), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def act(
+    bundle: Path, images: str, names: Sequence[str], values: np.ndarray, image: np.ndarray, steps: int
+) -> np.ndarray:
+    """Actions [steps, 6] of the bundle, loaded and called as lerobot-record does for a data set with these names."""
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.datasets.lerobot_dataset import LeRobotDatasetMetadata
+    from lerobot.policies.factory import make_policy, make_pre_post_processors
+    from lerobot.utils.control_utils import predict_action
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    register_third_party_plugins()
+    vector = {"dtype": "float32", "shape": (6,), "names": list(names)}
+    picture = {"dtype": "image", "shape": (24, 32, 3), "names": ["height", "width", "channels"]}
+    features = {"observation.state": vector, "action": vector, images: picture}
+    meta = LeRobotDatasetMetadata.create("a/b", 25, features, root=bundle.parent / "data", use_videos=False)
+    config = PreTrainedConfig.from_pretrained(bundle)
+    config.pretrained_path = bundle
+    policy = make_policy(config, ds_meta=meta)
+    overrides = {"device_processor": {"device": "cpu"}, "rename_observations_processor": {"rename_map": {}}}
+    before, after = make_pre_post_processors(config, pretrained_path=str(bundle), preprocessor_overrides=overrides)
+    cpu, observation = torch.device("cpu"), {"observation.state": values, images: image}
+    return np.concatenate(
+        [predict_action(dict(observation), policy, cpu, before, after, False, "wave") for _ in range(steps)]
+    )
+
+
+def expected(bundle: Path, image: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """The bundle's first chunk [H, 6] by our own interface."""
+    policy = load_bundle(bundle)
+    obs = Observation(
+        images=torch.from_numpy(image)[None, None], state=torch.from_numpy(state)[None],
+        instruction=encode_instructions(["wave"]),
+    )  # fmt: skip
+    context, _ = policy.encode(obs, policy.initial_state(1))
+    return policy.act(context, torch.Generator().manual_seed(0))[0].numpy()
+
+
+def test_a_bundle_is_a_policy_of_lerobot(plugins: None, bundle: Path) -> None:
+    from lerobot_policy_vla_rl.__main__ import prepare
+
+    config = prepare(bundle)
+    assert set(config.input_features) == {"observation.state", "observation.images.agent"}
+    rng = np.random.default_rng(0)
+    image, state = rng.integers(0, 256, (24, 32, 3), dtype=np.uint8), rng.standard_normal(6).astype(np.float32)
+    wanted = expected(bundle, image, state)
+    actions = act(bundle, "observation.images.agent", JOINTS, state, image, len(wanted) + 1)
+    np.testing.assert_allclose(actions[:-1], wanted, atol=1e-6)
+    assert np.abs(actions[-1] - wanted[0]).max() > 1e-3  # of a new chunk
+
+
+def test_a_bundle_drives_an_arm_of_lerobot_in_its_own_units(plugins: None, bundle: Path, tmp_path: Path) -> None:
+    from lerobot_policy_vla_rl.__main__ import prepare
+
+    config = prepare(bundle, so101(tmp_path))
+    assert set(config.input_features) == {"observation.state", "observation.images.front"}
+    image = np.full((24, 32, 3), 7, dtype=np.uint8)
+    degrees = np.array([10.0, 0.0, 0.0, 0.0, 0.0, 50.0], dtype=np.float32)
+    joints = np.radians(degrees * [1, 1, 1, 1, 1, 1.1] + [0, 0, 0, 0, 0, -10])
+    low, high = np.array(load_robot(so101(tmp_path)).control.scales.ranges).T
+    state = ((joints - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+    wanted = expected(bundle, image, state)[:4] * (high - low) / 2 + (low + high) / 2
+    names = [f"{name}.pos" for name in reversed(JOINTS)]  # the order is the data set's
+    sent = act(bundle, "observation.images.front", names, degrees[::-1].copy(), image, 4)[:, ::-1]
+    sent = np.radians(sent * [1, 1, 1, 1, 1, 1.1] + [0, 0, 0, 0, 0, -10])
+    np.testing.assert_allclose(sent, wanted, atol=1e-5)
+
+
+def test_a_bundle_for_another_arm_is_refused_by_lerobots_plugin(plugins: None, tmp_path: Path) -> None:
+    from lerobot_policy_vla_rl.__main__ import prepare
+
+    save_bundle(small_policy(), tmp_path / "bundle")
+    with pytest.raises(RobotError, match="joint_positions has states of 6 and actions of 6, the bundle of 5 and 4"):
+        prepare(tmp_path / "bundle", so101(tmp_path))
