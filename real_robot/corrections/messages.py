@@ -82,7 +82,7 @@ class WrongMessage(ValueError):
 def message_reader(message: Any) -> Callable[[str], Any]:
     """A function from a text to one of ``message``, a union of dataclasses with a ``type``; raises WrongMessage."""
     adapter: TypeAdapter[list[Any]] = TypeAdapter(
-        list[Annotated[message, Field(discriminator="type")]],  # type: ignore[valid-type]
+        list[Annotated[message, Field(discriminator="type")]],
         config=_STRICT,
     )
 
