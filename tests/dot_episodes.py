@@ -1,4 +1,4 @@
-"""Episodes of an environment with one dot, to which a world model can be fitted in seconds.
+"""An environment with one dot, and episodes of it to which a world model can be fitted in seconds.
 
 Images of 16 x 16 show a red dot on gray; the second camera shows them upside down. The dot starts at 5 + seed % 4; the
 first action moves it sideways by 2 pixels per unit, the second one has no effect. An episode succeeds at the right edge
@@ -7,6 +7,7 @@ and fails at the left edge. state = [position, 0].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from episodes.schema import POLICY, Episode
 from episodes.store import EpisodeStore
 from policies.compact_encoder import CompactEncoderConfig
 from policies.policy import RobotSpec
+from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
 from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import KeyframeConfig, Keyframes
 from world_models.imagined_env import ImaginedEnv, ImaginedEnvConfig
@@ -120,6 +122,50 @@ def imagined_env(
         usual_error=1.0,
         fingerprint="untrained",
     )
+
+
+class DotEnv:
+    """One environment."""
+
+    def __init__(self, *, max_steps: int = 30, can_capture: bool = True) -> None:
+        self.spec = EnvSpec(
+            name="dot", num_envs=1, action_dim=2, state_dim=2, cameras=ROBOT.cameras, image_size=(SIZE, SIZE),
+            control_hz=10.0, max_steps=max_steps, tasks=("go",), device=torch.device("cpu"), fingerprint={},
+            can_capture=can_capture,
+        )  # fmt: skip
+        self.position, self.elapsed = 0.0, 0
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        snapshot = start[0].snapshot
+        self.seed = start[0].seed
+        self.position = 5.0 + self.seed % 4 if snapshot is None else float(snapshot[0])
+        self.elapsed = 0 if snapshot is None else int(snapshot[1])
+
+    def step(self, action: torch.Tensor) -> Step:
+        if not self._over.any():
+            self.position += 2 * float(action[0, 0].clamp(-1, 1))
+            self.elapsed += 1
+        over, won = self._over, torch.tensor([self.position > SIZE - 4])
+        return Step(
+            reward=won.float(), terminated=over, truncated=~over & (self.elapsed >= self.spec.max_steps), success=won,
+            intervened=torch.zeros_like(won),
+        )  # fmt: skip
+
+    @property
+    def _over(self) -> torch.Tensor:
+        return torch.tensor([self.position > SIZE - 4 or self.position < 1])
+
+    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
+        return Observation(
+            images=torch.from_numpy(image_of(self.position))[None],
+            state=torch.tensor([[self.position, 0.0]]),
+            instruction=encode_instructions([INSTRUCTION]),
+        )
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        return (StartState(task=0, seed=self.seed, snapshot=np.array([self.position, self.elapsed])),)
+
+    def close(self) -> None: ...
 
 
 class Steppable(Protocol):

@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -207,12 +206,10 @@ class ImaginedEnv:
         return imagined
 
     def _noise(self, env_id: int, used: int) -> Float[Tensor, "cameras channels height width"]:
-        """Of the environment's present chunk, drawn on the host; all predictions from the same history share it."""
+        """Of the environment's present chunk."""
         start = self._started[env_id]
         assert start is not None
-        entropy = np.random.SeedSequence([start.seed, used])
-        seed = int(entropy.generate_state(1, np.uint64)[0])
-        return self.model.noise(1, torch.Generator().manual_seed(seed))[0]
+        return self.model.noise_of(start.seed, used)
 
     def _advance(self, index: Int[Tensor, " n"]) -> None:
         """Make the observations that full chunks led to the current ones."""

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -38,7 +38,7 @@ class Newest(Generic[T]):
 
     def __init__(self, listen: Callable[[Callable[[T], None]], Callable[[], None]], first: T) -> None:
         self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-        self.stop = listen(self._put)
+        self.close = listen(self._put)
         self._set(first)
 
     def _put(self, value: T) -> None:
@@ -68,7 +68,8 @@ async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotT
             for picture in await newest.get():
                 await socket.send_bytes(picture)
 
-    await _both(send, lambda: _drain(socket), newest)
+    with contextlib.closing(newest):
+        await until_either_ends(send(), _drain(socket))
 
 
 async def serve_control(socket: WebSocket, person: Person | None, robot: RobotThread, audit: AuditLog) -> None:
@@ -86,23 +87,47 @@ async def serve_control(socket: WebSocket, person: Person | None, robot: RobotTh
             await socket.send_text(json.dumps(state | {"you_hold": state.get("holder_client") == client.id}))
 
     try:
-        await _both(send, client.receive, newest)
+        with contextlib.closing(newest):
+            await until_either_ends(send(), client.receive())
     finally:
         robot.release(client.id, "the connection ended")
 
 
-async def _both(send: Callable[[], Any], receive: Callable[[], Any], newest: Newest[Any]) -> None:
-    """Until either ends."""
-    tasks = [asyncio.create_task(send()), asyncio.create_task(receive())]
+async def until_either_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Of a connection; the other one is cancelled. Raises what a part raised, but for the end of the connection."""
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        newest.stop()
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, (WebSocketDisconnect, RuntimeError)):
                 raise result
+
+
+async def received_texts(socket: WebSocket) -> AsyncIterator[str]:
+    """What it sends, until it leaves. A binary message, or more than MAX_MESSAGES_PER_S, close the connection."""
+    arrivals: deque[float] = deque(maxlen=MAX_MESSAGES_PER_S)
+    while True:
+        received = await socket.receive()
+        if received["type"] == "websocket.disconnect":
+            return
+        text = received.get("text")
+        if text is None:
+            await socket.close(NOT_TEXT, "messages are text")
+            return
+        now = time.monotonic()
+        if len(arrivals) == MAX_MESSAGES_PER_S and now - arrivals[0] < 1.0:
+            await socket.close(TOO_MUCH, f"more than {MAX_MESSAGES_PER_S} messages per second")
+            return
+        arrivals.append(now)
+        yield text
+
+
+async def refuse(socket: WebSocket, reason: object) -> None:
+    """Tell the browser why its message is not followed."""
+    await socket.send_text(json.dumps({"type": "refused", "reason": str(reason)}))
 
 
 async def _drain(socket: WebSocket) -> None:
@@ -116,24 +141,13 @@ class Client:
     def __init__(self, socket: WebSocket, person: Person, robot: RobotThread, audit: AuditLog) -> None:
         self.id = secrets.token_hex(6)
         self._socket, self._person, self._robot, self._audit = socket, person, robot, audit
-        self._arrivals: deque[float] = deque(maxlen=MAX_MESSAGES_PER_S)
 
     async def receive(self) -> None:
-        while True:
-            received = await self._socket.receive()
-            if received["type"] == "websocket.disconnect":
-                return None
-            text = received.get("text")
-            if text is None:
-                return await self._socket.close(NOT_TEXT, "messages are text")
-            now = time.monotonic()
-            if len(self._arrivals) == MAX_MESSAGES_PER_S and now - self._arrivals[0] < 1.0:
-                return await self._socket.close(TOO_MUCH, f"more than {MAX_MESSAGES_PER_S} messages per second")
-            self._arrivals.append(now)
+        async for text in received_texts(self._socket):
             try:
                 await self._handle(read_message(text))
             except (WrongMessage, Refused) as error:
-                await self._socket.send_text(json.dumps({"type": "refused", "reason": str(error)}))
+                await refuse(self._socket, error)
 
     async def _handle(self, message: Message) -> None:
         if not self._person.may("operator"):

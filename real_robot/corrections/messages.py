@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -31,11 +32,9 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
-    """See ``RawInput``; ``token``: the lease's."""
+class Devices:
+    """See ``RawInput``."""
 
-    type: Literal["input"]
-    token: int
     deadman: bool
     keys: Annotated[list[Annotated[str, Field(max_length=20)]], Field(max_length=16)] = ()  # type: ignore[assignment]
     pad: Annotated[list[Reading], Field(max_length=3)] = ()  # type: ignore[assignment]
@@ -55,6 +54,14 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input(Devices):
+    """``token``: the lease's."""
+
+    type: Literal["input"]
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Do:
     """A command to the robot, under the lease's token."""
 
@@ -66,25 +73,33 @@ class Do:
 
 
 Message = Acquire | Release | Input | Do
-_ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(
-    list[Annotated[Message, Field(discriminator="type")]], config=_STRICT
-)
 
 
 class WrongMessage(ValueError):
     """The message names the field."""
 
 
-def read_message(text: str) -> Message:
-    """Raises WrongMessage."""
-    if len(text) > MAX_MESSAGE_BYTES:
-        raise WrongMessage(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
-    try:
-        messages = _ADAPTER.validate_json(f"[{text}]")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        raise WrongMessage(f"{where}: {first['msg']}".lstrip(": ")) from None
-    if len(messages) != 1:
-        raise WrongMessage("expected one JSON object")
-    return messages[0]
+def message_reader(message: Any) -> Callable[[str], Any]:
+    """A function from a text to one of ``message``, a union of dataclasses with a ``type``; raises WrongMessage."""
+    adapter: TypeAdapter[list[Any]] = TypeAdapter(
+        list[Annotated[message, Field(discriminator="type")]],
+        config=_STRICT,
+    )
+
+    def read(text: str) -> Any:
+        if len(text) > MAX_MESSAGE_BYTES:
+            raise WrongMessage(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
+        try:
+            messages = adapter.validate_json(f"[{text}]")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"][1:])
+            raise WrongMessage(f"{where}: {first['msg']}".lstrip(": ")) from None
+        if len(messages) != 1:
+            raise WrongMessage("expected one JSON object")
+        return messages[0]
+
+    return read
+
+
+read_message: Callable[[str], Message] = message_reader(Message)

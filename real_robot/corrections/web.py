@@ -102,9 +102,9 @@ def serving_web(app: FastAPI, listening: socket.socket, address: Address) -> Ite
         listening.close()
 
 
-def open_page(address: str, folder: Path, *, browser: bool) -> None:
-    """Print the address; open it where there is a browser to open it. ``folder``: where episodes are stored."""
-    print(f"{address}\n(works once, for 10 minutes; episodes in {folder / 'episodes'})", file=sys.stderr, flush=True)
+def open_page(address: str, *, browser: bool, note: str = "") -> None:
+    """Print the address and ``note``; open it where there is a browser to open it."""
+    print(f"{address}\n(works once, for 10 minutes{note and '; '}{note})", file=sys.stderr, flush=True)
     if browser:
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(address)

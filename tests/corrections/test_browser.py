@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,11 +11,11 @@ from playwright.sync_api import Browser, Page
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore, Selection
 from real_robot.corrections.server import CorrectionServer
+from tests.browser import TIMEOUT_MS, needs_chromium, wait_until
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
 
-pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-TIMEOUT_MS = 30_000
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +42,6 @@ def open_page(chromium: Browser, running: CorrectionServer) -> Iterator[Callable
     for context in contexts:
         context.close()
     assert errors == []
-
-
-def wait_until(page: Page, expression: str) -> None:
-    """Polls from here: the page's own policy forbids the evaluation of text inside it."""
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(30)
 
 
 def wait_for_mode(page: Page, mode: str) -> str:

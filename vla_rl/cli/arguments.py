@@ -14,6 +14,7 @@ from sims.errors import UserError
 from vla_rl.config.allowed import allowed
 
 if TYPE_CHECKING:
+    from vla_rl.config.corrections import CorrectionsConfig
     from vla_rl.config.experiment import Experiment
 
 Json = Annotated[bool, arg(help="one JSON object on standard output")]
@@ -29,6 +30,15 @@ def load_experiment(config: Path, overrides: Sequence[str] = ()) -> Experiment:
     from vla_rl.config.packaged import find_config
 
     return load_config(Experiment, find_config(config), overrides, report=lambda line: print(line, file=sys.stderr))
+
+
+def load_corrections(config: Path, overrides: Sequence[str] = ()) -> CorrectionsConfig:
+    """How a person drives and a policy learns from it, as ``load_experiment``."""
+    from vla_rl.config.corrections import CorrectionsConfig
+    from vla_rl.config.loader import load_config
+    from vla_rl.config.packaged import find_config
+
+    return load_config(CorrectionsConfig, find_config(config, "corrections"), overrides)
 
 
 def check_options(command: Any) -> None:

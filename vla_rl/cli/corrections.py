@@ -5,27 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveInt
-from vla_rl.cli.arguments import Json, load_experiment
-
-if TYPE_CHECKING:
-    from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.cli.arguments import Json, load_corrections, load_experiment
 
 FOLDER = Path("runs/corrections")
-
-
-def _load(config: Path, overrides: tuple[str, ...]) -> CorrectionsConfig:
-    from vla_rl.config.corrections import CorrectionsConfig
-    from vla_rl.config.loader import load_config
-    from vla_rl.config.packaged import find_config
-
-    return load_config(CorrectionsConfig, find_config(config, "corrections"), overrides)
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class Correct:
 
         correct(
             self.path,
-            _load(self.config, self.overrides),
+            load_corrections(self.config, self.overrides),
             self.out,
             experiment=None if self.sim is None else load_experiment(self.sim),
             tasks=self.task,
@@ -135,7 +124,7 @@ class Learn:
     def run(self) -> None:
         from vla_rl.runners.correction_rounds import learn
 
-        for result in learn(self.folder, _load(self.config, self.overrides), watch=self.watch):
+        for result in learn(self.folder, load_corrections(self.config, self.overrides), watch=self.watch):
             episodes, version = result["corrected_episodes"], result["version"]
             line = f"round {result['round']}: {episodes} corrected episodes, bundle {version}"
             print(json.dumps(result) if self.json else line, flush=True)

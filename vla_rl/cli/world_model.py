@@ -1,4 +1,4 @@
-"""``vla-rl world-model fit | evaluate | imagine CONFIG``"""
+"""``vla-rl world-model fit | evaluate | imagine | drive CONFIG``"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
-from sims.numbers.ranges import Count, PositiveInt, Seed
-from vla_rl.cli.arguments import Json, load_experiment
+from sims.numbers.ranges import Count, Interval, PositiveInt, Seed
+from vla_rl.cli.arguments import Json, load_corrections, load_experiment
 
 if TYPE_CHECKING:
     from vla_rl.config.experiment import Experiment
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorldModel:
-    """Fit a world model to recorded episodes, evaluate it, or write a video of an imagined episode."""
+    """Fit a world model to recorded episodes, evaluate it, write a video of an imagined episode, or drive in it.
 
-    verb: Positional[Literal["fit", "evaluate", "imagine"]]
+    drive: a page on which the keyboard moves the imagined robot and, where CONFIG names a simulator, the true one
+    beside it; until Ctrl-C. Prints an address with a token that works once.
+    """
+
+    verb: Positional[Literal["fit", "evaluate", "imagine", "drive"]]
     config: Annotated[Positional[Path], arg(metavar="CONFIG")]
     """a YAML file with a section 'imagination', or the name of a packaged one such as imagined_reach"""
     episodes: tuple[Path, ...] = ()
@@ -34,11 +38,17 @@ class WorldModel:
     starts: PositiveInt = 64
     """evaluate: held-out starts for each of those policies"""
     episode: Count = 0
-    """imagine: number of the held-out episode to start from"""
+    """imagine, drive: number of the held-out episode to start from"""
     keys: str = ""
     """imagine: actions instead of the recorded ones: a moves action dimension 0 up, A down, b and B dimension 1, ..."""
     held: tuple[Count, ...] = ()
     """imagine: action dimensions that keep the value of their last key, such as a gripper command"""
+    control: Annotated[Path, arg(metavar="CONFIG")] = Path("hg_dagger")
+    """drive: how a person drives, as for `vla-rl correct --config`: a YAML file, or the name of a packaged one"""
+    port: Annotated[int, Interval(ge=0, le=65535)] = 0
+    """drive: of the page, on loopback; 0: any that is free"""
+    no_browser: bool = False
+    """drive: only print the address"""
     seed: Seed = 0
     json: Json = False
 
@@ -50,6 +60,9 @@ class WorldModel:
         stores = self.episodes or settings.stores
         if not stores:
             raise UserError("no episodes: give stores with --episodes, or as imagination.stores")
+        if self.verb == "drive":
+            self._drive(experiment, settings, stores)
+            return
         do = {"fit": self._fit, "evaluate": self._evaluate, "imagine": self._imagine}
         result = do[self.verb](experiment, settings, stores)
         print(json.dumps(result) if self.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
@@ -96,7 +109,7 @@ class WorldModel:
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.runners.world_model import WORLD_MODEL_FILE, open_clips
+        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
@@ -109,7 +122,23 @@ class WorldModel:
         instruction = clips.entries[self.episode].instruction
         if self.keys:
             write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
-        else:
-            truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
-            write_comparison(fitted, clips, self.episode, truth, path, caption=instruction)
-        return {"video": str(path), "instruction": instruction}
+            return {"video": str(path), "instruction": instruction}
+        truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
+        parting = make_parting(settings.model, fitted, stores, sim=experiment.sim, seed=self.seed)
+        compared = write_comparison(fitted, clips, self.episode, truth, path, caption=instruction, parting=parting)
+        return {"video": str(path), "instruction": instruction, "parted_after": compared.parted_after}
+
+    def _drive(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> None:
+        from real_robot.corrections.web import Address
+        from vla_rl.drive.server import drive
+
+        drive(
+            experiment,
+            settings.model,
+            self.folder(),
+            stores,
+            load_corrections(self.control).control,
+            episode=self.episode,
+            address=Address(port=self.port),
+            browser=not self.no_browser,
+        )

@@ -55,7 +55,7 @@ def correct(
         serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server,
         contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
     ):
-        open_page(server.invite(), folder, browser=browser)
+        open_page(server.invite(), browser=browser, note=f"episodes in {folder / EPISODES}")
         while server.robot.failure is None:
             time.sleep(0.2)
         raise server.robot.failure
@@ -82,7 +82,7 @@ def fleet(path: Path, folder: Path, *, address: Address, max_behind: int, browse
     if not (folder / BUNDLE).exists():
         shutil.copytree(path if (path / MANIFEST).exists() else locate(path)[1], folder / BUNDLE)
     with serving_fleet(folder, address=address, max_behind=max_behind) as opened:
-        open_page(opened, folder, browser=browser)
+        open_page(opened, browser=browser, note=f"episodes in {folder / EPISODES}")
         threading.Event().wait()
 
 

@@ -27,6 +27,7 @@ from world_models.data.clip_sampler import ClipSampler
 from world_models.data.keyframes import ImaginedStarts
 from world_models.evaluation.evaluate import WorldModelEvaluation
 from world_models.evaluation.imagined_success import set_thresholds
+from world_models.evaluation.parting import Parting, usual_picture_difference
 from world_models.imagined_env import ImaginedEnv
 from world_models.models.autoencoder import Autoencoder
 from world_models.models.flow_model import FlowWorldModel
@@ -222,14 +223,29 @@ def evaluate_world_model(
     fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE, device), directory / NO_ACTION_FILE
     clips, every = open_clips(stores, config, "held_out"), config.imagined_env.reward_every
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
+    parting = make_parting(config, fitted, stores, sim=sim, seed=seed)
     report = evaluation.report(
         fitted.dynamics,
         env=env,
         no_action=load_world_model(no_action, device).dynamics if no_action.exists() else None,
-        locate=object_locator(sim, fitted.info.robot.cameras),
+        locate=parting.locate,
     )
     hallucinated, sequences = report["hallucinated_success"], report["swapped_sequences"]
     if hallucinated is not None:
         report["hallucinated_success_interval"] = wilson_interval(round(hallucinated * sequences), sequences)
-    videos = write_evaluation_videos(fitted, clips, directory / "videos", env=env, reward_every=every, seed=seed)
-    return report | {"videos": [str(video) for video in videos]}
+    compared = write_evaluation_videos(
+        fitted, clips, directory / "videos", env=env, parting=parting, reward_every=every, seed=seed
+    )
+    return report | {
+        "videos": [str(one.video) for one in compared],
+        "usual_picture_difference": parting.usual_picture,
+        "parted": {one.video.stem: {"after": one.parted_after, "reason": one.reason} for one in compared},
+    }
+
+
+def make_parting(
+    config: WorldModelConfig, fitted: FittedWorldModel, stores: Sequence[Path], *, sim: EnvConfig, seed: int
+) -> Parting:
+    """What counts as usual is measured on the calibration episodes of ``stores``."""
+    usual = usual_picture_difference(fitted.dynamics, open_clips(stores, config, "calibration"), seed=seed)
+    return Parting(usual_picture=usual, locate=object_locator(sim, fitted.info.robot.cameras))

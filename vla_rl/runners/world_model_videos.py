@@ -1,10 +1,14 @@
-"""Videos of imagined episodes: what truly happened above, the world model's prediction below."""
+"""Videos of imagined episodes: what truly happened above, the world model's prediction below.
+
+The line between them turns red where they part (world_models/evaluation/parting.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -26,9 +30,12 @@ from world_models.evaluation.action_sequences import (
     true_success,
 )
 from world_models.evaluation.imagined_success import imagined_success
+from world_models.evaluation.parting import Parting
+from world_models.imagined_rollout import ImaginedRollout, recorded_start
 from world_models.world_model import WorldModelError
 
 SCALE = 4
+TOGETHER, PARTED = (120, 120, 120), (220, 40, 40)  # colors of the line between truth and prediction
 SWAPPED = 3  # videos of swapped sequences
 KEY_STEPS, KEY_SPEED = 4, 0.25  # control steps per key, share of the largest action
 
@@ -40,6 +47,15 @@ class ExecutedChunks(TensorDataclass):
     action: Float[Tensor, "*T H A"]
     length: Int[Tensor, "*T"]
     frames: UInt8[Tensor, "*T cameras height width 3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A video, and after how many control steps truth and prediction part in it (None: they do not), by what."""
+
+    video: Path
+    parted_after: int | None
+    reason: Literal["picture", "object"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +94,10 @@ def write_evaluation_videos(
     folder: Path,
     *,
     env: VectorEnv | None,
+    parting: Parting,
     reward_every: int,
     seed: int,
-) -> list[Path]:
+) -> list[Comparison]:
     """``recorded_success``, ``recorded_failure``: an episode each; ``swapped_<n>``: with another episode's actions.
 
     The last ones only with an ``env`` that tells what they truly lead to. Captions tell how episodes end.
@@ -90,12 +107,12 @@ def write_evaluation_videos(
     outcomes = imagined_success(
         fitted.dynamics, fitted.reward_model, clips, sequences, seed=seed, reward_every=reward_every
     )
-    paths = []
+    written = []
     for case, success in zip(cases, outcomes.success.tolist(), strict=True):
         caption = f"true: {_result(case.success)}, imagined: {_result(success)}"
-        path = folder / f"{case.name}.mp4"
-        paths.append(write_comparison(fitted, clips, case.sequence.episode, case.truth, path, caption=caption))
-    return paths
+        path, episode = folder / f"{case.name}.mp4", case.sequence.episode
+        written.append(write_comparison(fitted, clips, episode, case.truth, path, caption=caption, parting=parting))
+    return written
 
 
 def _cases(horizon: int, clips: ClipSampler, *, env: VectorEnv | None, seed: int) -> list[Case]:
@@ -120,51 +137,60 @@ def _result(success: bool) -> str:
 @torch.no_grad()
 @crossing("evaluation")
 def write_comparison(
-    fitted: FittedWorldModel, clips: ClipSampler, episode: int, truth: ExecutedChunks, path: Path, *, caption: str
-) -> Path:
+    fitted: FittedWorldModel,
+    clips: ClipSampler,
+    episode: int,
+    truth: ExecutedChunks,
+    path: Path,
+    *,
+    caption: str,
+    parting: Parting,
+) -> Comparison:
     """From the start of ``episode``: the truth above, the prediction for the same actions below; a frame per chunk."""
+    entry, start = clips.entries[episode], clips.clip(episode, 0, 0).frames[0]
+    pairs = list(zip([start, *truth.frames], [start, *_predicted(fitted, clips, episode, truth)], strict=True))
+    distances = [parting.distance(true, imagined, entry.instruction) for true, imagined in pairs]
+    first = parting.first(distances)
+    after = None if first is None else int(truth.length[:first].sum())
+    reason = None if first is None else parting.reason(distances[first])
+    frames = torch.stack([_above(*pair, parted=first is not None and i >= first) for i, pair in enumerate(pairs)])
+    hz = fitted.dynamics.robot.control_hz / fitted.dynamics.action_horizon
+    parted = f"; part after {after} steps ({reason})" if reason else ""
+    write_video(path, frames.numpy(), fps=hz, caption=caption + parted, scale=SCALE)
+    return Comparison(video=path, parted_after=after, reason=reason)
+
+
+def _predicted(
+    fitted: FittedWorldModel, clips: ClipSampler, episode: int, truth: ExecutedChunks
+) -> list[UInt8[Tensor, "cameras height width 3"]]:
+    """Images after each chunk, on the host."""
     dynamics, clip = fitted.dynamics, clips.clip(episode, 0, 0)[None].to(fitted.dynamics.device)
     history, generator = first_history(dynamics, clip), make_generator(dynamics.device, 0)
-    truth = truth.to(dynamics.device)
-    frames = [_above(clip.frames[0, 0], clip.frames[0, 0])]
+    truth, images = truth.to(dynamics.device), []
     for i in range(len(truth)):
         action, length = truth.action[i : i + 1], truth.length[i : i + 1]
         imagined = dynamics.sample_chunk(dynamics.prefill(history), action, length, dynamics.noise(1, generator))
         history = history.advance(imagined.latent, imagined.state, action, length)
-        frames.append(_above(truth.frames[i], dynamics.decode(imagined.latent)[0]))
-    hz = dynamics.robot.control_hz / dynamics.action_horizon
-    return write_video(path, torch.stack(frames).cpu().numpy(), fps=hz, caption=caption, scale=SCALE)
+        images.append(dynamics.decode(imagined.latent)[0].cpu())
+    return images
 
 
-def _above(above: Tensor, below: Tensor) -> UInt8[Tensor, "two_h cameras_w 3"]:
+def _above(above: Tensor, below: Tensor, *, parted: bool) -> UInt8[Tensor, "two_h_plus_1 cameras_w 3"]:
     """Images [cameras, h, w, 3]: cameras side by side, ``above`` over ``below``."""
-    return torch.cat([torch.cat(list(images), dim=1) for images in (above, below)], dim=0)
+    rows = [torch.cat(list(images), dim=1) for images in (above, below)]
+    line = torch.tensor(PARTED if parted else TOGETHER, dtype=torch.uint8).expand(1, rows[0].shape[1], 3)
+    return torch.cat([rows[0], line, rows[1]], dim=0)
 
 
-@torch.no_grad()
-@crossing("evaluation")
 def write_keyed_rollout(
     fitted: FittedWorldModel, clips: ClipSampler, episode: int, keys: str, path: Path, *, held: Sequence[int] = ()
 ) -> Path:
-    """An imagined rollout from an episode's start, two frames per key; the actions are ``key_actions``."""
-    dynamics, horizon = fitted.dynamics, fitted.dynamics.action_horizon
-    action = key_actions(keys, clips.actions(episode)[0], held=held)
-    action = torch.cat([action, action[-1:].expand(-len(action) % horizon, -1)]).to(dynamics.device)
-    clip = clips.clip(episode, 0, 0)[None].to(dynamics.device)
-    history, generator = first_history(dynamics, clip), make_generator(dynamics.device, 0)
-    frames = [clip.frames[0, 0]]
-    for chunk in action.unflatten(0, (-1, horizon)):
-        noise, prefill = dynamics.noise(1, generator), dynamics.prefill(history)
-        for length in range(2, horizon + 1, 2):
-            imagined = dynamics.sample_chunk(
-                prefill, chunk[None], torch.tensor([length], device=dynamics.device), noise
-            )
-            frames.append(dynamics.decode(imagined.latent)[0])
-        history = history.advance(
-            imagined.latent, imagined.state, chunk[None], torch.tensor([horizon], device=dynamics.device)
-        )
-    video = torch.stack([torch.cat(list(images), dim=1) for images in frames])
-    return write_video(path, video.cpu().numpy(), fps=dynamics.robot.control_hz / 2, caption=keys, scale=SCALE)
+    """An imagined rollout from an episode's start, a frame every other step; the actions are ``key_actions``."""
+    rollout = ImaginedRollout(fitted, recorded_start(clips, episode))
+    for action in key_actions(keys, clips.actions(episode)[0], held=held):
+        rollout.step(action)
+    video = torch.stack([torch.cat(list(moment.images), dim=1) for moment in rollout.moments[::2]])
+    return write_video(path, video.numpy(), fps=fitted.dynamics.robot.control_hz / 2, caption=keys, scale=SCALE)
 
 
 def key_actions(keys: str, first: Float[Tensor, " A"], *, held: Sequence[int]) -> Float[Tensor, "T A"]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
@@ -163,6 +164,15 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
     def noise(self, batch: int, generator: torch.Generator) -> Latent:
         """Standard normal, [batch, *latent_shape], on the generator's device."""
         return torch.randn(batch, *self.latent_shape, generator=generator, device=generator.device)
+
+    def noise_of(self, seed: int, chunk: int) -> Latent:
+        """That of one chunk of the episode with this seed, ``latent_shape``; drawn on the host.
+
+        All predictions from the same history share it, and so do episodes with the same seed.
+        """
+        entropy = np.random.SeedSequence([seed, chunk])
+        generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+        return self.noise(1, generator)[0]
 
     # -- for fitting -----------------------------------------------------------------------------------------------
 

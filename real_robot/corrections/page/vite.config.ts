@@ -8,7 +8,7 @@ export default defineConfig({
     modulePreload: false,
     assetsInlineLimit: 0,
     rollupOptions: {
-      input: { page: "index.html", fleet: "fleet.html" },
+      input: { page: "index.html", fleet: "fleet.html", drive: "drive.html" },
       output: { entryFileNames: "assets/[name].js", chunkFileNames: "assets/[name].js", assetFileNames: "assets/[name][extname]" },
     },
   },

@@ -1,0 +1,86 @@
+"""Where an imagined episode and the true one part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from policies.device import make_generator
+from sims.devices.crossing import crossing
+from sims.registry import ObjectLocator
+from world_models.data.clip import first_history
+from world_models.data.clip_sampler import ClipSampler
+from world_models.evaluation.open_loop import LOST_M
+from world_models.models.flow_model import FlowWorldModel
+
+QUANTILE = 0.95  # of the differences after one prediction that counts as usual
+APART_M = 0.02
+Images = UInt8[Tensor, "cameras height width 3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """Between a true and an imagined observation. ``picture``: mean absolute difference over all pixels of all cameras,
+    of 255. ``object_m``: between the places of the object that the instruction names; None where the simulator does not
+    find it in the true images, LOST_M where it is not in the imagined ones."""
+
+    picture: float
+    object_m: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """Measures an imagined observation beside the true one.
+
+    They have parted where the pictures differ by more than ``usual_picture``, which the model exceeds in 5 % of its
+    single predictions from recorded observations, or where an object is APART_M away from its true place (with
+    ``locate``, see ``sims.registry.object_locator``).
+    """
+
+    usual_picture: float
+    locate: ObjectLocator | None
+
+    def distance(self, truth: Images, imagined: Images, instruction: str) -> Distance:
+        both = torch.stack([truth, imagined])
+        apart = None
+        if self.locate is not None:
+            true_place, place = self.locate(both, [instruction] * 2)
+            if true_place.isfinite().all():
+                apart = float(torch.nan_to_num((place - true_place).norm(), nan=LOST_M).clamp(max=LOST_M))
+        return Distance(picture=float(picture_difference(both[:1], both[1:])), object_m=apart)
+
+    def reason(self, distance: Distance) -> Literal["picture", "object"] | None:
+        """What has parted, if anything has."""
+        if distance.picture > self.usual_picture:
+            return "picture"
+        return "object" if distance.object_m is not None and distance.object_m > APART_M else None
+
+    def first(self, distances: Sequence[Distance]) -> int | None:
+        """The first of them at which they have parted."""
+        return next((i for i, distance in enumerate(distances) if self.reason(distance) is not None), None)
+
+
+def picture_difference(
+    a: UInt8[Tensor, "B cameras height width 3"], b: UInt8[Tensor, "B cameras height width 3"]
+) -> Float[Tensor, " B"]:
+    """Mean absolute difference over all pixels of all cameras, of 255."""
+    return (a.float() - b.float()).abs().flatten(1).mean(1)
+
+
+@torch.no_grad()
+@crossing("evaluation")
+def usual_picture_difference(model: FlowWorldModel, clips: ClipSampler, *, seed: int, count: int = 128) -> float:
+    """The quantile QUANTILE of the picture's error after one chunk from a recorded observation."""
+    clip = clips.draw(np.random.default_rng(seed), count, 1)
+    placed = clip.to(model.device)
+    noise = model.noise(count, make_generator(model.device, seed))
+    prefill = model.prefill(first_history(model, placed))
+    imagined = model.sample_chunk(prefill, placed.action[:, 0], placed.length[:, 0], noise)
+    difference = picture_difference(model.decode(imagined.latent).cpu(), clip.frames[:, 1])
+    return float(torch.quantile(difference, QUANTILE))
