@@ -199,8 +199,8 @@ def _videos(rounds: Sequence[Round]) -> str:
     if parted:
         note += (
             " The line between them turns red in the first frame in which they part: the mean difference of all pixels "
-            f"exceeds {report['usual_picture_difference']:.1f} of 255, which single predictions from recorded "
-            "observations do in 5 % of cases, or the object is 2 cm away from its true place."
+            f"exceeds {report['usual_picture_difference']:.1f} of 255, which at most 5 % of single "
+            "predictions from recorded observations do, or the object is 2 cm away from its true place."
         )
     cards = "".join(
         f'<div class="card">{video(path, escape(name.replace("_", " ")) + _parted(parted.get(name)))}</div>'

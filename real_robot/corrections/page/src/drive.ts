@@ -85,7 +85,7 @@ function showEpisode(about: Episode): void {
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
       `They have parted where the pictures differ by more than ${about.usual_picture.toFixed(1)} of 255 in the mean, ` +
-      `which single predictions do in 5 % of cases, or the object is ${about.apart_mm} mm from its true place.`));
+      `which at most 5 % of single predictions do, or the object is ${about.apart_mm} mm from its true place.`));
   element("key-difference").hidden = element("key-parted").hidden = about.rows.length === 1;
   element("pictures").replaceChildren(...about.rows.map((row) => {
     const figure = document.createElement("figure");
