@@ -1,6 +1,6 @@
 // The success classifier on the page of the training: fit it, what it is worth, which labels to look at again.
 
-import { element, onClick, showProblem } from "./dom";
+import { element, onClick, setText, showProblem } from "./dom";
 import { choose, recorded } from "./episodes";
 import { ask, type Classifier } from "./protocol";
 
@@ -20,7 +20,7 @@ async function show(request: () => Promise<Classifier>): Promise<void> {
   try {
     const newest = await request();
     const text = described(newest);
-    if (element("c-state").textContent !== text) element("c-state").textContent = text;
+    setText(element("c-state"), text);
     list(newest.state === "done" ? newest.disagreements : []);
   } catch (error) {
     showProblem(error instanceof Error ? error.message : String(error));

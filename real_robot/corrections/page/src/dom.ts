@@ -10,6 +10,11 @@ export function onClick(id: string, act: () => void): void {
   element(id).addEventListener("click", act);
 }
 
+/** Unchanged text is left alone, so that it is not read aloud again. */
+export function setText(target: HTMLElement, text: string): void {
+  if (target.textContent !== text) target.textContent = text;
+}
+
 /** A canvas as large as it is shown, in device pixels, cleared; null while it is not shown. */
 export function clearedCanvas(id: string): { draw: CanvasRenderingContext2D; width: number; height: number } | null {
   const canvas = element<HTMLCanvasElement>(id);

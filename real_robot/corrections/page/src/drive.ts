@@ -1,7 +1,7 @@
 // The imagined robot beside the true one: what the person holds goes out; the moments that come in are kept and shown.
 
 import { isTyping, readDevices, watchDevices } from "./devices";
-import { clearedCanvas, color, element, onClick, showProblem } from "./dom";
+import { clearedCanvas, color, element, onClick, setText, showProblem } from "./dom";
 
 /** As vla_rl/drive/session.py sends them. */
 interface Episode {
@@ -79,8 +79,8 @@ function receive(message: Episode | Moment | { type: "rewound"; step: number } |
 }
 
 function showEpisode(about: Episode): void {
-  setText("instruction", about.instruction);
-  setText("about",
+  setText(element("instruction"), about.instruction);
+  setText(element("about"),
     `Start ${about.episode + 1} of ${about.episodes}. The model imagines ${about.chunk} steps at a time, each time from its own prediction. ` +
     "Uncertainty is the model's own estimate of its error. " +
     (about.rows.length === 1 ? "Without a simulator there is nothing to compare with." :
@@ -103,14 +103,14 @@ function show(step: number): void {
   if (episode === null || moment === undefined) return;
   const [last, slider] = [moments.length - 1, element<HTMLInputElement>("at")];
   [slider.max, slider.value] = [String(last), String(step)];
-  setText("at-value", String(step));
+  setText(element("at-value"), String(step));
   element<HTMLButtonElement>("rewind").disabled = step === last || !episode.can_rewind;
   const ended = moments[last].ended;
   element("mode").dataset.mode = ended !== "" ? "ended" : driving() ? "human" : "hold";
-  setText("mode", ended !== "" ? `Over: ${ended}` : driving() ? "You drive" : "Hold Shift and drive");
+  setText(element("mode"), ended !== "" ? `Over: ${ended}` : driving() ? "You drive" : "Hold Shift and drive");
   const seconds = (step / episode.control_hz).toFixed(1);
-  setText("clock", `Step ${step} of at most ${episode.max_steps}, ${seconds} s${step < last ? `; it is at step ${last}` : ""}`);
-  setText("outcomes", outcomes(episode, step));
+  setText(element("clock"), `Step ${step} of at most ${episode.max_steps}, ${seconds} s${step < last ? `; it is at step ${last}` : ""}`);
+  setText(element("outcomes"), outcomes(episode, step));
   drawChart(episode, step);
   void drawPictures(episode, moment);
 }
@@ -180,11 +180,6 @@ async function drawPictures(about: Episode, moment: Moment): Promise<void> {
 
 const driving = () => readDevices().deadman;
 const at = () => Number(element<HTMLInputElement>("at").value);
-
-function setText(id: string, text: string): void {
-  const target = element(id);
-  if (target.textContent !== text) target.textContent = text; // unchanged text is not read aloud again
-}
 
 function start(): void {
   const input = () => send({ type: "input", ...readDevices() });

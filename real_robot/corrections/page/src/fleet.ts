@@ -1,6 +1,6 @@
 // The page of a fleet: its robots, who needs help most first; their policies, and rolling them back.
 
-import { element, onClick, showProblem } from "./dom";
+import { element, onClick, setText, showProblem } from "./dom";
 import { ask, ROLES } from "./protocol";
 
 interface Robot {
@@ -137,10 +137,6 @@ async function act(request: () => Promise<string>): Promise<void> {
 
 function report(error: unknown): void {
   showProblem(error instanceof Error ? error.message : String(error));
-}
-
-function setText(target: HTMLElement, text: string): void {
-  if (target.textContent !== text) target.textContent = text; // unchanged text is not read aloud again
 }
 
 const percent = (share: number | null) => (share === null ? "unknown" : `${Math.round(100 * share)} %`);

@@ -3,7 +3,7 @@
 import { drawPlan, drawStrip } from "./charts";
 import { Connection } from "./connection";
 import { isTyping, readDevices, watchDevices } from "./devices";
-import { element, onClick, showProblem } from "./dom";
+import { element, onClick, setText, showProblem } from "./dom";
 import { drawPaths, receivePictures, showCameras } from "./pictures";
 import { ask, type Command, type State, type Version } from "./protocol";
 
@@ -115,10 +115,6 @@ async function invite(): Promise<void> {
 
 function report(error: unknown): void {
   showProblem(error instanceof Error ? error.message : String(error));
-}
-
-function setText(target: HTMLElement, text: string): void {
-  if (target.textContent !== text) target.textContent = text; // unchanged text is not read aloud again
 }
 
 const rewindStep = () => element<HTMLInputElement>("rewind-step");

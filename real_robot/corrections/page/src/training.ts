@@ -1,6 +1,6 @@
 // The page of the training: how each policy version did at the robot, the loss of the last rounds, roll-back.
 
-import { clearedCanvas, color, element, onClick, showProblem } from "./dom";
+import { clearedCanvas, color, element, onClick, setText, showProblem } from "./dom";
 import { ask, type Training, type TrainingVersion } from "./protocol";
 
 const POLL_MS = 2000;
@@ -24,7 +24,7 @@ export async function loadTraining(): Promise<void> {
     const rounds = last === undefined ? "No round yet. Start one with: vla-rl learn FOLDER --watch" :
       `Round ${last.round}${last.version === null ? ", under way" : `: version ${last.version.slice(0, 8)}`}` +
       (loss === undefined ? "" : `; step ${last.steps.at(-1)}, loss ${loss.toFixed(4)}`);
-    if (element("t-rounds").textContent !== rounds) element("t-rounds").textContent = rounds;
+    setText(element("t-rounds"), rounds);
     draw();
   } catch (error) {
     showProblem(error instanceof Error ? error.message : String(error));
