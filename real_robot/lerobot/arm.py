@@ -21,7 +21,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,44 +30,28 @@ from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.control.trajectory import Trajectory
 from real_robot.images import fit_image
-from real_robot.lerobot.devices import JointUnits
+from real_robot.lerobot.devices import DeviceThread
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 
 
-class LeRobotArm:
-    """A LeRobot ``Robot`` as joints, controller and cameras of a control thread; use it as a context manager."""
+class LeRobotArm(DeviceThread):
+    """A LeRobot ``Robot`` as joints, controller and cameras of a control thread."""
 
     def __init__(self, driver: Any, robot: Robot) -> None:
         if robot.lerobot is None:
             raise RobotError("the robot file has no section 'lerobot'")
-        self._driver, self._section = driver, robot.lerobot
-        self._units = JointUnits(robot.lerobot, robot.limits.axes)
+        super().__init__(driver, robot.lerobot, robot.limits.axes, section="lerobot")
+        self._section = robot.lerobot
         self.problem, self.failure = "nothing was read yet", ""
         self._lock = threading.Lock()
         self._measured: Measurement | None = None
         self._images: tuple[dict[str, NDArray[np.uint8]], float] | None = None
         self._trajectory: Trajectory | None = None
         self._end_s = 0.0
-        self._running = True
-        self._thread = threading.Thread(target=self._run, name="lerobot", daemon=True)
 
-    def __enter__(self) -> LeRobotArm:
-        self._driver.connect()
-        missing = set(self._units.keys) - set(self._driver.action_features)
-        missing |= set(self._section.cameras.values()) - set(self._driver.observation_features)
-        if missing:
-            self._driver.disconnect()
-            raise RobotError(f"lerobot: {self._section.type} has no {sorted(missing)}")
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running = False
-        self._thread.join()
-        self._driver.disconnect()
+    def _missing(self) -> set[str]:
+        return super()._missing() | (set(self._section.cameras.values()) - set(self._made.observation_features))
 
     # -- JointSource, CommandSink, CameraSource --------------------------------------------------------------------
 
@@ -119,7 +102,7 @@ class LeRobotArm:
 
     def _read(self) -> None:
         began_s = time.monotonic()
-        observation = self._driver.get_observation()
+        observation = self._made.get_observation()
         self._measured = Measurement(self._units.positions(observation), began_s)
         images = {name: np.asarray(observation[key]) for name, key in self._section.cameras.items()}
         self._images = images, began_s
@@ -130,7 +113,7 @@ class LeRobotArm:
             if self._trajectory is None or now_s > self._end_s + 2.0 / self._section.rate_hz:
                 return
             positions = self._trajectory.sample(now_s)[0]
-        self._driver.send_action(self._units.values(positions.tolist()))
+        self._made.send_action(self._units.values(positions.tolist()))
 
 
 class LeRobotConnection:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 import numpy as np
 
@@ -46,6 +48,40 @@ class JointUnits:
     def values(self, positions: Sequence[float]) -> dict[str, float]:
         """Inverse of ``positions``."""
         return dict(zip(self.keys, ((np.array(positions) - self._zero) / self._scale).tolist(), strict=True))
+
+
+class DeviceThread(ABC):
+    """A device of LeRobot and the one thread that uses it, as none is thread-safe; use it as a context manager."""
+
+    def __init__(self, made: Any, device: LeRobotDevice, axes: Sequence[AxisLimits], *, section: str) -> None:
+        """``made``: LeRobot's object for ``device``, which the robot file describes in ``section``."""
+        self._made, self._type, self._section_name = made, device.type, section
+        self._units = JointUnits(device, axes)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name=section, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._made.connect()
+        if missing := sorted(self._missing()):
+            self._made.disconnect()
+            raise RobotError(f"{self._section_name}: {self._type} has no {missing}")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running = False
+        self._thread.join()
+        self._made.disconnect()
+
+    def _missing(self) -> set[str]:
+        """Names of the robot file that the connected device lacks."""
+        return set(self._units.keys) - set(self._made.action_features)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """In the thread, while ``_running``."""
 
 
 def _with_all_types(name: str) -> ModuleType:

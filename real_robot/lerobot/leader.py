@@ -14,10 +14,8 @@ Reading one takes milliseconds: a thread of its own does, and what it read last 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,41 +23,23 @@ from jaxtyping import Float
 
 from real_robot.control.embodiment import Embodiment
 from real_robot.control.human_source import INPUT_AGE_S, action_towards
-from real_robot.lerobot.devices import JointUnits
-from real_robot.robot_file import LeRobotDevice, RobotError
+from real_robot.lerobot.devices import DeviceThread
+from real_robot.robot_file import LeRobotDevice
 from real_robot.safety.stopping import AxisLimits
 
 READ_HZ = 100.0
 
 
-class LeRobotLeader:
-    """``problem``: why there is no input, or "". Use it as a context manager."""
+class LeRobotLeader(DeviceThread):
+    """``problem``: why there is no input, or ""."""
 
     def __init__(
         self, teleoperator: Any, device: LeRobotDevice, axes: Sequence[AxisLimits], embodiment: Embodiment
     ) -> None:
+        super().__init__(teleoperator, device, axes, section="leader")
         self.problem = "the leader was not read yet"
-        self._teleoperator, self._device, self._embodiment = teleoperator, device, embodiment
-        self._units = JointUnits(device, axes)
+        self._embodiment = embodiment
         self._newest: tuple[list[float], float] | None = None
-        self._running = True
-        self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
-
-    def __enter__(self) -> LeRobotLeader:
-        self._teleoperator.connect()
-        missing = sorted(set(self._units.keys) - set(self._teleoperator.action_features))
-        if missing:
-            self._teleoperator.disconnect()
-            raise RobotError(f"leader: {self._device.type} has no {missing}")
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running = False
-        self._thread.join()
-        self._teleoperator.disconnect()
 
     def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
         if self._newest is None or time.monotonic() - self._newest[1] > INPUT_AGE_S:
@@ -70,7 +50,7 @@ class LeRobotLeader:
         try:
             while self._running:
                 began_s = time.monotonic()
-                self._newest = self._units.positions(self._teleoperator.get_action()), began_s
+                self._newest = self._units.positions(self._made.get_action()), began_s
                 self.problem = ""
                 time.sleep(max(0.0, began_s + 1.0 / READ_HZ - time.monotonic()))
         except Exception as error:  # of a device that is not ours; without input the arm holds

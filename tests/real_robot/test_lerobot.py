@@ -127,7 +127,7 @@ def test_a_leader_of_lerobot_drives_an_arm_of_lerobot_and_is_recorded(plugins: N
     robot, store = load_robot(so101(tmp_path)), tmp_path / "store"
     options = {"control_hz": 25.0, "image_size": (24, 32), "store": store, "name": "so101"}
     with open(os.devnull) as keys, teleop_session(robot, leader="", stream=keys, **options) as session:
-        leader, arm = session._leader._teleoperator, session._connection._arm._driver
+        leader, arm = session._leader._made, session._connection._arm._made
         wait(lambda: session._connection.joints.fresh(0.1))
         session.begin("wave", task="wave")
         leader.pose["shoulder_pan.pos"] = 20.0

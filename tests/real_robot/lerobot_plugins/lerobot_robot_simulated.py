@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 from lerobot.robots import Robot, RobotConfig
-
-JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+from simulated_device import JOINTS, SimulatedDevice
 
 
 @RobotConfig.register_subclass("simulated_arm")
@@ -18,29 +17,17 @@ class SimulatedArmConfig(RobotConfig):
     port: str = "none"
 
 
-class SimulatedArm(Robot):
+class SimulatedArm(SimulatedDevice, Robot):
     config_class, name = SimulatedArmConfig, "simulated_arm"
 
     def __init__(self, config: SimulatedArmConfig) -> None:
         super().__init__(config)
-        self.connected, self.unplugged = False, False
         self.sent: list[tuple[float, np.ndarray]] = []
         self.goal = self.at = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 50.0])
         self.read_s = time.monotonic()
 
     observation_features = property(lambda self: self.action_features | {"front": (48, 64, 3)})
     action_features = property(lambda self: {f"{name}.pos": float for name in JOINTS})
-    is_connected = property(lambda self: self.connected)
-    is_calibrated = property(lambda self: True)
-
-    def connect(self, calibrate: bool = True) -> None:
-        self.connected = True
-
-    def calibrate(self) -> None:
-        """Nothing to calibrate."""
-
-    def configure(self) -> None:
-        """Nothing to configure."""
 
     def get_observation(self) -> dict[str, Any]:
         if self.unplugged:
@@ -55,6 +42,3 @@ class SimulatedArm(Robot):
         self.goal = np.array([action[f"{name}.pos"] for name in JOINTS])
         self.sent.append((time.monotonic(), self.goal))
         return action
-
-    def disconnect(self) -> None:
-        self.connected = False
