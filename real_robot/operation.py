@@ -16,7 +16,7 @@ from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver, make_teleoperator
 from real_robot.lerobot.leader import LeRobotLeader
-from real_robot.robot_file import Robot, RobotError, load_robot
+from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.teleop import ArmConnection, TeleopSession, run_teleop
 
@@ -29,7 +29,7 @@ def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, 
 
     ``pictures``: a folder for one picture of each camera, with a cross where its calibration has the end effector.
     """
-    robot = _load(path)
+    robot = read_robot(path)
     stop_s = max(axis.velocity / axis.acceleration + axis.acceleration / axis.jerk for axis in robot.limits.axes)
     result: dict[str, Any] = {
         "file": str(path),
@@ -84,7 +84,7 @@ def drive(
     image_size: Sequence[int],
 ) -> None:
     """A person drives the arm until the key 0. RobotError if the file or the robot cannot be used."""
-    robot = _load(path)
+    robot = read_robot(path)
     options = {"control_hz": control_hz, "image_size": image_size, "store": store, "name": path.stem}
     try:
         with teleop_session(robot, leader=leader, stream=sys.stdin, **options) as session:
@@ -123,13 +123,6 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
         session = TeleopSession(robot, connection, device, embodiment=embodiment, **options)
         stack.callback(session.close)
         yield session
-
-
-def _load(path: Path) -> Robot:
-    try:
-        return load_robot(path)
-    except ValueError as error:
-        raise RobotError(str(error)) from error
 
 
 def _listen(robot: Robot, pictures: Path | None) -> list[str]:

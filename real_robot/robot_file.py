@@ -170,6 +170,14 @@ def load_robot(path: Path) -> Robot:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
 
 
+def read_robot(path: Path) -> Robot:
+    """As ``load_robot``, for a command: RobotError, which is shown as one line, in place of ValueError."""
+    try:
+        return load_robot(path)
+    except ValueError as error:
+        raise RobotError(str(error)) from error
+
+
 def _lerobot(entry: Any, limits: RobotLimits) -> LeRobotSection:
     device = _device(entry, ".lerobot", limits, more=("rate",), optional=("cameras",))
     if any(axis.contact_residual is not None for axis in limits.axes):
@@ -179,9 +187,7 @@ def _lerobot(entry: Any, limits: RobotLimits) -> LeRobotSection:
         raise ValueError(f".lerobot.rate: got {entry['rate']!r}; it must be above zero")
     cameras = entry.get("cameras", {})
     _check_value(cameras, "Mapping[str, str]", ".lerobot.cameras")
-    return LeRobotSection(
-        type=device.type, config=device.config, joints=device.joints, rate_hz=rate_hz, cameras=cameras
-    )
+    return LeRobotSection(**vars(device), rate_hz=rate_hz, cameras=cameras)
 
 
 def _device(

@@ -18,7 +18,7 @@ import torch
 from policies.bundle import read_bundle_info
 from policies.policy import PolicySpec
 from policies.residual.registry import build_bundled
-from real_robot.robot_file import RobotError, load_robot
+from real_robot.robot_file import RobotError, read_robot
 from real_robot.ros.installation import require_ros
 from real_robot.serving.commands import default_token_file
 from real_robot.serving.runtimes import Runtime
@@ -75,10 +75,7 @@ def ros_arguments(parameters: Mapping[str, object]) -> list[str]:
 
 def _check(bundle: Path, robot: Path) -> None:
     """Refuse what does not fit before any process starts."""
-    try:
-        described = load_robot(robot)
-    except ValueError as error:
-        raise RobotError(str(error)) from error
+    described = read_robot(robot)
     spec = policy_spec(bundle)
     if sorted(spec.robot.cameras) != sorted(described.ros.cameras):
         raise RobotError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from policies.policy import PolicySpec
 from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.devices import JointUnits
-from real_robot.robot_file import RobotError, load_robot
+from real_robot.robot_file import RobotError, read_robot
 
 
 class ArmValues:
@@ -25,10 +25,7 @@ class ArmValues:
 
         RobotError if file, data set and policy do not fit each other.
         """
-        try:
-            robot = load_robot(path)
-        except ValueError as error:
-            raise RobotError(str(error)) from error
+        robot = read_robot(path)
         if robot.lerobot is None:
             raise RobotError(f"{path}: no 'lerobot' section")
         control, axes = robot.control, robot.limits.axes
