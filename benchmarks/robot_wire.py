@@ -6,7 +6,8 @@ The quick start's tasks through fake arm, cameras, policy server and node, in re
 ``--cells`` cells side by side, each with its own processes on its own DDS domain; the cameras' images have the size of
 the policy's unless ``--image`` names another. An episode takes about six seconds in its cell: 400 with two cells take
 20 minutes of two cores that have nothing else to do. Missed ticks and control ticks without an action (holds) say
-whether they kept up. Writes benchmarks/results/robot_wire.json; the difference should be at most 3 points.
+whether they kept up. An episode that the protective stop ends has failed; the stop is released before the next one.
+Writes benchmarks/results/robot_wire.json; the difference should be at most 3 points.
 """
 
 from __future__ import annotations
