@@ -13,12 +13,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
 from real_robot.robot_file import LeRobotDevice, RobotError
 from real_robot.safety.stopping import AxisLimits
+
+_Device = TypeVar("_Device", bound="DeviceThread")  # not Self, which --check-types cannot check in a method
 
 
 def make_driver(device: LeRobotDevice) -> Any:
@@ -60,7 +62,7 @@ class DeviceThread(ABC):
         self._running = True
         self._thread = threading.Thread(target=self._run, name=section, daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Device) -> _Device:
         self._made.connect()
         if missing := sorted(self._missing()):
             self._made.disconnect()
