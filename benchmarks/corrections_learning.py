@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import mean_row
-from episodes.schema import ACTORS, EXPERT, HUMAN
+from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter
 from real_robot.corrections.settings import ControlSettings
@@ -32,7 +32,8 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
-from vla_rl.runners.corrections import BUNDLE, EPISODES, learn_round, serving
+from vla_rl.runners.correction_rounds import learn_round
+from vla_rl.runners.corrections import BUNDLE, EPISODES, serving
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_path
 from vla_rl.runners.imitation import Cloned, clone, new_policy, recorded_robot
@@ -144,8 +145,10 @@ class Comparison:
         corrected = self._once("corrected", lambda folder: self._correct(start / BUNDLE, folder))
         demonstrated = self._once("demonstrated", lambda folder: self._demonstrate(start / BUNDLE, folder))
         first, *others = self.settings.recipes
-        more = self._learned(DEMONSTRATIONS, demonstrated, first, EXPERT)
-        after = {recipe: self._learned(recipe, corrected, recipe, HUMAN) for recipe in self.settings.recipes}
+        config = self._config(first)
+        demonstrations = replace(config, learning=replace(config.learning, actors=("expert",)))
+        more = self._learned(DEMONSTRATIONS, demonstrated, demonstrations)
+        after = {recipe: self._learned(recipe, corrected, self._config(recipe)) for recipe in self.settings.recipes}
         return {
             "success before": before,
             "success after": after[first],
@@ -186,12 +189,12 @@ class Comparison:
         experiment = replace(self.experiment, seed=10_000 + self.seed, start=perfect)
         collect(experiment, episodes=self.settings.corrections, out=folder / EPISODES)
 
-    def _learned(self, name: str, source: Path, recipe: str, actor: int) -> dict[str, Any]:
-        """Success of ``source``'s policy after a round of learning from this actor's steps."""
+    def _learned(self, name: str, source: Path, config: CorrectionsConfig) -> dict[str, Any]:
+        """Success of ``source``'s policy after a round of learning."""
 
         def learn(folder: Path) -> None:
             shutil.copytree(source, folder)
-            learn_round(folder, self._config(recipe), actors=(ACTORS[actor],))
+            learn_round(folder, config)
 
         return self._success(f"after {name}", self._once(f"after {name}", learn) / BUNDLE)
 

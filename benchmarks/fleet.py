@@ -1,12 +1,15 @@
 """A fleet of simulated robots, its hub and its learner, while everything is killed and the network fails.
 
-    python -m benchmarks.fleet --robots 1 2 4 8 --minutes 2
+    python -m benchmarks.fleet --robots 1 2 4 8 --minutes 10
 
 Each robot is ``vla-rl correct --fleet`` with a scripted operator, in the tabletop simulator at half its speed, with a
 policy that fails; the hub is ``vla-rl fleet``, the learner ``vla-rl learn --watch`` with a few small updates. Robots
 reach the hub over a proxy that delays, cuts connections in the middle and refuses them for seconds. Every ``--pause-s``
 seconds in the mean one process gets SIGKILL and is started again. At the end the network is left alone and every outbox
-is delivered.
+is delivered. A line every minute says what there is and what the learner does.
+
+One number of robots takes about two minutes more than ``--minutes``. Each can be measured by a call of its own: with
+the same ``--minutes``, ``--pause-s`` and ``--seed`` the record keeps the rows of the others.
 
 Rows for each number of robots: corrected episodes that the learner had learned from, per hour; staleness: how many
 versions had been published after an episode's policy when it ended; episodes lost (in a robot's store, or confirmed to
@@ -24,7 +27,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -32,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -45,17 +48,23 @@ from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN
 from tests.corrections.small_server import PATIENT, SIM, write_bundle
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import RESULTS, Row, row, write_record
 from vla_rl.cli.main import main as vla_rl
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
+from vla_rl.runners.correction_rounds import read_rounds
 from vla_rl.runners.corrections import BUNDLE, EPISODES, join_fleet, serving
+from vla_rl.runs.checkpoint import latest_checkpoint
 
 PACE = 0.5  # of the simulated time
 START_S, DRAIN_S = 240.0, 120.0
+PAUSE_S = 12.0  # mean seconds between two kills
 LEARNING = ("--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1")
 ROUND = ("--learning.episodes_per_round=2", "--device=cpu")
-PRELOADED = ["tests.corrections.small_server", "real_robot.corrections.app", "real_robot.fleet.app", "uvicorn"]
+PRELOADED = [
+    *("tests.corrections.small_server", "real_robot.corrections.app", "real_robot.fleet.app", "uvicorn"),
+    *("vla_rl.cli.main", "vla_rl.runners.correction_rounds", "torch._dynamo"),  # the first optimizer imports the last
+]
 PROCESSES = multiprocessing.get_context("forkserver")  # what is killed starts again without importing everything
 
 
@@ -178,9 +187,7 @@ class Fleet:
             where = self.folder / f"robot-{number}"
             where.mkdir()
             (where / "told.txt").touch()
-            self._starts[where.name] = lambda where=where, number=number: self._process(
-                robot, where, self.bundle, join, number
-            )
+            self._starts[where.name] = partial(self._process, robot, where, self.bundle, join, number)
         for name in self._starts:
             self.start(name)
         self._wait_for_episodes()
@@ -208,7 +215,11 @@ class Fleet:
         self.proxy.disturbs = True
         until_s = time.monotonic() + seconds
         next_s, back_s = time.monotonic() + pause_s, dict.fromkeys(self.processes, 0.0)
+        said_s = began_s = time.monotonic()
         while (now := time.monotonic()) < until_s:
+            if now - said_s >= 60 or said_s == began_s:
+                print(f"{self.robots} robots, minute {(now - began_s) / 60:.0f}: {self.line()}", flush=True)
+                said_s = now
             if now > next_s:
                 name = self.rng.choice(["hub", "learner", *[one for one in self.processes if one.startswith("robot")]])
                 self.kill(name)
@@ -276,10 +287,21 @@ class Fleet:
         )
 
     def learned(self) -> int:
-        """Corrected episodes of the last round of learning."""
-        lines = (self.folder / "learner.txt").read_text().splitlines()
-        rounds = [json.loads(line)["corrected_episodes"] for line in lines if line.startswith('{"round"')]
-        return int(rounds[-1]) if rounds else 0
+        """Corrected episodes of the last round of learning that was published."""
+        rounds = [one for _, one in read_rounds(self.hub) if one.published]
+        return len(rounds[-1].corrected) if rounds else 0
+
+    def line(self) -> str:
+        """What there is, and what the learner does."""
+        stored = len(episode_ids(self.hub / EPISODES)) if is_store(self.hub / EPISODES) else 0
+        learner = "alive" if self.processes["learner"].is_alive() else "dead"
+        for path, newest in read_rounds(self.hub)[-1:]:
+            saved = latest_checkpoint(path / "checkpoints")
+            state = "published" if newest.published else f"at {saved.stem if saved else 'its first update'}"
+            learner += f", {path.name} of {len(newest.corrected)} corrected episodes {state}"
+        killed = ", ".join(f"{name} {count}" for name, count in sorted(self.killed.items()))
+        seen = f"{stored} episodes at the hub, {len(self.published)} versions"
+        return f"{seen}; learner {learner}; killed: {killed or 'nothing'}"
 
     def staleness(self) -> list[int]:
         """Of every episode at the hub: versions published after its policy when it ended."""
@@ -312,7 +334,7 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
     compared, stale = fleet.compared(), fleet.staleness()
     of, load = f"{compared['stored']} episodes", f"load {os.getloadavg()[0]:.0f}, {60 * hours:.1f} minutes"
     name = f"{robots} robots" if robots > 1 else "1 robot"
-    return [
+    rows = [
         row(f"lost episodes, {name}", compared["lost"], "episodes", against=of, killed=killed, network=counts),
         row(f"duplicated episodes, {name}", compared["duplicated"], "episodes", against=of),
         row(f"episodes stored per hour, {name}", round(compared["stored"] / hours), "1/h", against=load),
@@ -320,23 +342,39 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
         row(f"staleness mean, {name}", round(float(np.mean(stale or [0])), 2), "versions", against=of),
         row(f"staleness max, {name}", max(stale, default=0), "versions", against=f"{len(fleet.published)} published"),
     ]
+    return [one | {"robots": robots} for one in rows]
+
+
+def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
+    """The record: these rows, and those of other numbers of robots that were measured with the same settings."""
+    path, measured = RESULTS / "fleet.json", {one["robots"] for one in rows}
+    record = json.loads(path.read_text()) if path.exists() else {}
+    same = record.get("settings") == settings
+    kept = [one for one in record["rows"] if one["robots"] not in measured] if same else []
+    together = sorted([*kept, *rows], key=lambda one: int(one["robots"]))
+    counts = " ".join(map(str, dict.fromkeys(one["robots"] for one in together)))
+    command = f"python -m benchmarks.fleet --robots {counts} --minutes {settings['minutes']:g}"
+    if settings["pause_s"] != PAUSE_S:
+        command += f" --pause-s {settings['pause_s']:g}"
+    write_record("fleet", together, command=command, settings=settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--robots", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--minutes", type=float, default=2.0, help="of each number of robots")
-    parser.add_argument("--pause-s", type=float, default=12.0, help="mean seconds between two kills")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each number of robots")
+    parser.add_argument("--pause-s", type=float, default=PAUSE_S, help="mean seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     PROCESSES.set_forkserver_preload(PRELOADED)
+    settings = {"minutes": options.minutes, "pause_s": options.pause_s, "seed": options.seed}
     rows: list[Row] = []
     for robots in options.robots:
         with tempfile.TemporaryDirectory(prefix="fleet-", ignore_cleanup_errors=True) as name:
             rows += measure(
                 Path(name), robots, minutes=options.minutes, pause_s=options.pause_s, seed=options.seed + robots
             )
-    write_record("fleet", rows, command="python -m benchmarks.fleet " + " ".join(sys.argv[1:]))
+        write(rows, settings)
     for one in rows:
         print(f"{one['name']:36} {one['value']:8} {one['unit']:10} {one['against'] or ''}")
     if any(one["value"] for one in rows if one["name"].startswith(("lost", "duplicated"))):

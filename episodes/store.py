@@ -54,6 +54,7 @@ class Selection:
     splits: tuple[str, ...] | None = None
     success: bool | None = None
     folds: tuple[int, ...] | None = None
+    ids: frozenset[str] | None = None
 
     def matches(self, entry: Entry) -> bool:
         return (
@@ -62,6 +63,7 @@ class Selection:
             and (self.splits is None or entry.split in self.splits)
             and (self.success is None or entry.success == self.success)
             and (self.folds is None or entry.fold in self.folds)
+            and (self.ids is None or entry.id in self.ids)
         )
 
 

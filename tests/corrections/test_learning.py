@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +18,9 @@ import torch
 
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
-from policies.bundle import read_bundle_info
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.policy import RobotSpec
+from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
@@ -25,11 +30,14 @@ from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.cli import main as cli
-from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
+from vla_rl.config.corrections import AdaptiveShare, CorrectionsConfig, LearningConfig
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
-from vla_rl.runners.corrections import EPISODES, cloned_sources, corrected_episodes, learn, sirius_shares
+from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
+from vla_rl.runners.correction_sources import adaptive_share, cloned_sources, corrected_episodes, sirius_shares
+from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
+from vla_rl.runs.checkpoint import latest_checkpoint
 
 FAST = LearningConfig(bc=BCConfig(steps=20, batch_size=8, warmup=1))
 CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
@@ -65,7 +73,7 @@ def test_the_shares_of_a_recipe_are_those_of_the_batches(tmp_path: Path):
     def batch(recipe: str) -> dict[float, int]:
         settings = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections")).learning
         settings = replace(settings, demonstrations=(tmp_path / "given",))
-        sources = cloned_sources(tmp_path / "episodes", settings, actors=settings.actors)
+        sources = cloned_sources(tmp_path / "episodes", settings)
         samplers = window_samplers(spec, sources, batch_size=64, seed=0)
         first = torch.cat([sampler.next_batch().targets.action[:, 0, 0] for sampler in samplers])
         values, counts = torch.unique((10 * first).round() / 10, return_counts=True)
@@ -96,6 +104,117 @@ def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
     write_bundle(tmp_path / "bundle")
     with pytest.raises(UserError, match="no successful episode that a person corrected"):
         next(learn(tmp_path, CONFIG, watch=False))
+
+
+def corrections(folder: Path, *, episodes: int = 3) -> list[str]:
+    """A folder of ``vla-rl correct``: a bundle, and episodes in which a person drives from step 3 on."""
+    robot = RobotSpec(action_dim=3, state_dim=4, cameras=("front", "wrist"), image_size=(8, 8), control_hz=20.0)
+    if not (folder / BUNDLE).exists():
+        save_bundle(small_policy(robot=robot), folder / BUNDLE)
+    actor = np.array([POLICY] * 3 + [HUMAN] * 9, dtype=np.uint8)
+    with EpisodeStore(folder / EPISODES, create=True) as store:
+        return [store.add(make_episode(steps=12, actor=actor, seed=seed)) for seed in range(episodes)]
+
+
+def unpublish(path: Path) -> None:
+    """As if the learner of the round had been killed before it published."""
+    record = json.loads((path / "round.json").read_text())
+    (path / "round.json").write_text(json.dumps(record | {"published": False}))
+
+
+def test_a_round_that_was_trained_but_not_published_is_published_and_its_episodes_count_as_learned(tmp_path: Path):
+    corrections(tmp_path)
+    given = shutil.copytree(tmp_path / BUNDLE, tmp_path / "given")
+    first = learn_round(tmp_path, CONFIG)
+    ((path, begun),) = read_rounds(tmp_path)
+    assert (len(begun.corrected), begun.published) == (3, True)
+    trained = (path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / BUNDLE)
+    shutil.copytree(given, tmp_path / BUNDLE)
+    unpublish(path)
+    watching = learn(tmp_path, replace(CONFIG, learning=replace(FAST, episodes_per_round=1)), watch=True)
+    assert next(watching) == first
+    assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == first["version"]
+    assert (path / "metrics.jsonl").read_bytes() == trained
+    corrections(tmp_path, episodes=1)  # one more than those that were learned from
+    second = next(watching)
+    assert (second["round"], second["corrected_episodes"]) == (2, 4)
+
+
+def test_an_interrupted_round_is_given_up_when_what_it_learned_from_changes(tmp_path: Path):
+    ids = corrections(tmp_path)
+    learn_round(tmp_path, CONFIG)
+    path = tmp_path / LEARNING / "round-001"
+    shutil.rmtree(path / BUNDLE)
+    unpublish(path)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], "success", False, author="anna")
+    found = learn_round(tmp_path, CONFIG)
+    assert (found["round"], found["corrected_episodes"]) == (2, 2)
+
+
+def test_adaptive_share_by_hand():
+    settings = AdaptiveShare(boost=2.0, least=0.2, most=0.8)
+    assert adaptive_share(1.0, 2.0, settings) == pytest.approx(0.5)
+    assert adaptive_share(1.0, 2.0 - np.log(3), settings) == pytest.approx(0.75)  # e^2 / (e^2 + e^2 / 3)
+    assert (adaptive_share(5.0, 0.0, settings), adaptive_share(0.0, 5.0, settings)) == (0.8, 0.2)
+
+
+def recipe(name: str, folder: Path, *overrides: str) -> CorrectionsConfig:
+    fast = ["--learning.bc.steps=20", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
+    demonstrations = f"--learning.demonstrations=[{folder / 'given'}]"
+    return load_config(CorrectionsConfig, find_config(Path(name), "corrections"), [*fast, demonstrations, *overrides])
+
+
+def test_shares_follow_the_losses_and_are_kept_by_the_round(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode(steps=10))
+    found = learn_round(tmp_path, recipe("sop", tmp_path, "--learning.adaptive.most=0.7"))
+    ((_, begun),) = read_rounds(tmp_path)
+    assert 0.2 <= begun.human_share <= 0.7
+    assert begun.human_share == pytest.approx(found["human_share"], abs=1e-3)
+    with pytest.raises(UserError, match="name demonstrations with"):
+        next(learn(tmp_path, recipe("sop", tmp_path, "--learning.demonstrations=[]"), watch=False))
+
+
+def test_a_residual_learns_what_the_person_did_and_the_policy_stays(tmp_path: Path):
+    corrections(tmp_path)
+    with EpisodeStore(tmp_path / "given", create=True) as store:
+        store.add(make_episode(steps=10))
+    base, losses = load_bundle(tmp_path / BUNDLE).state_dict(), []
+    for number in (1, 2):  # the second round goes on with the same residual
+        assert learn_round(tmp_path, recipe("residual", tmp_path))["round"] == number
+        policy = load_bundle(tmp_path / BUNDLE)
+        assert isinstance(policy, ResidualPolicy)
+        assert all(torch.equal(policy.base.state_dict()[name], tensor) for name, tensor in base.items())
+        losses += (tmp_path / LEARNING / f"round-00{number}" / "metrics.jsonl").read_text().splitlines()
+    before, after = (json.loads(line)["bc_loss"] for line in losses)
+    assert after < 0.5 * before
+
+
+@pytest.mark.slow
+def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path):
+    """It ends with exactly the weights of an undisturbed one, without the episodes that arrived meanwhile."""
+    corrections(tmp_path / "killed")
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    settings = ["--learning.bc.steps=400", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
+    often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
+    start = often + "from vla_rl.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
+    checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 120
+        while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert not (checkpoints.parent / BUNDLE).exists()
+    corrections(tmp_path / "killed", episodes=2)
+    cli.main(["learn", str(tmp_path / "killed"), *settings])
+    cli.main(["learn", str(tmp_path / "alone"), *settings])
+    killed, alone = (read_bundle_info(tmp_path / name / BUNDLE).sha256 for name in ("killed", "alone"))
+    assert killed == alone
+    assert [path.name for path, _ in read_rounds(tmp_path / "killed")] == ["round-001"]
 
 
 def test_a_round_under_way_is_shown_without_its_incomplete_line(tmp_path: Path):

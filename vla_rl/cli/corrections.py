@@ -122,7 +122,7 @@ class Learn:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
-        from vla_rl.runners.corrections import learn
+        from vla_rl.runners.correction_rounds import learn
 
         for result in learn(self.folder, load_corrections(self.config, self.overrides), watch=self.watch):
             episodes, version = result["corrected_episodes"], result["version"]

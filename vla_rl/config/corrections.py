@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from policies.residual.policy import ResidualConfig
 from real_robot.corrections.settings import ControlSettings
-from sims.numbers.ranges import Interval, PositiveInt, Seed
+from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Seed
 from vla_rl.algorithms.bc import BCConfig
 
 
@@ -20,6 +21,25 @@ class OwnSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptiveShare:
+    """The corrections' share of a batch follows the losses (Pan et al. 2026, SOP, arXiv:2601.03044):
+    exp(boost l_on) / (exp(boost l_on) + exp(l_off)), at least ``least`` and at most ``most``.
+
+    l_on and l_off are cloning losses of corrections and of demonstrations by the policy that a round begins with, means
+    of ``windows`` random windows each; SOP renews them while it trains.
+    """
+
+    boost: PositiveFloat = 1.5
+    least: Annotated[float, Interval(gt=0, lt=1)] = 0.2
+    most: Annotated[float, Interval(gt=0, lt=1)] = 0.8
+    windows: PositiveInt = 200
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"adaptive.least {self.least} is above adaptive.most {self.most}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearningConfig:
     """HG-DAgger (Kelly et al. 2019, arXiv:1810.02890): the policy clones what a person did where it would have failed.
 
@@ -29,14 +49,18 @@ class LearningConfig:
     of successful episodes alike, also of those that nobody corrected.
     ``own_steps``: Sirius (Liu et al. 2022, arXiv:2211.08416): demonstrations have the share of a batch that they have
     of all windows, the policy's own steps the rest; null: none of these.
+    ``adaptive``: instead of ``human_share``. ``residual``: only a correction of the policy is trained, which itself
+    stays as it is; its target is what the person did minus what the policy proposes there. null: the policy is trained.
     ``episodes_per_round``: new successes with steps of ``actors`` after which a policy is trained and published.
     """
 
     bc: BCConfig = field(default_factory=lambda: BCConfig(steps=400, batch_size=64, learning_rate=3e-4))
     demonstrations: tuple[Path, ...] = ()
     human_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
-    actors: tuple[Literal["human", "policy"], ...] = ("human",)
+    actors: tuple[Literal["human", "policy", "expert"], ...] = ("human",)
     own_steps: OwnSteps | None = None
+    adaptive: AdaptiveShare | None = None
+    residual: ResidualConfig | None = None
     episodes_per_round: PositiveInt = 5
 
     def __post_init__(self) -> None:
@@ -44,6 +68,10 @@ class LearningConfig:
             raise ValueError(
                 "learning.actors names 'human', or both 'human' and 'policy'; the latter not with own_steps"
             )
+        if self.adaptive is not None and self.own_steps is not None:
+            raise ValueError("learning.adaptive goes without learning.own_steps: set one of them to null")
+        if self.residual is not None and self.residual.around != "base":
+            raise ValueError("learning.residual corrects the policy's actions: set learning.residual.around to base")
 
 
 @dataclass(frozen=True, kw_only=True)

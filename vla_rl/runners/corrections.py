@@ -14,16 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from episodes.sampler import count_windows
-from episodes.schema import ACTORS, HUMAN, POLICY
 from episodes.store import EpisodeStore, is_store
-from policies.bundle import MANIFEST, Provenance, load_bundle, read_bundle_info, save_bundle
+from policies.bundle import MANIFEST, read_bundle_info
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
 from real_robot.corrections.server import CorrectionServer, running
-from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from real_robot.corrections.web import Address, open_page
 from real_robot.fleet.link import FleetLink, LinkedRobot
 from real_robot.fleet.messages import NAME
@@ -33,13 +28,12 @@ from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
-from vla_rl.config.corrections import CorrectionsConfig, LearningConfig
+from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.packaged import find_config
 from vla_rl.runners.evaluate import locate
-from vla_rl.runners.imitation import SUCCESSES, Cloned, clone
-from vla_rl.runs.run_dir import git_revision, load_experiment
+from vla_rl.runs.run_dir import load_experiment
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
@@ -173,93 +167,3 @@ def _load_backend(bundle: Path, *, robot: RobotSpec, device: Device) -> Any:
     if differences := read_bundle_info(bundle).robot.differences(robot):
         raise UserError(f"{bundle} was made for another robot or simulator: {differences}")
     return load_backend(bundle, device=device)
-
-
-# -- learning -------------------------------------------------------------------------------------------------------
-
-
-def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
-    """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
-
-    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. UserError if
-    there are none.
-    """
-    if not (folder / BUNDLE).exists():
-        raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
-    learned = 0
-    while True:
-        actors, recorded = config.learning.actors, is_store(folder / EPISODES)
-        corrected = len(corrected_episodes(folder / EPISODES, actors)) if recorded else 0
-        if corrected - learned >= (config.learning.episodes_per_round if watch else 1):
-            yield learn_round(folder, config) | {"corrected_episodes": corrected}
-            learned = corrected
-        elif not watch:
-            who = "that a person corrected" if actors == (ACTORS[HUMAN],) else f"of {' or '.join(actors)}"
-            raise UserError(f"{folder / EPISODES} has no successful episode {who}")
-        if not watch:
-            return
-        threading.Event().wait(POLL_S)
-
-
-def corrected_episodes(path: Path, actors: Sequence[str] = (ACTORS[HUMAN],)) -> list[str]:
-    """The ids of the successful episodes of the store in which one of these drove."""
-    codes = [ACTORS.index(actor) for actor in actors]
-    with EpisodeStore(path) as store:
-        entries = store.select(SUCCESSES)
-        return [entry.id for entry in entries if np.isin(store.map(entry)["actor"], codes).any()]
-
-
-def learn_round(folder: Path, config: CorrectionsConfig, *, actors: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """Clone these actors' steps (None: as configured), and demonstrations, from the published policy on; publish it."""
-    settings, published = config.learning, folder / BUNDLE
-    number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
-    parent = read_bundle_info(published).sha256
-    policy = load_bundle(published, device=select_device(config.device))
-    sources = cloned_sources(folder / EPISODES, settings, actors=actors or settings.actors)
-    trained = folder / LEARNING / f"round-{number:03d}"
-    clone(policy, sources, settings.bc, trained, seed=config.seed, fit_normalizer=False, parent=parent)
-    info = save_bundle(policy.eval(), published, provenance=Provenance(git_revision=git_revision(), parent=parent))
-    return {"round": number, "version": info.sha256[:12], "bundle": str(trained / BUNDLE)}
-
-
-def cloned_sources(episodes: Path, settings: LearningConfig, *, actors: tuple[str, ...]) -> list[Cloned]:
-    """What a round learns from, and its shares of a batch. ``actors``: those in ``episodes`` that correct."""
-    corrections = Cloned(store=episodes, actors=actors, share=settings.human_share)
-    demonstrations, rest = settings.demonstrations, 1 - settings.human_share
-    if settings.own_steps is None:
-        return [corrections, *(Cloned(store=store, share=rest / len(demonstrations)) for store in demonstrations)]
-    own = Cloned(
-        store=episodes,
-        actors=(ACTORS[POLICY],),
-        pre_intervention_steps=settings.own_steps.pre_intervention_steps,
-    )
-    given = [_windows(Cloned(store=store)) for store in demonstrations]
-    recorded, kept = _windows(Cloned(store=episodes)), _windows(own)
-    share, own_share = sirius_shares(settings.human_share, demonstrations=sum(given), recorded=recorded, own=kept)
-    return [
-        corrections,
-        *(
-            Cloned(store=store, share=share * count / sum(given))
-            for store, count in zip(demonstrations, given, strict=True)
-            if count
-        ),
-        *([dataclasses.replace(own, share=own_share)] if own_share else []),
-    ]
-
-
-def sirius_shares(human_share: float, *, demonstrations: int, recorded: int, own: int) -> tuple[float, float]:
-    """The demonstrations' share of a batch and that of the policy's own steps (Liu et al. 2022, arXiv:2211.08416).
-
-    Arguments are counts of windows; ``recorded``: of all corrected episodes, ``own``: those of the policy that count.
-    P*(demonstration) is P(demonstration), at most what P*(intervention) = ``human_share`` leaves, and P*(policy) the
-    rest. P*(pre-intervention) is 0 (the paper's 0.002 is not one window of a batch). Of one kind alone it has both.
-    """
-    rest = 1 - human_share
-    share = min(rest, demonstrations / (demonstrations + recorded)) if own else rest
-    return (share, rest - share) if demonstrations else (0.0, rest if own else 0.0)
-
-
-def _windows(source: Cloned) -> int:
-    with EpisodeStore(source.store) as store:
-        steps = source.pre_intervention_steps
-        return count_windows(store, where=SUCCESSES, actors=source.actors, pre_intervention_steps=steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,12 +39,20 @@ class Fit(Protocol):
 
 
 def run_fit(
-    fit: Fit, directory: Path, *, title: str, shown: str, record_every: int = 20, checkpoint_every: int = 200
+    fit: Fit,
+    directory: Path,
+    *,
+    title: str,
+    shown: str,
+    record_every: int = 20,
+    checkpoint_every: int = 200,
+    checkpoint_s: float = math.inf,
 ) -> None:
     """Update ``fit`` until ``steps``, starting from the newest checkpoint in ``directory/checkpoints``, if any.
 
     Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates. The newest checkpoint is kept, the last
-    one after the last update. ``title`` names the progress bar, ``shown`` the metric beside it.
+    one after the last update. There is one every ``checkpoint_every`` updates, and once the newest is ``checkpoint_s``
+    seconds old. ``title`` names the progress bar, ``shown`` the metric beside it.
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -52,6 +62,7 @@ def run_fit(
         MetricsWriter(directory, next_iteration=fit.step, tensorboard=False) as record,
         progress(title, fit.steps, done=fit.step) as advance,
     ):
+        saved_s = time.monotonic()
         while fit.step < fit.steps:
             with quarantine(directory, "step", fit.step):
                 metrics = fit.update()
@@ -59,5 +70,7 @@ def run_fit(
                 advance(note=f"{shown} {metrics[shown]:.4f}")
                 if fit.step % record_every == 0:
                     record.write(fit.step, metrics)
-                if fit.step % checkpoint_every == 0 or fit.step == fit.steps:
+                due = fit.step % checkpoint_every == 0 or time.monotonic() - saved_s > checkpoint_s
+                if due or fit.step == fit.steps:
                     save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
+                    saved_s = time.monotonic()

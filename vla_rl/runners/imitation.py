@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ class Cloned:
     """The successful episodes of a store, or only those of their steps that these ``actors`` chose.
 
     ``pre_intervention_steps``: as of ``WindowSampler``. ``share``: of every batch, relative to the other sources'; a
-    source whose share is less than one window is left out. ``folds``: of the starts; None: all.
+    source whose share is less than one window is left out. ``folds``: of the starts; ``ids``: of episodes; None: all.
     """
 
     store: Path
@@ -81,10 +82,11 @@ class Cloned:
     pre_intervention_steps: int = 0
     share: float = 1.0
     folds: tuple[int, ...] | None = None
+    ids: frozenset[str] | None = None
 
     @property
     def where(self) -> Selection:
-        return replace(SUCCESSES, folds=self.folds)
+        return replace(SUCCESSES, folds=self.folds, ids=self.ids)
 
 
 def cloned_from(experiment: Experiment, store: Path) -> Cloned:
@@ -110,8 +112,25 @@ def clone(
     samplers = window_samplers(policy.spec, sources, batch_size=config.batch_size, seed=seed)
     if fit_normalizer:
         policy.fit_normalizer(*samplers[0].statistics())
+    return clone_windows(policy, samplers, config, folder, seed=seed, parent=parent)
+
+
+def clone_windows(
+    policy: Policy,
+    samplers: Sequence[WindowSampler],
+    config: BCConfig,
+    folder: Path,
+    *,
+    seed: int,
+    parent: str | None = None,
+    checkpoint_s: float = math.inf,
+) -> Path:
+    """Clone what the samplers draw, as ``clone`` does; started again with equal arguments, it continues.
+
+    ``checkpoint_s``: as of ``run_fit``.
+    """
     with closing(BC(policy, config, samplers, seed=seed)) as bc:
-        run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500)
+        run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500, checkpoint_s=checkpoint_s)
     save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
     return folder / "bundle"
 

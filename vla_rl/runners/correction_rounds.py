@@ -1,0 +1,200 @@
+"""A policy learns from corrections, in rounds: each trains the published policy on what is there and publishes it.
+
+A round notes what it begins with; a learner that was killed, at any moment, continues it from its newest checkpoint:
+
+    learning/round-003/round.json      begun, and whether published
+                       checkpoints     one every few seconds
+                       bundle          trained; the last thing is to publish it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+
+from episodes.sampler import WindowSampler
+from episodes.store import is_store
+from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
+from policies.device import select_device
+from policies.policy import Policy
+from policies.residual.policy import ResidualContext, ResidualPolicy, ResidualPolicyConfig, residual_on
+from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
+from sims.errors import UserError
+from sims.numbers.seeding import spawn_seed
+from vla_rl.algorithms.encoded_windows import encode_windows
+from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.config.loader import flat_settings
+from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, measured_share, successful_episodes
+from vla_rl.runners.corrections import BUNDLE, EPISODES
+from vla_rl.runners.imitation import clone_windows, window_samplers
+
+POLL_S, CHECKPOINT_S = 2.0, 5.0
+FEATURE_WINDOWS = 256
+RECORD = "round.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a round learns from. It is continued only as long as nothing of it changes.
+
+    ``parent``: hash of the weights that it starts from. ``episodes``: successful ones of the corrections' store, of
+    which a person corrected ``corrected``. ``human_share``: of a batch. ``data``: every sampler's order of windows.
+    """
+
+    parent: str
+    episodes: frozenset[str]
+    corrected: frozenset[str]
+    human_share: float
+    settings: dict[str, Any]
+    data: list[dict[str, Any]]
+    published: bool = False
+
+
+_ROUND = TypeAdapter(Round)
+
+
+def learn(folder: Path, config: CorrectionsConfig, *, watch: bool) -> Iterator[dict[str, Any]]:
+    """``vla-rl learn``: rounds of training on ``folder``'s corrections; {round, corrected_episodes, version} each.
+
+    ``watch``: a round whenever there are enough new corrected episodes; else one, from all there are. A round that was
+    interrupted comes first. UserError if there are no corrections.
+    """
+    if not (folder / BUNDLE).exists():
+        raise UserError(f"{folder} has no {BUNDLE}; make corrections with: vla-rl correct BUNDLE --out {folder}")
+    actors = config.learning.actors
+    while True:
+        corrected = set(corrected_episodes(folder / EPISODES, actors)) if is_store(folder / EPISODES) else set()
+        rounds = read_rounds(folder)
+        new = corrected - rounds[-1][1].corrected if rounds and watch else corrected
+        under_way = bool(rounds) and not rounds[-1][1].published
+        if corrected and (under_way or len(new) >= (config.learning.episodes_per_round if watch else 1)):
+            yield learn_round(folder, config)
+        elif not watch:
+            who = "that a person corrected" if actors == ("human",) else f"of {' or '.join(actors)}"
+            raise UserError(f"{folder / EPISODES} has no successful episode {who}")
+        if not watch:
+            return
+        threading.Event().wait(POLL_S)
+
+
+def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
+    """Clone what the configuration says, from the published policy on, and publish it; or continue such a round."""
+    version = read_bundle_info(folder / BUNDLE).sha256
+    for path, begun in read_rounds(folder)[-1:]:
+        if not begun.published and _is_trained(path, begun, version):
+            return _publish(folder, path, begun)
+    policy = _policy(folder / BUNDLE, config)
+    path, begun, samplers = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
+    _scale_features(policy, folder / BUNDLE, samplers[0])
+    bc = config.learning.bc
+    clone_windows(policy, samplers, bc, path, seed=config.seed, parent=version, checkpoint_s=CHECKPOINT_S)
+    return _publish(folder, path, begun)
+
+
+Opened = tuple[Path, Round, list[WindowSampler]]
+
+
+def _continued(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened | None:
+    """The newest round, if it is not published and what it began with is as it was."""
+    for path, begun in read_rounds(folder)[-1:]:
+        if not begun.published and begun.episodes <= successful_episodes(folder / EPISODES):
+            now, samplers = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
+            return (path, begun, samplers) if now == begun else None
+    return None
+
+
+def _next(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened:
+    """A round of what there is now."""
+    number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
+    path, ids = folder / LEARNING / f"round-{number:03d}", successful_episodes(folder / EPISODES)
+    begun, samplers = _begin(folder, config, policy, version, ids=ids, share=None)
+    _write(path, begun)
+    return path, begun, samplers
+
+
+def _begin(
+    folder: Path,
+    config: CorrectionsConfig,
+    policy: Policy,
+    version: str,
+    *,
+    ids: frozenset[str],
+    share: float | None,
+) -> tuple[Round, list[WindowSampler]]:
+    """``share``: of the corrections in a batch; None: as configured, or measured."""
+    episodes, settings = folder / EPISODES, config.learning
+    if share is None:
+        share = settings.human_share
+        sources = cloned_sources(episodes, settings, ids=ids)
+        if settings.adaptive is not None:
+            share = measured_share(policy, sources, settings.adaptive, seed=config.seed)
+    settings = dataclasses.replace(settings, human_share=share)
+    sources = cloned_sources(episodes, settings, ids=ids)
+    samplers = window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
+    begun = Round(
+        parent=version,
+        episodes=ids,
+        corrected=ids & set(corrected_episodes(episodes, settings.actors)),
+        human_share=share,
+        settings=flat_settings(config.learning) | {"seed": config.seed},
+        data=[sampler.state_dict() for sampler in samplers],
+    )
+    return begun, samplers
+
+
+def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
+    """What is trained: the published policy, or a residual on it."""
+    policy = load_bundle(bundle, device=select_device(config.device))
+    if config.learning.residual is None or isinstance(policy, ResidualPolicy):
+        return policy
+    torch.manual_seed(spawn_seed(config.seed, "residual"))
+    return residual_on(policy, config.learning.residual)
+
+
+def _scale_features(policy: Policy, published: Path, sampler: WindowSampler) -> None:
+    """Of a residual that has just been made."""
+    if isinstance(policy, ResidualPolicy) and not isinstance(read_bundle_info(published).config, ResidualPolicyConfig):
+        windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
+        record = encode_windows(policy, sampler, windows).inputs
+        assert isinstance(record, ResidualContext)
+        policy.fit_features(record)
+
+
+def _is_trained(path: Path, begun: Round, version: str) -> bool:
+    """Whether all that is left is to publish it; not where another version was published meanwhile."""
+    if not (path / BUNDLE / MANIFEST).exists():
+        return False
+    return version in (begun.parent, read_bundle_info(path / BUNDLE).sha256)
+
+
+def _publish(folder: Path, path: Path, begun: Round) -> dict[str, Any]:
+    info = read_bundle_info(path / BUNDLE)
+    manifest, tensors = ((path / BUNDLE / name).read_bytes() for name in (MANIFEST, info.tensors))
+    install_bundle(folder / BUNDLE, manifest=manifest, tensors=tensors)
+    _write(path, dataclasses.replace(begun, published=True))
+    return {
+        "round": round_number(path),
+        "version": info.sha256[:12],
+        "bundle": str(path / BUNDLE),
+        "corrected_episodes": len(begun.corrected),
+        "human_share": round(begun.human_share, 3),
+    }
+
+
+def read_rounds(folder: Path) -> list[tuple[Path, Round]]:
+    """The folders of all rounds, oldest first, and what each began with."""
+    paths = [path for path in sorted_rounds(folder / LEARNING) if (path / RECORD).exists()]
+    return [(path, _ROUND.validate_json((path / RECORD).read_bytes())) for path in paths]
+
+
+def _write(path: Path, begun: Round) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / RECORD, _ROUND.dump_json(begun, indent=1))
