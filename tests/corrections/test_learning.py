@@ -200,14 +200,16 @@ def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path):
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     settings = ["--learning.bc.steps=400", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
     often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
-    start = often + "from vla_rl.cli import main; main(sys.argv[1:])"
+    start = often + "from vla_rl.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
     checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
     with subprocess.Popen(command) as process:
         deadline = time.monotonic() + 120
         while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert process.poll() is None, process.returncode
         process.kill()
+    assert latest_checkpoint(checkpoints) is not None
     assert not (checkpoints.parent / BUNDLE).exists()
     corrections(tmp_path / "killed", episodes=2)
     cli.main(["learn", str(tmp_path / "killed"), *settings])
