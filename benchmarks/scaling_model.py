@@ -1,6 +1,6 @@
 """How fast a run would be on 1 to 1024 GPUs, from the stage times of a small one; checked against two measured runs.
 
-    python -m benchmarks.scaling_model [--iterations 12] [--envs 64] [--chunks 8]
+    python -m benchmarks.scaling_model [--iterations 12] [--envs 64] [--chunks 16]
     python -m benchmarks.scaling_model --runs ONE TWO
 
 A model of events: when each process begins and ends each piece of work of an iteration. The pieces take what they took
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, nargs="+", help="folders of one or two measured runs")
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--envs", type=int, default=64)
-    parser.add_argument("--chunks", type=int, default=8)
+    parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--fixed", type=float, default=0.0)
     parser.add_argument("--gradient-mb", type=float, default=12_000.0, help="of 3 billion parameters in float32")
     parser.add_argument("--gradients", type=int, default=24, help="optimizer steps of an iteration")
