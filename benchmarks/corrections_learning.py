@@ -49,7 +49,6 @@ UNITS = {
 }
 DEMONSTRATIONS = "demonstrations"
 PROGRAM = ControlSettings(show_expert=True, wait_for_input=True, pace=1000.0, image_size=64, lost_person_s=10.0)
-FROZEN = "--learning.bc.frozen=[encoder]"  # as where the policy was cloned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +198,10 @@ class Comparison:
         return self._success(f"after {name}", self._once(f"after {name}", learn) / BUNDLE)
 
     def _config(self, recipe: str) -> CorrectionsConfig:
-        shipped = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections"), [FROZEN])
+        shipped = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections"))
         learning = replace(shipped.learning, demonstrations=(self.folder / "start" / EPISODES,))
+        if learning.residual is None:  # the encoder stays, as where the policy was cloned
+            learning = replace(learning, bc=replace(learning.bc, frozen=("encoder",)))
         return replace(shipped, seed=self.seed, control=PROGRAM, learning=learning)
 
     def _success(self, name: str, bundle: Path) -> dict[str, Any]:
