@@ -24,7 +24,7 @@ from vla_rl.runs.parts import SavedTensor, TensorFiles, map_leaves, part_file, w
 def check_shards(update: ClippedUpdate, where: str) -> None:
     """Raises NotFinite where an entry of this rank's part is wrong."""
     local = map_leaves(update.state_dict(), lambda _, leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf)
-    check_tree(local, "training state update", where=where)
+    check_tree({"update": local}, "training state", where=where)
 
 
 def write_shards(update: ClippedUpdate, folder: Path, *, rank: int, size: int) -> tuple[Any, str]:
