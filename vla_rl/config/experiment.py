@@ -134,6 +134,10 @@ class Experiment:
                 raise ValueError(
                     "algorithm.staleness needs a cluster: add the section, or --cluster auto, with collectors above 0"
                 )
+        elif getattr(self.algorithm, "gate", None) is not None:
+            raise ValueError(
+                "algorithm.gate judges episodes in the run's own process: leave the section cluster out"
+            )
         elif (wanted := self.cluster.collectors) is not None and wanted > shards:
             raise ValueError(
                 f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "

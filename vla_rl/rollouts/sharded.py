@@ -14,7 +14,7 @@ from torch import Tensor
 from policies.policy import Policy
 from sims.vector_env import StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.rollouts.shard import Shard
@@ -46,6 +46,10 @@ class Rollouts(Protocol):
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         """One episode per environment, [T, N]; ``valid`` is False after its end."""
+        ...
+
+    def act(self, offset: Tensor | None = None) -> ActedChunk:
+        """One chunk of every environment, ``offset`` [N, H, A] added to its actions."""
         ...
 
     def suspended(self) -> AbstractContextManager[None]:
@@ -110,14 +114,23 @@ class ShardedCollector:
         self.starts.learn(rollout)
         return rollout
 
+    def act(self, offset: Tensor | None = None) -> ActedChunk:
+        parts = zip(self.collectors, split_offset(offset, len(self.collectors)), strict=True)
+        acted = [collector.act(part) for collector, part in parts]
+        self._note_failures()
+        return ActedChunk.side_by_side(acted)
+
     def complete_groups(self, take: Callable[[int], Sequence[StartState]], *, size: int, share: float) -> Experience:
         rollout = self._joined([one.complete_groups(take, size=size, share=share) for one in self.collectors])
         self.starts.learn(rollout)
         return rollout
 
     def _joined(self, parts: Sequence[Experience]) -> Experience:
-        self.failures += [failure for source in self._fresh for failure in source.take()]
+        self._note_failures()
         return Experience.side_by_side(parts)
+
+    def _note_failures(self) -> None:
+        self.failures += [failure for source in self._fresh for failure in source.take()]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -161,3 +174,8 @@ def split_starts(starts: Sequence[StartState], count: int) -> list[Sequence[Star
     """The starts of each of ``count`` shards: neighbors stay together."""
     size = len(starts) // count
     return [starts[i * size : (i + 1) * size] for i in range(count)]
+
+
+def split_offset(offset: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    """The part of each of ``count`` shards of what is added to actions [N, H, A]."""
+    return [None] * count if offset is None else offset.chunk(count)
