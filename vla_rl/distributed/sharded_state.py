@@ -65,6 +65,7 @@ def _part(saved: Any, own: Any, files: TensorFiles) -> Any:
     """This rank's part of ``saved``, divided as ``own`` is."""
     if isinstance(own, DTensor):
         part = torch.empty_like(own)
+        assert isinstance(part, DTensor)
         local = part.to_local()
         first = own.device_mesh.get_local_rank() * -(-own.shape[0] // own.device_mesh.size())
         local.copy_(files.read(saved, first, first + len(local)))

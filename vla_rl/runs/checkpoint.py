@@ -149,7 +149,7 @@ def _open_tree(path: Path) -> Any:
     listed = metadata.get("parts", "")
     if digest(tensors, metadata["tree"] + listed) != metadata["sha256"]:
         raise CheckpointError(f"{path}: the content does not match its checksum. {_next_step(path)}")
-    parts = json.loads(listed) if listed else {"folder": "", "sha256": []}
+    parts: dict[str, Any] = json.loads(listed) if listed else {"folder": "", "sha256": []}
     files = tuple(part_file(path.parent / parts["folder"], number) for number in range(len(parts["sha256"])))
     for file, sha256 in zip(files, parts["sha256"], strict=True):
         if digest(_read_tensors(path, file)[1]) != sha256:
