@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,13 +134,10 @@ class ClusterRollouts:
 
     def _note(self, answers: Sequence[Answer]) -> None:
         """Times and failures of the collectors, each time as the mean over them."""
-        total: dict[str, float] = defaultdict(float)
         for answer in answers:
             self.failures += answer.failures
             self.timer.add_spans(f"collector {answer.shard % self.pool.count}", answer.spans)
-            for name, seconds in answer.times.items():
-                total[name.replace("time/", "collectors/")] += seconds / self.pool.count
-        self.timer.add_metrics(total)
+            self.timer.add_shares(answer.times, self.pool.count)
 
     # -- state ----------------------------------------------------------------------------------------------------
 

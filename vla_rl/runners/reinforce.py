@@ -94,7 +94,8 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
             experiment, experiment.cluster, bundle=start, folder=run.dir, device=run.device.device
         )
     if shards > 1:
-        return make_sharded(partial(rewarded_shard, experiment, run.device), shards)
+        pipelined = experiment.cluster is not None and experiment.cluster.placement == "pipelined"
+        return make_sharded(partial(rewarded_shard, experiment, run.device), shards, pipelined=pipelined)
     return None
 
 
