@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from sims.errors import UserError
 from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, run_to_end
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
@@ -126,6 +128,22 @@ def test_two_collectors_one_killed_one_stopped_equal_one_process(
     names = {event["args"]["name"] for event in trace if event["name"] == "process_name"}
     assert names == {"iterations", "learner", "collector 0", "collector 1"}
     assert {"simulate", "encode", "infer", "learn", "sync", "idle"} <= {event["name"] for event in trace}
+
+
+@pytest.mark.slow
+def test_auto_starts_a_cluster_where_there_is_none(tmp_path: Path, in_process: Path) -> None:
+    """``RAY_TMPDIR``: where a process looks for that of this machine. Short: sockets have paths of 107 letters."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "tests.vla_rl.scale_run", str(tmp_path / "run"), "auto", "0", "6"]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:
+        subprocess.run(command, check=True, timeout=300, env=ours | {"RAY_TMPDIR": short}, stderr=subprocess.DEVNULL)
+    assert_same(tmp_path / "run", in_process)
+    assert [row["collector"] for row in events(tmp_path / "run", "started")] == [0, 1]
+
+
+def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot join a Ray cluster at 127.0.0.1:1 .*ray start --head"):
+        run_to_end(tmp_path, experiment(cluster=cluster("127.0.0.1:1")))
 
 
 @pytest.mark.slow

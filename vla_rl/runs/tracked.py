@@ -21,8 +21,8 @@ KEPT = (CONFIG_FILE, "command.txt", "device.txt", STAGES_FILE, METRICS_FILE, RES
 def track_run(run_dir: Path, out: Path) -> dict[str, Any]:
     """Copy the files of KEPT to ``out``/<name of the run>, with their sha256 in files.json; {folder, files, bytes}.
 
-    Weights, episodes, videos and checkpoints stay where they are. ``vla-rl report`` and ``compare`` read the copy, which
-    replaces an earlier one. UserError where the run is not complete, or something else is in the place.
+    Weights, episodes, videos and checkpoints stay where they are. ``vla-rl report`` and ``compare`` read the copy,
+    which replaces an earlier one. UserError where the run is not complete, or something else is in the place.
     """
     if not (run_dir / RESULT_FILE).is_file():
         raise UserError(f"{run_dir} has no {RESULT_FILE}: it is no run, or not complete; go on with --resume first")
