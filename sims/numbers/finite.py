@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ class NotFinite(RunFailure):
         super().__init__(f"{quantity} is {value:g} ({where}); allowed are finite numbers up to {LIMIT:g}")
         self.quantity, self.value, self.where, self.update = quantity, value, where, update
         self.batch = dict(named_tensors(batch))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are made again from their message, unless they say how."""
+        again = partial(NotFinite, where=self.where, batch=self.batch, update=self.update)
+        return again, (self.quantity, self.value)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -16,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vla_rl.runs.checkpoint import CheckpointError, latest_checkpoint, load_tree, save_checkpoint, save_tree
+from vla_rl.runs.checkpoint import (
+    CheckpointError,
+    latest_checkpoint,
+    load_checkpoint,
+    load_tree,
+    save_checkpoint,
+    save_tree,
+)
+from vla_rl.runs.parts import SavedTensor, TensorFiles, part_file, write_part
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -147,7 +155,9 @@ def test_a_damaged_file_is_refused_and_the_earlier_one_suggested(tmp_path: Path,
             "tree": data.replace(b"careful", b"carefux"),
         }[damage]
     )
-    with pytest.raises(CheckpointError, match="Delete it to resume from iteration_000001") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"Delete iteration_000002.safetensors to resume from iteration_000001"
+    ) as caught:
         load_tree(path)
     assert "\n" not in str(caught.value)
 
@@ -170,19 +180,21 @@ def test_an_unsupported_type_is_refused_with_its_path(tmp_path: Path, value: Any
 
 
 FULL_DISK = """
-import sys, torch; from pathlib import Path; from vla_rl.runs.checkpoint import *
+import sys, torch; from pathlib import Path
+from sims.errors import DiskFull; from tests.vla_rl.test_checkpoint import *
 folder = Path(sys.argv[1])
 save_checkpoint(folder, 1, {"weights": torch.ones(1000)})
-try:
-    save_checkpoint(folder, 2, {"weights": torch.ones(1_000_000)})
-except DiskFull as error:
-    print(error)
+for large in (torch.ones(1_000_000), Divided(torch.ones(1_000_000), 1)):
+    try:
+        save_checkpoint(folder, 2, {"weights": large})
+    except DiskFull as error:
+        print(error)
 print(sorted(p.name for p in folder.iterdir()), load_tree(latest_checkpoint(folder))["weights"].sum().item())
 """
 
 
 def test_a_full_disk_is_a_one_line_error_and_keeps_the_earlier_checkpoint(tmp_path: Path):
-    """On a real file system of one megabyte, mounted where only the test process sees it."""
+    """On a real file system of one megabyte, mounted where only the test process sees it; whole, then in parts."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && "
     enter = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-c"]
     if shutil.which("unshare") is None or subprocess.run([*enter, mount + "true"], capture_output=True).returncode:
@@ -193,7 +205,8 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_earlier_checkpoint(tmp_pa
         text=True,
         check=True,
     )
-    message, rest = done.stdout.splitlines()
+    message, of_parts, rest = done.stdout.splitlines()
+    assert of_parts == message
     assert message == (
         f"{tmp_path}: disk full, no room for a checkpoint of 4.0 MB; earlier checkpoints are intact. "
         "Free some space, then resume"
@@ -202,17 +215,20 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_earlier_checkpoint(tmp_pa
 
 
 WRITER = """
-import sys, torch; from pathlib import Path; from vla_rl.runs.checkpoint import save_checkpoint
+import sys, torch; from pathlib import Path; from tests.vla_rl.test_checkpoint import *
 for i in range(10**9):
-    save_checkpoint(Path(sys.argv[1]), i, {"weights": torch.full((200_000,), float(i))})
+    weights = torch.full((200_000,), float(i))
+    state = Divided(weights, 3) if sys.argv[2] == "parts" else {"weights": weights}
+    save_checkpoint(Path(sys.argv[1]), i, {"update": state})
     print(i, flush=True)
 """
 
 
-def test_kill_9_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path):
+@pytest.mark.parametrize("form", ["whole", "parts"])
+def test_kill_9_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, form: str):
     for attempt in range(3):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, str(tmp_path), form], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
             written = [int(process.stdout.readline()) for _ in range(3)]
@@ -220,8 +236,77 @@ def test_kill_9_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path):
             os.kill(process.pid, signal.SIGKILL)
         latest = latest_checkpoint(tmp_path)
         assert latest is not None
-        weights = load_tree(latest)["weights"]
+        weights = load_tree(latest)["update"]["weights"]
         assert (weights == weights[0]).all()
         assert weights[0] >= written[-1]
         shutil.rmtree(tmp_path)
         tmp_path.mkdir()
+
+
+class Divided:
+    """A DividedState of one tensor, of which each of ``count`` processes has rows."""
+
+    def __init__(self, tensor: torch.Tensor, count: int) -> None:
+        self.tensor, self.count = tensor, count
+
+    def check_finite(self, where: str) -> None:
+        """It is."""
+
+    def write(self, folder: Path) -> tuple[Any, list[str]]:
+        files = tuple(part_file(folder, number) for number in range(self.count))
+        parts = [*self.tensor.chunk(self.count), *[self.tensor[:0]] * self.count][: self.count]
+        digests = [write_part(file, {"w": part.clone()}) for file, part in zip(files, parts, strict=True)]
+        return {"weights": SavedTensor(name="w", shape=tuple(self.tensor.shape), files=files), "step": 3}, digests
+
+
+@given(st.integers(1, 7), st.integers(1, 4), st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_rows_of_a_divided_tensor_are_read(tmp_path_factory, rows: int, count: int, data: st.DataObject):
+    expected = tensor(torch.float32, (rows, 2), rows)
+    path = save_checkpoint(tmp_path_factory.mktemp("run"), 1, {"update": Divided(expected, count), "other": 1.5})
+    assert identical(load_tree(path), {"update": {"weights": expected, "step": 3}, "other": 1.5})
+    first = data.draw(st.integers(0, rows))
+    last = data.draw(st.integers(first, rows))
+    saved = load_checkpoint(path, unread=["update"])["update"]["weights"]
+    with TensorFiles() as files:
+        assert identical(files.read(saved, first, last).clone(), expected[first:last])
+
+
+@pytest.mark.parametrize("damage", ["missing", "bit", "half", "another checkpoint's"])
+def test_a_damaged_part_is_refused_and_the_earlier_checkpoint_suggested(tmp_path: Path, damage: str):
+    earlier, path = (save_checkpoint(tmp_path, i, {"update": Divided(torch.full((8, 8), i), 2)}) for i in (1, 2))
+    part, other = (part_file(next(tmp_path.glob(f"{one.name}.*.parts")), 1) for one in (path, earlier))
+    data = part.read_bytes()
+    part.write_bytes(
+        {
+            "missing": b"",
+            "bit": data[:-7] + bytes([data[-7] ^ 1]) + data[-6:],
+            "half": data[: len(data) // 2],
+            "another checkpoint's": other.read_bytes(),
+        }[damage]
+    )
+    if damage == "missing":
+        part.unlink()
+    with pytest.raises(CheckpointError, match=r"part_1.*Delete iteration_000002.safetensors to resume from iter\S+1\."):
+        load_checkpoint(path)
+    path.unlink()
+    latest = latest_checkpoint(tmp_path)
+    assert latest == earlier
+    assert (load_checkpoint(latest)["update"]["weights"] == 1).all()
+
+
+def test_parts_without_their_checkpoint_are_never_resumed_and_deleted_by_the_next(tmp_path: Path):
+    save_checkpoint(tmp_path, 1, {"update": Divided(torch.ones(4, 2), 2)})
+    torn = tmp_path / "iteration_000002.safetensors.0a1b2c3d.parts"
+    torn.mkdir()
+    write_part(part_file(torn, 0), {"w": torch.ones(2, 2)})
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None and latest.name == "iteration_000001.safetensors"
+    save_checkpoint(tmp_path, 1, {"update": Divided(torch.zeros(4, 2), 2)})  # that iteration again, after SIGTERM
+    assert not torn.exists()
+    assert len(list(tmp_path.glob("*.parts"))) == 1
+    assert (load_tree(latest)["update"]["weights"] == 0).all()
+    for iteration in (2, 3, 4):
+        save_checkpoint(tmp_path, iteration, {"update": Divided(torch.ones(4, 2), 2)}, keep=2)
+    assert sorted({one.name.split(".")[0] for one in tmp_path.iterdir()}) == ["iteration_000003", "iteration_000004"]
+    assert len(list(tmp_path.iterdir())) == 4

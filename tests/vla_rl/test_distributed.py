@@ -6,18 +6,29 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
-from tests.vla_rl.scale_run import GRPO, PPO, experiment, numbers, run_to_end
+from policies.bundle import save_bundle
+from policies.policy import RobotSpec
+from policies.registry import build_policy
+from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from sims.errors import UserError
+from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, run_to_end
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
+from vla_rl.config.environments import make_env
+from vla_rl.critics.ensemble import EnsembleConfig
+from vla_rl.runners.demonstrations import collect
 
 # Not imported here: Ray reads its settings from the environment when it is imported.
 pytestmark = [
@@ -26,6 +37,11 @@ pytestmark = [
 ]
 
 HANG_S = 5.0
+SAC = ResidualConfig(action_horizon=4, hidden=(16,), around="middle", noise=SquashedNoiseConfig())
+RLPD = OffPolicyConfig(
+    iterations=6, chunks=3, warmup=12, warmup_noise=0.5, critic_warmup=0, batch_size=16, n_step=1, rollout_shards=2,
+    failure_weight=0.5, entropy=EntropyConfig(), critic=EnsembleConfig(hidden=(16,), members=3),
+)  # fmt: skip
 HEAD = """
 import ray, sys
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
@@ -74,11 +90,11 @@ def assert_same(folder: Path, expected: Path) -> None:
     assert all((bundles[0][name] == bundles[1][name]).all() for name in bundles[0])
 
 
-def disturb(folder: Path) -> threading.Thread:
-    """SIGKILL to collector 0 after the first iteration, then SIGSTOP to collector 1 after the third."""
+def disturb(folder: Path, signals: Sequence[tuple[int, int, int]]) -> threading.Thread:
+    """``signals``: collector, signal and after how many iterations."""
 
     def act() -> None:
-        for collector, number, lines in ((0, signal.SIGKILL, 1), (1, signal.SIGSTOP, 3)):
+        for collector, number, lines in signals:
             while len(numbers(folder)) < lines if (folder / "metrics.jsonl").exists() else True:
                 time.sleep(0.005)
             os.kill([row["pid"] for row in events(folder, "started") if row["collector"] == collector][-1], number)
@@ -99,7 +115,7 @@ def test_the_run_learns_something(in_process: Path) -> None:
 def test_two_collectors_one_killed_one_stopped_equal_one_process(
     tmp_path: Path, address: str, in_process: Path
 ) -> None:
-    thread = disturb(tmp_path)
+    thread = disturb(tmp_path, ((0, signal.SIGKILL, 1), (1, signal.SIGSTOP, 3)))
     run_to_end(tmp_path, experiment(cluster=cluster(address, hang_s=HANG_S)))
     thread.join(5)
     assert_same(tmp_path, in_process)
@@ -115,10 +131,50 @@ def test_two_collectors_one_killed_one_stopped_equal_one_process(
 
 
 @pytest.mark.slow
+def test_auto_starts_a_cluster_where_there_is_none(tmp_path: Path, in_process: Path) -> None:
+    """``RAY_TMPDIR``: where a process looks for that of this machine. Short: sockets have paths of 107 letters."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "tests.vla_rl.scale_run", str(tmp_path / "run"), "auto", "0", "6"]
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:
+        subprocess.run(command, check=True, timeout=300, env=ours | {"RAY_TMPDIR": short}, stderr=subprocess.DEVNULL)
+    assert_same(tmp_path / "run", in_process)
+    assert [row["collector"] for row in events(tmp_path / "run", "started")] == [0, 1]
+
+
+def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot join a Ray cluster at 127.0.0.1:1 .*ray start --head"):
+        run_to_end(tmp_path, experiment(cluster=cluster("127.0.0.1:1")))
+
+
+@pytest.mark.slow
 def test_grpo_on_one_collector_equals_one_process(tmp_path: Path, address: str) -> None:
     run_to_end(tmp_path / "one", experiment(GRPO))
     run_to_end(tmp_path / "cluster", experiment(GRPO, cluster(address, collectors=1)))
     assert_same(tmp_path / "cluster", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_rlpd_with_two_actors_of_which_one_is_killed_equals_one_process(tmp_path: Path, address: str) -> None:
+    """Half demonstrations; the actors get the weights after the updates that follow each chunk."""
+    stores = (tmp_path / "demonstrations",)
+    collect(replace(experiment(), sim=replace(SIM, max_steps=200)), episodes=4, out=stores[0])
+    algorithm = replace(RLPD, stores=stores)
+    for name, place in (("one", None), ("cluster", cluster(address))):
+        env = make_env(SIM)
+        torch.manual_seed(0)
+        policy = residual_on(build_policy(SMALL, RobotSpec.of(env.spec)), SAC)
+        env.close()
+        save_bundle(policy, tmp_path / name / "start")
+        thread = disturb(tmp_path / name, ((0, signal.SIGKILL, 2),)) if place is not None else None
+        run_to_end(tmp_path / name, experiment(algorithm, place))
+        if thread is not None:
+            thread.join(5)
+    assert_same(tmp_path / "cluster", tmp_path / "one")
+    assert [row["collector"] for row in events(tmp_path / "cluster", "started")] == [0, 1, 0]
+    rows = numbers(tmp_path / "one")
+    assert rows[0]["updates"] == 0 and rows[-1]["updates"] > 20
+    start, end = (load_file(next((tmp_path / "one" / part).glob("*.safetensors"))) for part in ("start", "bundle"))
+    assert any((start[name] != end[name]).any() for name in start)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,33 @@ def test_the_batch_script_is_bash_and_its_command_exists(name: str) -> None:
     experiment = load_experiment(command.config, command.settings())
     assert experiment.cluster is not None and experiment.cluster.address == "127.0.0.1:6379"
     assert experiment.algorithm.rollout_shards == 8
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'vla-rl[ray]'")
+def test_ray_s_cluster_launcher_takes_the_file_and_its_commands_exist() -> None:
+    """As ``ray up`` reads it, with Ray's own schema."""
+    import click
+    from jsonschema import ValidationError
+    from ray.autoscaler._private.util import prepare_config, validate_config
+    from ray.scripts.scripts import cli
+
+    text = (LAUNCH / "ray_cluster.yaml").read_text()
+    config = prepare_config(yaml.safe_load(text))
+    validate_config(config)
+    (node,) = config["available_node_types"].values()
+    assert (node["min_workers"], node["max_workers"]) == (2, 2)
+    with pytest.raises(ValidationError, match="setup_command"):
+        validate_config(config | {"setup_command": []})
+    shown = re.findall(r"#   ray (.*)", text)
+    started = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    assert len(shown) == 4
+    for line in [*shown, *(one.partition("ray ")[2] for one in started)]:
+        name, *words = shlex.split(line, comments=True)
+        command = cli.commands[name]
+        with click.Context(command, info_name=name) as context:
+            command.parse_args(context, words)  # click.UsageError for what there is not
+    (job,) = (shlex.split(line)[2] for line in shown if line.startswith("exec"))
+    command = train_command(job)
+    experiment = load_experiment(command.config, command.settings())
+    assert experiment.cluster is not None and experiment.cluster.placement == "spread"
+    assert command.run_dir is not None and command.run_dir.is_relative_to("/shared")

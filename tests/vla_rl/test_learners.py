@@ -17,6 +17,8 @@ from sims.errors import RunFailure
 from tests.vla_rl.scale_run import FLOW, GRPO, PPO, experiment, numbers, run_to_end
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
+from vla_rl.runners.replay import replay
+from vla_rl.runs.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,12 +58,16 @@ def test_grpo_of_two_learners_equals_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_divided_weights_continue_on_one_two_and_again_one_learner(tmp_path: Path) -> None:
+def test_divided_weights_continue_on_one_two_three_and_again_one_learner(tmp_path: Path) -> None:
     """Sums are taken in another order, which Adam amplifies where a gradient is nearly zero: not equal bit for bit."""
     run_to_end(tmp_path / "one", experiment(SHORT), FLOW)
-    for count, iterations in ((1, 2), (2, 4), (1, 5)):
+    for count, iterations in ((1, 2), (2, 3), (3, 4), (1, 5)):
         wanted = experiment(replace(SHORT, iterations=iterations), learners(count, "fsdp"))
         run_to_end(tmp_path / "moved", wanted, FLOW)
+        latest = latest_checkpoint(tmp_path / "moved/checkpoints")
+        assert latest is not None
+        parts = list(latest.parent.glob(f"{latest.name}.*.parts/part_*.safetensors"))
+        assert len(parts) == (count if count > 1 else 0)
     for moved, one in zip(numbers(tmp_path / "moved"), numbers(tmp_path / "one"), strict=True):
         assert moved == pytest.approx(one, rel=1e-4, abs=1e-5)
     weights, expected, start = (
@@ -71,6 +77,27 @@ def test_divided_weights_continue_on_one_two_and_again_one_learner(tmp_path: Pat
     assert learned > 1e-3
     for name, tensor in expected.items():
         np.testing.assert_allclose(weights[name], tensor, rtol=0, atol=0.02 * learned, err_msg=name)
+
+
+@pytest.mark.slow
+def test_divided_weights_that_are_resumed_equal_those_that_went_on_bit_for_bit(tmp_path: Path) -> None:
+    run_to_end(tmp_path / "whole", experiment(SHORT, learners(2, "fsdp")), FLOW)
+    for iterations in (3, 5):
+        wanted = experiment(replace(SHORT, iterations=iterations), learners(2, "fsdp"))
+        run_to_end(tmp_path / "resumed", wanted, FLOW)
+    assert_same(tmp_path / "resumed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_divided_update_that_explodes_is_kept_in_parts_and_can_be_repeated(tmp_path: Path) -> None:
+    """Both learners stop at the same minibatch, and each writes what it has."""
+    exploding = replace(SHORT, update=replace(SHORT.update, learning_rate=1e25))
+    with pytest.raises(RunFailure, match=r"iteration 1: .* the last finite checkpoint is .*iteration_000000"):
+        run_to_end(tmp_path, experiment(exploding, learners(2, "fsdp")), FLOW)
+    assert not multiprocessing.active_children()
+    (kept,) = (tmp_path / "quarantine").glob("*.safetensors")
+    assert len(list((tmp_path / "quarantine").glob(f"{kept.name}.*.parts/part_*"))) == 2
+    assert replay(kept)["reproduced"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from sims.errors import UserError
 from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
+from vla_rl.cli.main import main
 from vla_rl.report import write_comparison, write_report
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.page import stage_seconds
@@ -22,6 +24,7 @@ from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
 from vla_rl.report.table import print_bench, print_comparison, print_evaluation
+from vla_rl.runs.tracked import track_run
 
 VOID = {"meta", "br"}
 
@@ -213,8 +216,8 @@ def test_ticks_are_inside_the_range_and_evenly_spaced(low: float, span: float, c
     values = ticks(low, high, count)
     assert all(low - 1e-6 * span <= value <= high + 1e-6 * span for value in values)
     assert len(values) <= count + 1
-    steps = {round((b - a) / span, 4) for a, b in pairwise(values)}
-    assert len(steps) <= 1
+    steps = [(b - a) / span for a, b in pairwise(values)]
+    assert not steps or max(steps) - min(steps) < 1e-6
 
 
 def test_ticks_by_hand():
@@ -280,3 +283,31 @@ def test_runs_of_one_name_are_told_apart_however_long_their_paths_are(tmp_path: 
     printed = capsys.readouterr().out
     assert "first/run" in printed
     assert "second/run" in printed
+
+
+def test_tracked_runs_are_small_and_are_compared_as_the_runs_are(tmp_path: Path, capsys) -> None:
+    runs = [make_run(tmp_path / "runs" / name, seed=seed) for seed, name in enumerate(("one", "two"))]
+    (runs[0] / "bundle").mkdir()
+    (runs[0] / "bundle" / "bundle.json").write_text('{"sha256": "0"}')
+    (runs[0] / "bundle" / "policy-0.safetensors").write_bytes(b"weights")
+    main(["track", *map(str, runs), "--out", str(tmp_path / "tracked"), "--json"])
+    copies = [Path(row["folder"]) for row in json.loads(capsys.readouterr().out)["runs"]]
+    assert copies == [tmp_path / "tracked" / "one", tmp_path / "tracked" / "two"]
+    assert (copies[0] / "bundle/bundle.json").exists() and not list(copies[0].rglob("*.safetensors"))
+    assert not list(copies[0].rglob("*.mp4"))
+    hashes = json.loads((copies[0] / "files.json").read_text())
+    assert hashes["result.json"] == hashlib.sha256((runs[0] / "result.json").read_bytes()).hexdigest()
+    for run, copy in zip(runs, copies, strict=True):
+        one, other = read_run(run), read_run(copy)
+        assert (one.metrics, one.imitation, one.result, one.settings) == (
+            other.metrics, other.imitation, other.result, other.settings
+        )  # fmt: skip
+    assert write_comparison(copies, tmp_path / "page.html").exists()
+    (runs[0] / "result.json").write_text("{}")
+    assert track_run(runs[0], tmp_path / "tracked")["files"] == len(hashes)  # in place of the first copy
+    (runs[1] / "result.json").unlink()
+    with pytest.raises(UserError, match=r"two has no result.json: .*--resume"):
+        track_run(runs[1], tmp_path / "tracked")
+    (tmp_path / "taken" / "one").mkdir(parents=True)
+    with pytest.raises(UserError, match="is no copy of a run; choose another --out"):
+        track_run(runs[0], tmp_path / "taken")

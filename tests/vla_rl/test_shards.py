@@ -1,5 +1,6 @@
 """What a rollout in shards is made of, and what an update from older weights corrects."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from policies.device import CPU
 from sims.vector_env import Observation
-from tests.vla_rl.scale_run import GRPO, PPO, SIM, experiment, run_to_end
+from tests.vla_rl.scale_run import GRPO, PPO, SIM, experiment, numbers, run_to_end
 from vla_rl.algorithms.decoupled import behavior_weight, decoupling_metrics, effective_share
+from vla_rl.algorithms.gate import GateConfig
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPO as PPOAlgorithm
 from vla_rl.algorithms.ppo import with_advantages
 from vla_rl.config.cluster import ClusterConfig
@@ -120,6 +124,23 @@ def test_shards_in_one_process_take_their_states_up_again(tmp_path: Path) -> Non
         assert (one == other).all()
 
 
+def test_pipelined_shards_overlap_and_equal_shards_in_turn(tmp_path: Path, one_thread: None) -> None:
+    pipelined = ClusterConfig(collectors=0, placement="pipelined")
+    run_to_end(tmp_path / "in turn", experiment(PPO))
+    for iterations in (3, 6):  # through a resume
+        run_to_end(tmp_path / "pipelined", experiment(replace(PPO, iterations=iterations), pipelined))
+    assert numbers(tmp_path / "pipelined") == numbers(tmp_path / "in turn")
+    bundles = [load_file(next((tmp_path / one / "bundle").glob("*.safetensors"))) for one in ("pipelined", "in turn")]
+    assert all((bundles[0][name] == tensor).all() for name, tensor in bundles[1].items())
+    events = json.loads((tmp_path / "pipelined/trace.json").read_text())["traceEvents"]
+    process = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    times = [
+        [(event["ts"], event["ts"] + event["dur"]) for event in events if event["pid"] == pid and event["ph"] == "X"]
+        for pid in (process["shard 0"], process["shard 1"])
+    ]
+    assert any(a < d and c < b for a, b in times[0] for c, d in times[1]), "never at the same time"
+
+
 def test_records_and_weights_survive_numpy_bit_for_bit() -> None:
     record = Observation(
         images=torch.randint(255, (2, 3, 1, 4, 4, 3), dtype=torch.uint8),
@@ -141,12 +162,25 @@ def test_records_and_weights_survive_numpy_bit_for_bit() -> None:
     [
         ({"rollout_shards": 3}, None, "sim.num_envs .4. must be a multiple of algorithm.rollout_shards .3."),
         ({"staleness": 1}, None, "algorithm.staleness needs a cluster"),
+        ({"rollout_shards": 1}, {"collectors": 0, "placement": "pipelined"}, "rollout_shards of 2 or more, got 1"),
         ({}, {"collectors": 3}, "cluster.collectors must be at most algorithm.rollout_shards .2., got 3"),
     ],
 )
 def test_settings_that_contradict_each_other(algorithm: dict, cluster: dict | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         experiment(replace(PPO, **algorithm), None if cluster is None else ClusterConfig(**cluster))
+
+
+def test_what_needs_the_run_s_own_process_is_refused_elsewhere() -> None:
+    with pytest.raises(ValueError, match=r"pipelined is of the run's own process: it needs cluster.collectors 0"):
+        ClusterConfig(placement="pipelined")
+    gated = OffPolicyConfig(offline_iterations=1, gate=GateConfig())
+    with pytest.raises(ValueError, match=r"gate judges episodes in the run's own process"):
+        experiment(gated, ClusterConfig())
+    with pytest.raises(ValueError, match="rollout_shards 1"):
+        replace(gated, rollout_shards=2)
+    with pytest.raises(ValueError, match="off_policy needs staleness 0, got 1"):
+        OffPolicyConfig(staleness=1)
 
 
 def test_groups_are_not_split_between_shards() -> None:

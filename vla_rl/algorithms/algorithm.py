@@ -60,6 +60,10 @@ class AlgorithmConfig:
         """As this run uses it: ``stores`` are the episodes that it started from, if any."""
         return self
 
+    def acting(self) -> AlgorithmConfig:
+        """For a process that only acts, without the memory that learning takes."""
+        return self
+
     def check_num_envs(self, num_envs: int, setting: str) -> None:
         """ValueError, naming ``setting``, if the algorithm cannot use so many environments."""
         if num_envs % self.rollout_shards:

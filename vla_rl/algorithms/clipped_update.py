@@ -214,7 +214,7 @@ class ClippedUpdate:
         try:
             check_metrics(metrics | checked, where=f"minibatch {number}", batch=minibatch, suspects=suspects)
         except NotFinite as error:
-            error.update = self.state_dict() | {"train_policy": train_policy}
+            error.update = {"state": self.state_dict(), "train_policy": train_policy}
             raise
         return metrics
 
@@ -378,11 +378,7 @@ class ClippedUpdate:
         return self.policy if self.average is None else self.average.policy
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.gradient_sum.whole(self.own_state())
-        return state
-
-    def own_state(self) -> dict[str, Any]:
-        """``state_dict`` of what is in this process."""
+        """Of what is in this process."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "critic_optimizer": None if self.critic_optimizer is None else self.critic_optimizer.state_dict(),

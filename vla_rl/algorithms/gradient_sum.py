@@ -47,10 +47,6 @@ class GradientSum(Protocol):
         """``function(*arguments)``, which uses the weights."""
         ...
 
-    def whole(self, tree: Any) -> Any:
-        """``tree`` with every tensor (of nested dicts, lists and tuples) complete, for who saves it."""
-        ...
-
     def number(self, tensor: Tensor) -> Tensor:
         """The scalar ``tensor``, complete."""
         ...
@@ -75,9 +71,6 @@ class InTurn:
 
     def compute(self, function: Callable[..., R], *arguments: Any) -> R:
         return function(*arguments)
-
-    def whole(self, tree: Any) -> Any:
-        return tree
 
     def number(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -38,6 +38,7 @@ from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
+from vla_rl.rollouts.sharded import MakeRollouts
 from vla_rl.rollouts.weights import load_weights, named_weights
 
 FITTED = 1024  # observations that the scale of features is measured on
@@ -46,11 +47,20 @@ FITTED = 1024  # observations that the scale of features is measured on
 class OffPolicy:
     """One iteration: chunks of every environment into the replay, with updates after each of them."""
 
-    def __init__(self, config: OffPolicyConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        policy: Policy,
+        env: VectorEnv,
+        *,
+        seed: int,
+        make_rollouts: MakeRollouts = Collector,
+    ) -> None:
         self.config, self.policy, self.iteration = config, policy, 0
         check_policy(config, policy)
         set_frozen(policy, config.frozen)
-        self.collector = Collector(
+        self.num_tasks = len(env.spec.tasks)
+        self.collector = make_rollouts(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
         example, device = _example(policy), policy.device
@@ -66,6 +76,7 @@ class OffPolicy:
         self.gate = None if config.gate is None else Gate(config.gate)
         self.gate_seed = spawn_seed(seed, "gate")
         self.chunks_acted = self.updates = 0
+        self._publish()
 
     def _load_demonstrations(self, example: TensorDataclass, seed: int) -> Replay | None:
         """None where none are drawn, and where the stores are not known yet (the check of a run's settings)."""
@@ -88,12 +99,9 @@ class OffPolicy:
         return self.iteration < self.config.offline_iterations
 
     def iterate(self) -> Metrics:
-        collector = self.collector
-        collector.take_weights()
         metrics = self._learn_offline() if self.offline else self._act_and_learn()
         self.iteration += 1
-        collector.publish(self.iteration, self._trained())
-        return {**metrics, "updates": float(self.updates), **collector.timer.take()}
+        return {**metrics, "updates": float(self.updates), **self.collector.timer.take()}
 
     def _act_and_learn(self) -> Metrics:
         collector, totals = self.collector, defaultdict[str, list[float]](list)
@@ -103,8 +111,8 @@ class OffPolicy:
             with collector.timer.section("learn"):
                 while self.updates < self._updates_due():
                     self._update_into(totals)
+            self._publish()
         rollout = Experience.stack(acted)
-        collector.starts.learn(rollout)
         return {
             **_means(totals),
             "replayed": float(min(int(self.replay.count.sum()), self.config.capacity)),
@@ -112,6 +120,10 @@ class OffPolicy:
             "control_steps": float(rollout.control_steps()),
             **reward_errors([rollout.reward_counts()]),
         }
+
+    def _publish(self) -> None:
+        """The next chunk is acted by the present weights, whose version is the number of updates."""
+        self.collector.publish(self.updates, self._trained())
 
     def _learn_offline(self) -> Metrics:
         """``offline_updates`` updates, which the gate keeps or takes back."""
@@ -121,18 +133,20 @@ class OffPolicy:
         with self.collector.timer.section("learn"):
             for _ in range(self.config.offline_updates):
                 self._update_into(totals)
+        self._publish()
         metrics = _means(totals) | {"control_steps": 0.0}
         if self.gate is None:
             return metrics
         outcomes = self._outcomes(self.gate.config.episodes)
         kept, found = self.gate.judge(outcomes, self._trained())
         load_weights(self.policy, None, kept)
+        self._publish()
         return metrics | found | {"success": outcomes.float().mean().item()}
 
     def _outcomes(self, episodes: int) -> Bool[Tensor, " episodes"]:
         """Success of the acting policy from as many starts, always the same ones."""
-        collector, size = self.collector, self.collector.env.spec.num_envs
-        starts = StartSequence("train", seed=self.gate_seed, num_tasks=len(collector.env.spec.tasks))
+        collector, size = self.collector, self.collector.num_envs
+        starts = StartSequence("train", seed=self.gate_seed, num_tasks=self.num_tasks)
         with collector.suspended(), crossing("outcomes"):
             rounds = [collector.episodes(starts.take(size)).success.any(0).cpu() for _ in range(-(-episodes // size))]
         return torch.cat(rounds)[:episodes]
@@ -141,7 +155,7 @@ class OffPolicy:
 
     def _act(self) -> ActedChunk:
         """One chunk of every environment, into the replay."""
-        chunk = self.collector.act(self._explore_more)
+        chunk = self.collector.act(self._warmup_noise())
         experience, action = chunk.experience, chunk.action
         if isinstance(self.policy, CriticGuided):
             action = self.policy.valued(experience.trace, action)
@@ -171,13 +185,14 @@ class OffPolicy:
         self.chunks_acted += len(experience)
         return chunk
 
-    def _explore_more(self, action: Float[Tensor, "N H A"]) -> Float[Tensor, "N H A"]:
-        """Uniform noise during the warm-up."""
-        noise = self.config.warmup_noise
+    def _warmup_noise(self) -> Float[Tensor, "N H A"] | None:
+        """Uniform noise on the actions of a chunk during the warm-up."""
+        noise, spec = self.config.warmup_noise, self.policy.spec
         if not noise or self.chunks_acted >= self.config.warmup:
-            return action
-        uniform = torch.rand(action.shape, generator=self.generator, device=action.device)
-        return (action + noise * self._action_scale() * (2 * uniform - 1)).clamp(-1, 1)
+            return None
+        shape = self.collector.num_envs, spec.action_horizon, spec.robot.action_dim
+        uniform = torch.rand(shape, generator=self.generator, device=self.policy.device)
+        return noise * self._action_scale() * (2 * uniform - 1)
 
     def _action_scale(self) -> Tensor | float:
         return self.policy.normalizer.action_scale if isinstance(self.policy, HasNormalizer) else 1.0
@@ -281,6 +296,7 @@ class OffPolicy:
             self.demonstrations.go_on_from(state["demonstrations"])
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
+        self._publish()
 
 
 def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:

@@ -125,11 +125,20 @@ class OffPolicyConfig(AlgorithmConfig):
             raise ValueError("algorithm.iql goes without algorithm.entropy and algorithm.cal_ql: set these to null")
         if self.recap is not None and (self.iql or self.entropy or self.cal_ql):
             raise ValueError("algorithm.recap goes without algorithm.iql, entropy and cal_ql: set these to null")
+        if self.staleness:
+            raise ValueError(
+                f"algorithm off_policy needs staleness 0, got {self.staleness}; algorithm ppo can have more"
+            )
+        if self.gate is not None and self.rollout_shards > 1:
+            raise ValueError("algorithm.gate judges whole episodes between chunks: it needs rollout_shards 1")
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
 
     def with_demonstrations(self, stores: Sequence[Path]) -> OffPolicyConfig:
         return self if self.stores is not None else replace(self, stores=tuple(stores))
+
+    def acting(self) -> OffPolicyConfig:
+        return replace(self, capacity=1, stores=None)
 
     @property
     def clones(self) -> bool:

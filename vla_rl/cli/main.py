@@ -29,7 +29,7 @@ from vla_rl.cli.corrections import Correct, Fleet, Learn
 from vla_rl.cli.data import Data
 from vla_rl.cli.machine import Bench, Doctor
 from vla_rl.cli.project import Init
-from vla_rl.cli.reports import Compare, Replay, Report, Runs, Watch
+from vla_rl.cli.reports import Compare, Replay, Report, Runs, Track, Watch
 from vla_rl.cli.reward import Reward
 from vla_rl.cli.robot import Deploy, Export, FakeArm, Robot, Serve
 from vla_rl.cli.simulators import Sims
@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, type[Any]] = {
     "report": Report,
     "compare": Compare,
     "runs": Runs,
+    "track": Track,
     "watch": Watch,
     "replay": Replay,
     "doctor": Doctor,

@@ -1,4 +1,4 @@
-"""``vla-rl report``, ``compare``, ``runs``, ``watch`` and ``replay``."""
+"""``vla-rl report``, ``compare``, ``runs``, ``track``, ``watch`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -97,6 +97,29 @@ class Runs:
             from vla_rl.report.table import print_runs
 
             print_runs(found)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Copy what results of complete runs can be checked and compared by into small text files, for version control."""
+
+    run_paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
+    """run folders; weights, episodes and videos stay there"""
+    out: Path = Path("tracked")
+    """where a folder for each run is made; report and compare read it"""
+    json: Json = False
+
+    def run(self) -> None:
+        from vla_rl.runs.tracked import track_run
+
+        names = [path.resolve().name for path in self.run_paths]
+        if not names or len(set(names)) < len(names):
+            raise UserError(f"track needs run folders of different names, got {', '.join(names) or 'none'}")
+        copies = [track_run(path, self.out) for path in self.run_paths]
+        if self.json:
+            print(json.dumps({"runs": copies}))
+        else:
+            print("\n".join(f"{one['folder']}: {one['files']} files, {one['bytes'] / 1e3:.0f} kB" for one in copies))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ class ClusterConfig:
     ``cpus``: reserved for each collector.
     ``gpus``: reserved for each collector. ``device``: of a collector; null: as the run's. ``threads``: of a collector's
     networks; null: as many as the learner's, for the last bits of results may
-    depend on it. ``placement``: pack fills one machine after the other, spread takes them in turn. ``hang_s``: seconds
+    depend on it. ``placement``: of collectors, pack fills one machine after the other, spread takes them in turn; with
+    ``collectors`` 0 pipelined has the run's own process collect its shards in threads, one of which steps its
+    environments while the policy chooses for another's. ``hang_s``: seconds
     without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
     collector. ``restarts``: collectors that a run replaces before it gives up.
     """
@@ -34,12 +36,21 @@ class ClusterConfig:
     gpus: NonNegativeFloat = 0.0
     device: str | None = None
     threads: PositiveInt | None = None
-    placement: Literal["pack", "spread"] = "pack"
+    placement: Literal["pack", "spread", "pipelined"] = "pack"
     hang_s: PositiveFloat = 600.0
     start_timeout_s: PositiveFloat = 300.0
     restarts: Count = 20
+
+    def __post_init__(self) -> None:
+        if self.placement == "pipelined" and self.collects:
+            raise ValueError("cluster.placement pipelined is of the run's own process: it needs cluster.collectors 0")
 
     @property
     def collects(self) -> bool:
         """Whether rollouts are collected on a Ray cluster."""
         return self.collectors != 0
+
+    @property
+    def divides(self) -> bool:
+        """Whether each of several learners has a part of the weights."""
+        return self.learners > 1 and self.sharding != "none"

@@ -134,11 +134,15 @@ class Experiment:
                 raise ValueError(
                     "algorithm.staleness needs a cluster: add the section, or --cluster auto, with collectors above 0"
                 )
+        elif getattr(self.algorithm, "gate", None) is not None:
+            raise ValueError("algorithm.gate judges episodes in the run's own process: leave the section cluster out")
         elif (wanted := self.cluster.collectors) is not None and wanted > shards:
             raise ValueError(
                 f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "
                 "many shards in one process has the same results"
             )
+        if self.cluster is not None and self.cluster.placement == "pipelined" and shards == 1:
+            raise ValueError("cluster.placement pipelined needs algorithm.rollout_shards of 2 or more, got 1")
         if self.cluster is not None and self.cluster.learners > 1:
             self._check_learners(self.cluster.learners)
 

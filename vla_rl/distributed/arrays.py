@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
+from vla_rl.rollouts.collector import ActedChunk
+from vla_rl.rollouts.experience import Experience
 
 R = TypeVar("R", bound=TensorDataclass)
 
@@ -60,3 +62,26 @@ class PackedRecord(Generic[R]):
     def unpack(self) -> R:
         arrays = iter(self.arrays)
         return self.shape.map(lambda tensor: to_tensor(next(arrays), tensor.dtype))
+
+
+@dataclass(frozen=True)
+class PackedChunk:
+    """An ActedChunk."""
+
+    experience: PackedRecord[Experience]
+    action: np.ndarray
+    timed_out: list[int]
+    final: PackedRecord[Any] | None
+
+    @classmethod
+    def of(cls, chunk: ActedChunk) -> PackedChunk:
+        final = None if chunk.final is None else PackedRecord.of(chunk.final)
+        return PackedChunk(PackedRecord.of(chunk.experience), to_array(chunk.action), chunk.timed_out, final)
+
+    def unpack(self, device: torch.device) -> ActedChunk:
+        return ActedChunk(
+            experience=self.experience.unpack().to(device),
+            action=to_tensor(self.action, torch.float32).to(device),
+            timed_out=self.timed_out,
+            final=None if self.final is None else self.final.unpack().to(device),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ import ray
 
 from sims.errors import RunFailure, UserError
 from vla_rl.config.cluster import ClusterConfig
+
+REACH_S = 10.0
 
 
 def connect(config: ClusterConfig, *, workers: int) -> None:
@@ -39,8 +42,9 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
     if config.address != "auto" or "RAY_ADDRESS" in os.environ:
         address = config.address if config.address != "auto" else os.environ["RAY_ADDRESS"]
         try:
+            _reach(address)
             ray.init(address=address, **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"cluster: cannot join a Ray cluster at {address} ({reason}); start one with: ray start --head. "
@@ -62,6 +66,13 @@ def _connect(config: ClusterConfig, *, workers: int) -> None:
             "processes half a minute: start the run again when the machine is less busy, or start a cluster by hand "
             "(ray start --head), which the run then joins"
         ) from error
+
+
+def _reach(address: str) -> None:
+    """OSError where nothing listens at HOST:PORT: Ray tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=REACH_S).close()
 
 
 def disconnect() -> None:

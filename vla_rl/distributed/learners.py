@@ -18,24 +18,28 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from sims.devices.crossing import crossing
+from sims.errors import RunFailure, UserError
+from sims.numbers.finite import NotFinite
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.gradient_sum import Backward, InTurn
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.distributed.arrays import PackedRecord
 from vla_rl.distributed.processes import LearnerProcesses, join
-from vla_rl.distributed.sharding import ShardedUpdate, load_shards, new_weights, shard_update
+from vla_rl.distributed.sharded_state import check_shards, load_shards, write_shards
+from vla_rl.distributed.sharding import ShardedUpdate, give_weights, shard_update
 from vla_rl.rollouts.experience import Experience
 
 P = TypeVar("P", bound=TensorDataclass)
 Make = Callable[[int], ClippedUpdate]
+ANSWERED = ("load", "check", "write")
 
 
 class RankedSum(InTurn):
@@ -93,7 +97,7 @@ class Learners(RankedSum):
         if not self._told:  # what a checkpoint or the making of this process has left in it
             buffer = io.BytesIO()
             torch.save(self._update.state_dict(), buffer)
-            self._processes.tell("load", buffer.getvalue())
+            self._processes.tell("set", buffer.getvalue())
             self._told = True
         self._processes.tell("run", pickle.dumps((PackedRecord.of(batch), train_policy, version)))
 
@@ -107,7 +111,8 @@ def replicated(update: ClippedUpdate, make: Make, config: ClusterConfig) -> Lear
 
 
 def sharded(update: ClippedUpdate, make: Make, config: ClusterConfig) -> ShardedUpdate:
-    """As ``replicated``, with weights and optimizer states divided; takes the place of ``update``."""
+    """As ``replicated``, with weights and optimizer states divided; takes the place of ``update``, which is new: the
+    ranks make theirs as it was made."""
     processes = LearnerProcesses(partial(_learn, make, True), config, update.device)
     try:
         return ShardedUpdate(update, make(0), processes)
@@ -130,21 +135,46 @@ def _learn(
         shard_update(update, rank=rank, size=size)
     else:
         update.gradient_sum = RankedSum(rank=rank, size=size, lost=lambda: sys.exit(0))
-    with suppress(EOFError, ConnectionResetError):
+    with suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
-            _do(update, pipe.recv(), pipe.recv_bytes(), divided=divided)
+            what, message = pipe.recv(), pipe.recv_bytes()
+            if what in ANSWERED:
+                pipe.send_bytes(pickle.dumps(_answer(update, what, message, rank, size)))
+            else:
+                _do(update, what, message, divided=divided)
 
 
 def _do(update: ClippedUpdate, what: str, message: bytes, *, divided: bool) -> None:  # pragma: no cover - as _learn
     """What rank 0 does too."""
     match what:
-        case "load":
-            state = torch.load(io.BytesIO(message), map_location="cpu", weights_only=True)
-            load_shards(update, state) if divided else update.load_state_dict(state)
-        case "state":
-            update.state_dict()
+        case "set":
+            update.load_state_dict(torch.load(io.BytesIO(message), map_location="cpu", weights_only=True))
         case "run":
             packed, train_policy, version = pickle.loads(message)
-            update.run(packed.unpack().to(update.device), train_policy=train_policy, version=version)
+            try:
+                update.run(packed.unpack().to(update.device), train_policy=train_policy, version=version)
+            except NotFinite as error:
+                if error.update is None:  # of this rank's micro-batch alone: the others do not know
+                    raise
+                return
             if divided:
-                new_weights(update)
+                give_weights(update)
+        case "give weights":
+            give_weights(update)
+
+
+def _answer(
+    update: ClippedUpdate, what: str, message: bytes, rank: int, size: int
+) -> Any:  # pragma: no cover - as _learn
+    """The result of what rank 0 does too with its part of divided weights, or the error."""
+    try:
+        match what:
+            case "load":
+                load_shards(update, pickle.loads(message))
+            case "check":
+                check_shards(update, message.decode())
+            case "write":
+                return write_shards(update, Path(message.decode()), rank=rank, size=size)[1]
+    except (UserError, RunFailure) as error:
+        return error
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from sims.errors import RunFailure
 from vla_rl.config.cluster import ClusterConfig
 
 JOIN_S, END_S = 5.0, 30.0
+T = TypeVar("T")
 
 
 class LearnerProcesses:
@@ -68,6 +70,26 @@ class LearnerProcesses:
                 pipe.send(what)
                 pipe.send_bytes(message)
         except (BrokenPipeError, ConnectionResetError):
+            self.lost()
+
+    def together(self, what: str, message: bytes, own: Callable[[], T]) -> tuple[T, list[Any]]:
+        """``own()`` here while the other ranks do ``what``: its result, and theirs. Raises what any of them raises."""
+        self.tell(what, message)
+        try:
+            result = own()
+        finally:
+            answers = [self._answer(pipe) for _, pipe in self._ranks]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return result, answers
+
+    def _answer(self, pipe: Connection) -> Any:
+        try:
+            if not pipe.poll(self._hang_s):
+                self.lost()
+            return pickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
             self.lost()
 
     @contextmanager

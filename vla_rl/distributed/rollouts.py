@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,13 @@ from sims.numbers.finite import NotFinite
 from sims.vector_env import StartState, VectorEnv
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.experiment import Experiment
-from vla_rl.distributed.arrays import PackedTensors
+from vla_rl.distributed.arrays import PackedChunk, PackedRecord, PackedTensors, to_array
 from vla_rl.distributed.cluster import connect, disconnect
 from vla_rl.distributed.pool import CollectorPool
 from vla_rl.distributed.worker import Answer, Request, WorkerSettings
+from vla_rl.rollouts.collector import ActedChunk
 from vla_rl.rollouts.experience import Experience
-from vla_rl.rollouts.sharded import MakeRollouts, shared_starts, split_starts
+from vla_rl.rollouts.sharded import MakeRollouts, shared_starts, split_offset, split_starts
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer
 
@@ -50,17 +50,18 @@ class ClusterRollouts:
         self._states = [pool.states[shard] for shard in range(shards)]  # after the rollouts that the learner has taken
         self._answers: dict[tuple[int, int], Answer] = {}
         self._chunks = self._taken = self._asked = self._version = 0
-        self._whole_episodes = False
+        self._whole_episodes = self._by_chunk = False
 
     # -- weights --------------------------------------------------------------------------------------------------
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        with self.timer.section("sync"):
-            self._weights[version] = ray.put(PackedTensors.of(tensors))
+        if version not in self._weights:
+            with self.timer.section("sync"):
+                self._weights[version] = ray.put(PackedTensors.of(tensors))
         self._version = version
         for old in [known for known in self._weights if known < version - self.staleness]:
             del self._weights[old]
-        if self._asked > 0 and not self._whole_episodes:
+        if self._asked > 0 and not self._whole_episodes and not self._by_chunk:
             self._ask_ahead()
 
     # -- continuing rollouts --------------------------------------------------------------------------------------
@@ -92,6 +93,17 @@ class ClusterRollouts:
         self.starts.learn(rollout)
         return rollout
 
+    # -- chunk by chunk -------------------------------------------------------------------------------------------
+
+    def act(self, offset: Tensor | None = None) -> ActedChunk:
+        self._by_chunk = True
+        parts = [None if part is None else to_array(part) for part in split_offset(offset, self.shards)]
+        request = self._next() | {"version": self._version, "one_chunk": True}
+        self._ask([Request(shard=shard, offset=part, **request) for shard, part in enumerate(parts)])
+        packed = self._take_packed()
+        with self.timer.section("sync"):
+            return ActedChunk.side_by_side([one.unpack(self.device) for one in packed if isinstance(one, PackedChunk)])
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     def _ask(self, requests: Sequence[Request]) -> None:
@@ -101,6 +113,13 @@ class ClusterRollouts:
 
     def _take(self) -> Experience:
         """The next rollout, when all shards have it."""
+        packed = self._take_packed()
+        with self.timer.section("sync"):
+            parts = [one.unpack().to(self.device) for one in packed if isinstance(one, PackedRecord)]
+            return Experience.side_by_side(parts)
+
+    def _take_packed(self) -> list[PackedRecord[Experience] | PackedChunk]:
+        """That of each shard."""
         wanted = [(self._taken, shard) for shard in range(self.shards)]
         with self.timer.section("idle"):
             while not all(key in self._answers for key in wanted):
@@ -108,22 +127,17 @@ class ClusterRollouts:
                 self._answers[answer.number, answer.shard] = answer
         answers = [self._answers.pop(key) for key in wanted]
         self._note(answers)
-        with self.timer.section("sync"):
-            parts = [_unpack(answer).to(self.device) for answer in answers]
-            rollout = Experience.side_by_side(parts)
+        packed = [_rollout(answer) for answer in answers]
         self._states = [answer.state for answer in answers]
         self._taken += 1
-        return rollout
+        return packed
 
     def _note(self, answers: Sequence[Answer]) -> None:
         """Times and failures of the collectors, each time as the mean over them."""
-        total: dict[str, float] = defaultdict(float)
         for answer in answers:
             self.failures += answer.failures
             self.timer.add_spans(f"collector {answer.shard % self.pool.count}", answer.spans)
-            for name, seconds in answer.times.items():
-                total[name.replace("time/", "collectors/")] += seconds / self.pool.count
-        self.timer.add_metrics(total)
+            self.timer.add_shares(answer.times, self.pool.count)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -157,12 +171,12 @@ class ClusterRollouts:
         disconnect()
 
 
-def _unpack(answer: Answer) -> Experience:
-    if answer.experience is None:
+def _rollout(answer: Answer) -> PackedRecord[Experience] | PackedChunk:
+    if answer.rollout is None:
         assert answer.not_finite is not None
         found = dict(answer.not_finite)
         raise NotFinite(found.pop("quantity"), found.pop("value"), **found)
-    return answer.experience.unpack()
+    return answer.rollout
 
 
 def make_cluster_rollouts(

@@ -2,15 +2,16 @@
 
 Each rank has its part of every tensor (Rajbhandari et al. 2020, ZeRO, stage 3). What a block of a network needs comes
 together while it computes. The process of the run has one complete policy beside its part, to act with and to deploy;
-it gets the new weights after each update. Checkpoints are complete, so any number of learners goes on from them.
+it gets the new weights after each update. Each rank writes its part of a checkpoint (sharded_state.py), from which any
+number of learners goes on.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,18 +19,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from policies.policy import Policy
 from sims.devices.crossing import crossing
+from sims.numbers.finite import NotFinite
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.gradient_sum import Backward
 from vla_rl.distributed.arrays import PackedRecord
 from vla_rl.distributed.processes import LearnerProcesses
+from vla_rl.distributed.sharded_state import check_shards, load_shards, write_shards
 from vla_rl.rollouts.experience import Experience
-from vla_rl.rollouts.weights import load_weights
 
 P = TypeVar("P", bound=TensorDataclass)
 R = TypeVar("R")
@@ -84,24 +86,12 @@ class ShardedSum:
             result: R = self.networks(function, *arguments)
         return result
 
-    def whole(self, tree: Any) -> Any:
-        """On rank 0, on the host; the other ranks only help."""
-        if isinstance(tree, DTensor):
-            complete = tree.full_tensor().detach()
-            with crossing("checkpoint"):
-                return complete.cpu() if self.rank == 0 else None
-        if isinstance(tree, Mapping):
-            return {key: self.whole(value) for key, value in tree.items()}
-        if isinstance(tree, list | tuple):
-            return type(tree)(self.whole(value) for value in tree)
-        return tree
-
     def number(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_update(update: ClippedUpdate, *, rank: int, size: int) -> None:
-    """Divide what ``update`` has among the ``size`` ranks of the default group, which all call this."""
+    """Divide ``update`` among the ``size`` ranks of the default group, which all call this with an equal one."""
     networks = _Networks(update.policy, update.critic)
     mesh = init_device_mesh(update.device.type, (size,))
     for block in blocks(networks):
@@ -132,37 +122,6 @@ def own_methods(module: nn.Module) -> list[str]:
     return [name for name, one in methods if callable(one) and not name.startswith("_") and name != "forward"]
 
 
-def load_shards(update: ClippedUpdate, state: Mapping[str, Any]) -> None:
-    """Continue from ``state``, which is complete (``ClippedUpdate.state_dict``), with this rank's part of it."""
-    own = update.own_state()
-    part = {name: _part(value, own[name]) for name, value in state.items() if "optimizer" not in name}
-    for name, optimizer in (("optimizer", update.optimizer), ("critic_optimizer", update.critic_optimizer)):
-        part[name] = None if optimizer is None else _part_of_optimizer(state[name], optimizer)
-    update.load_state_dict(part)
-
-
-def _part(saved: Any, own: Any) -> Any:
-    """This rank's part of the complete ``saved``, divided as ``own`` is."""
-    if isinstance(own, DTensor):
-        local = saved.to(own.device)
-        return distribute_tensor(local, own.device_mesh, own.placements, src_data_rank=None)
-    if isinstance(own, Mapping):
-        return {key: _part(saved[key], value) for key, value in own.items()}
-    if isinstance(own, list | tuple):
-        return [_part(one, value) for one, value in zip(saved, own, strict=True)]
-    return saved
-
-
-def _part_of_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Moments are divided as their parameter is; the count of steps is a scalar that all have."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states = {
-        index: {name: _part(value, parameters[index]) if value.ndim else value for name, value in one.items()}
-        for index, one in saved["state"].items()
-    }
-    return {"state": states, "param_groups": saved["param_groups"]}
-
-
 class ShardedUpdate:
     """An Update of the ranks, as rank 0, the process of the run, sees it.
 
@@ -172,18 +131,20 @@ class ShardedUpdate:
 
     def __init__(self, complete: ClippedUpdate, own: ClippedUpdate, processes: LearnerProcesses) -> None:
         self.complete, self.processes = complete, processes
-        shard_update(own, rank=0, size=processes.size)
+        with processes.watched():
+            shard_update(own, rank=0, size=processes.size)
         self._own = own
-        self._load(complete.state_dict())
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         self.processes.tell("run", pickle.dumps((PackedRecord.of(batch), train_policy, version)))
         with self.processes.watched():
-            metrics = self._own.run(batch, train_policy=train_policy, version=version)
-            weights, average = new_weights(self._own)
-        load_weights(self.complete.policy, self.complete.critic, weights)
-        if self.complete.average is not None:
-            self.complete.average.load_state_dict(average)
+            try:
+                metrics = self._own.run(batch, train_policy=train_policy, version=version)
+            except NotFinite as error:
+                if error.update is not None:
+                    error.update = error.update | {"state": self.state_dict()}
+                raise
+            take_weights(self._own, self.complete)
         return metrics
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -192,28 +153,60 @@ class ShardedUpdate:
     def deployed(self) -> Policy:
         return self.complete.deployed()
 
-    def state_dict(self) -> dict[str, Any]:
-        self.processes.tell("state", b"")
+    def state_dict(self) -> ShardedState:
+        return ShardedState(self._own, self.processes)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """``state``: with SavedTensors (runs/parts.py)."""
+        self.processes.together("load", pickle.dumps(state), lambda: load_shards(self._own, state))
+        self.processes.tell("give weights", b"")
         with self.processes.watched():
-            return self._own.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        unused = {name: value for name, value in self.complete.own_state().items() if "optimizer" in name}
-        self.complete.load_state_dict(state | unused)
-        self._load(state)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        self.processes.tell("load", buffer.getvalue())
-        load_shards(self._own, state)
+            take_weights(self._own, self.complete)
 
     def close(self) -> None:
         self.processes.close()
 
 
-def new_weights(update: ClippedUpdate) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The trained weights and the average after a run of ``update``, complete on rank 0."""
-    average = {} if update.average is None else update.average.state_dict()
-    weights, average = update.gradient_sum.whole((update.weights(), average))
-    return weights, average
+class ShardedState:
+    """A DividedState (runs/parts.py): of all ranks, seen from rank 0. ``own``: the update of this rank."""
+
+    def __init__(self, own: ClippedUpdate, processes: LearnerProcesses) -> None:
+        self._own, self._processes = own, processes
+
+    def check_finite(self, where: str) -> None:
+        self._processes.together("check", where.encode(), lambda: check_shards(self._own, where))
+
+    def write(self, folder: Path) -> tuple[Any, list[str]]:
+        (tree, digest), others = self._processes.together(
+            "write",
+            str(folder).encode(),
+            lambda: write_shards(self._own, folder, rank=0, size=self._processes.size),
+        )
+        return tree, [digest, *others]
+
+
+def take_weights(own: ClippedUpdate, complete: ClippedUpdate) -> None:
+    """Copy what is trained, and the average, into ``complete``, one tensor after the other; the other ranks
+    ``give_weights``."""
+    mine = complete.weights()
+    with torch.no_grad():
+        for name, tensor in zip(own.weights(), _whole(own.weights().values()), strict=True):
+            mine[name].copy_(tensor)
+    if own.average is not None and complete.average is not None:
+        average = own.average.state_dict()
+        complete.average.load_state_dict(average | {"parameters": _whole(average["parameters"])})
+
+
+def give_weights(own: ClippedUpdate) -> None:
+    """What rank 0 takes."""
+    for _ in _whole(own.weights().values()):
+        pass
+    if own.average is not None:
+        for _ in _whole(own.average.state_dict()["parameters"]):
+            pass
+
+
+def _whole(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Each when it is asked for, with the help of the other ranks."""
+    for tensor in tensors:
+        yield tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor

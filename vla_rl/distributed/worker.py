@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from policies.bundle import load_bundle
@@ -22,7 +23,7 @@ from sims.vector_env import StartState, VectorEnv
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_shard_env
 from vla_rl.config.experiment import Experiment
-from vla_rl.distributed.arrays import PackedRecord, PackedTensors
+from vla_rl.distributed.arrays import PackedChunk, PackedRecord, PackedTensors, to_tensor
 from vla_rl.rewards.registry import with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience
@@ -48,7 +49,8 @@ class WorkerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Rollout ``number`` of a shard, by weights ``version``: ``chunks`` of each environment, or episodes of ``starts``.
+    """Rollout ``number`` of a shard, by weights ``version``: ``chunks`` of each environment, episodes of ``starts``, or
+    ``one_chunk``, with ``offset`` [N, H, A] added to its actions.
 
     ``state``: of the shard's collector before it, for a process that does not have it.
     """
@@ -58,18 +60,20 @@ class Request:
     version: int
     chunks: int = 0
     starts: Sequence[StartState] | None = None
+    one_chunk: bool = False
+    offset: np.ndarray | None = None
     state: Mapping[str, Any] | None = None
     record: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """``state``: of the collector after the rollout. ``not_finite``: what NotFinite was made of, instead of experience.
-    ``times`` and ``spans``: of the process since its last answer."""
+    """``rollout``: a PackedChunk where one chunk was asked for. ``state``: of the collector after it. ``not_finite``:
+    what NotFinite was made of, instead of a rollout. ``times`` and ``spans``: of the process since its last answer."""
 
     shard: int
     number: int
-    experience: PackedRecord[Experience] | None
+    rollout: PackedRecord[Experience] | PackedChunk | None
     state: Mapping[str, Any]
     times: Mapping[str, float]
     spans: Sequence[Span]
@@ -102,7 +106,7 @@ class ShardWorker:
             return ShardedCollector(collectors, shared_starts(env, **chosen))
 
         algorithm = build_algorithm(
-            experiment.algorithm, self.policy, envs[0], seed=experiment.seed, make_rollouts=make
+            experiment.algorithm.acting(), self.policy, envs[0], seed=experiment.seed, make_rollouts=make
         )
         sharded = algorithm.collector
         assert isinstance(sharded, ShardedCollector)
@@ -135,19 +139,15 @@ class ShardWorker:
             return self._answer(collector, request)
 
     def _answer(self, collector: Collector, request: Request) -> Answer:
-        experience, problem = None, None
+        rollout, problem = None, None
         try:
-            if request.starts is None:
-                rollout = collector.collect(request.chunks)
-            else:
-                rollout = collector.episodes(request.starts)
-            experience = PackedRecord.of(rollout)
+            rollout = _collect(collector, request)
         except NotFinite as error:
             problem = {name: getattr(error, name) for name in ("quantity", "value", "where", "batch")}
         return Answer(
             shard=request.shard,
             number=request.number,
-            experience=experience,
+            rollout=rollout,
             state=collector.state_dict(),
             times=self.timer.take(),
             spans=self.timer.take_spans().get("", ()),
@@ -167,3 +167,12 @@ class ShardWorker:
                 faulthandler.cancel_dump_traceback_later()
         if not path.stat().st_size:
             path.unlink()
+
+
+def _collect(collector: Collector, request: Request) -> PackedRecord[Experience] | PackedChunk:
+    if request.one_chunk:
+        offset = None if request.offset is None else to_tensor(request.offset, torch.float32).to(collector.device)
+        return PackedChunk.of(collector.act(offset))
+    if request.starts is None:
+        return PackedRecord.of(collector.collect(request.chunks))
+    return PackedRecord.of(collector.episodes(request.starts))

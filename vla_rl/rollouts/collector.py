@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,18 @@ class ActedChunk:
     action: Float[Tensor, "N H A"]
     timed_out: list[int]
     final: TensorDataclass | None
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[ActedChunk]) -> ActedChunk:
+        """The environments of several as one."""
+        firsts = accumulate((len(part.experience) for part in parts), initial=0)
+        finals = [part.final for part in parts if part.final is not None]
+        return cls(
+            experience=Experience.cat([part.experience for part in parts]),
+            action=torch.cat([part.action for part in parts]),
+            timed_out=[first + i for first, part in zip(firsts, parts, strict=False) for i in part.timed_out],
+            final=type(finals[0]).cat(finals) if finals else None,
+        )
 
 
 class Collector:
@@ -170,10 +183,14 @@ class Collector:
 
     # -- chunk by chunk (off-policy) --------------------------------------------------------------------------------
 
-    def act(self, change: Callable[[Tensor], Tensor] = lambda action: action) -> ActedChunk:
-        """One chunk in every environment, ``change``d before it is executed; where an episode ends the next begins."""
+    def act(self, offset: Float[Tensor, "N H A"] | None = None) -> ActedChunk:
+        """One chunk in every environment; where an episode ends the next begins.
+
+        ``offset`` is added to what the policy chose, which stays within [-1, 1].
+        """
+        self.take_weights()
         decision = self._decide(self._all_ids)
-        action = change(decision.sample.action)
+        action = decision.sample.action if offset is None else (decision.sample.action + offset).clamp(-1, 1)
         chunk = self._execute(action)
         experience = self._experience(decision, chunk)
         done, timed_out = _on_host(chunk.done, chunk.truncated & ~chunk.terminated & chunk.valid)
@@ -182,9 +199,9 @@ class Collector:
         if ended := _indices(done):
             self._reset(ended, self.starts.take(len(ended)))
         check_finite("reward", torch.where(chunk.valid, chunk.reward, 0.0), ("environment",))
-        return ActedChunk(
-            experience=clear_invalid(experience, chunk.valid), action=action, timed_out=final_ids, final=final
-        )
+        experience = clear_invalid(experience, chunk.valid)
+        self.starts.learn(experience)
+        return ActedChunk(experience=experience, action=action, timed_out=final_ids, final=final)
 
     @torch.no_grad()
     def _stored_of(self, env_ids: Sequence[int]) -> TensorDataclass:

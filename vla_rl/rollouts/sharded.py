@@ -1,4 +1,4 @@
-"""Rollouts of environments that are split into shards, collected one after another in this process.
+"""Rollouts of environments that are split into shards, collected in this process, one after another or in threads.
 
 ``vla_rl/distributed`` collects the same shards in other processes: the results are the same, bit for bit.
 """
@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from policies.policy import Policy
 from sims.vector_env import StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.rollouts.collector import Collector
+from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.rollouts.shard import Shard
@@ -23,6 +24,10 @@ from vla_rl.rollouts.timer import Timer
 
 if TYPE_CHECKING:
     from sims.subproc.worker_group import WorkerFailure
+
+
+S = TypeVar("S")
+R = TypeVar("R")
 
 
 @runtime_checkable
@@ -46,6 +51,10 @@ class Rollouts(Protocol):
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         """One episode per environment, [T, N]; ``valid`` is False after its end."""
+        ...
+
+    def act(self, offset: Tensor | None = None) -> ActedChunk:
+        """One chunk of every environment, ``offset`` [N, H, A] added to its actions."""
         ...
 
     def suspended(self) -> AbstractContextManager[None]:
@@ -102,22 +111,33 @@ class ShardedCollector:
             collector.publish(version, tensors)
 
     def collect(self, num_chunks: int) -> Experience:
-        return self._joined([collector.collect(num_chunks) for collector in self.collectors])
+        return self._joined(self._each(Collector.collect, [num_chunks] * len(self.collectors)))
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
-        parts = zip(self.collectors, split_starts(starts, len(self.collectors)), strict=True)
-        rollout = self._joined([collector.episodes(part) for collector, part in parts])
+        rollout = self._joined(self._each(Collector.episodes, split_starts(starts, len(self.collectors))))
         self.starts.learn(rollout)
         return rollout
+
+    def act(self, offset: Tensor | None = None) -> ActedChunk:
+        acted = self._each(Collector.act, split_offset(offset, len(self.collectors)))
+        self._note_failures()
+        return ActedChunk.side_by_side(acted)
 
     def complete_groups(self, take: Callable[[int], Sequence[StartState]], *, size: int, share: float) -> Experience:
         rollout = self._joined([one.complete_groups(take, size=size, share=share) for one in self.collectors])
         self.starts.learn(rollout)
         return rollout
 
+    def _each(self, function: Callable[[Collector, S], R], parts: Sequence[S]) -> list[R]:
+        """``function`` of every collector and its part."""
+        return [function(collector, part) for collector, part in zip(self.collectors, parts, strict=True)]
+
     def _joined(self, parts: Sequence[Experience]) -> Experience:
-        self.failures += [failure for source in self._fresh for failure in source.take()]
+        self._note_failures()
         return Experience.side_by_side(parts)
+
+    def _note_failures(self) -> None:
+        self.failures += [failure for source in self._fresh for failure in source.take()]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -138,11 +158,43 @@ class ShardedCollector:
             collector.env.close()
 
 
-def make_sharded(make_env: Callable[[], VectorEnv], count: int) -> MakeRollouts:
+class PipelinedCollector(ShardedCollector):
+    """Shards in a thread each: one's environment steps while the policy chooses for another's.
+
+    Both wait outside of Python's lock: simulators in processes of their own or in C, the policy in torch. A shard's
+    numbers depend on its own state and the weights alone, so they are those of a ShardedCollector.
+    """
+
+    def __init__(self, collectors: Sequence[Collector], starts: TrainingStarts) -> None:
+        super().__init__(collectors, starts)
+        self._threads = [ThreadPoolExecutor(1, f"shard {number}") for number in range(len(collectors))]
+        for collector in collectors:
+            collector.timer = Timer()  # one stage at a time
+
+    def _each(self, function: Callable[[Collector, S], R], parts: Sequence[S]) -> list[R]:
+        tasks = zip(self._threads, self.collectors, parts, strict=True)
+        for collector in self.collectors:
+            collector.timer.record(self.timer.recording)
+        with self.timer.section("idle"):
+            futures = [thread.submit(function, collector, part) for thread, collector, part in tasks]
+            wait(futures)
+        for number, collector in enumerate(self.collectors):
+            self.timer.add_spans(f"shard {number}", collector.timer.take_spans().get("", ()))
+            self.timer.add_shares(collector.timer.take(), len(self.collectors))
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+        super().close()
+
+
+def make_sharded(make_env: Callable[[], VectorEnv], count: int, *, pipelined: bool = False) -> MakeRollouts:
     """``make_env``: the environment of one shard."""
+    kind = PipelinedCollector if pipelined else ShardedCollector
 
     def make(env: VectorEnv, policy: Policy, **settings: Any) -> ShardedCollector:
-        return ShardedCollector(
+        return kind(
             [Collector(make_env(), policy, shard=Shard(i, count), **settings) for i in range(count)],
             shared_starts(env, seed=settings["seed"], failure_weight=settings["failure_weight"]),
         )
@@ -161,3 +213,8 @@ def split_starts(starts: Sequence[StartState], count: int) -> list[Sequence[Star
     """The starts of each of ``count`` shards: neighbors stay together."""
     size = len(starts) // count
     return [starts[i * size : (i + 1) * size] for i in range(count)]
+
+
+def split_offset(offset: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    """The part of each of ``count`` shards of what is added to actions [N, H, A]."""
+    return [None] * count if offset is None else offset.chunk(count)

@@ -69,6 +69,10 @@ class Timer:
         for name, value in metrics.items():
             self._metrics[name] = self._metrics.get(name, 0.0) + value
 
+    def add_shares(self, times: Mapping[str, float], count: int) -> None:
+        """``times``: ``take`` of one of ``count`` collectors beside this; they become a mean over the collectors."""
+        self.add_metrics({name.replace("time/", "collectors/"): seconds / count for name, seconds in times.items()})
+
     def record(self, on: bool) -> None:
         """Whether to keep spans from now on."""
         self.recording = on

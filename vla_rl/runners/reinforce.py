@@ -94,7 +94,8 @@ def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
             experiment, experiment.cluster, bundle=start, folder=run.dir, device=run.device.device
         )
     if shards > 1:
-        return make_sharded(partial(rewarded_shard, experiment, run.device), shards)
+        pipelined = experiment.cluster is not None and experiment.cluster.placement == "pipelined"
+        return make_sharded(partial(rewarded_shard, experiment, run.device), shards, pipelined=pipelined)
     return None
 
 
@@ -116,7 +117,7 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
     make = partial(load_update, experiment, env.spec, start, run.device)
     from vla_rl.distributed.learners import replicated, sharded
 
-    if config.sharding == "none":
+    if not config.divides:
         return closing(replicated(update, make, config))
     assert isinstance(algorithm, OnPolicy)
     algorithm.update = divided = sharded(update, make, config)

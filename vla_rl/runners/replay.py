@@ -50,7 +50,7 @@ def repeat_update(update: ClippedUpdate, example: Experience, record: dict[str, 
     given: dict[str, Any] = {name: example.value for name in ("advantage", "value_target", "weight") if name in batch}
     example = dataclasses.replace(example, **given)
     saved = iter([batch[name] for name, _ in named_tensors(example)])
-    update.load_state_dict(record["update"])
+    update.load_state_dict(record["update"]["state"])
     try:
         update.checked_gradients(
             example.map(lambda tensor: next(saved).to(tensor.device)), record["update"]["train_policy"], number=0

@@ -3,7 +3,8 @@
 It does not depend on the device: tensors are written from and read to the host. A state is a tree: dicts (text or
 integer keys), lists and tuples of tensors, NumPy arrays and scalars, int, float, bool, str, bytes and None. It becomes
 one safetensors file: arrays as its tensors, the tree around them as JSON in its metadata, beside a SHA-256 over both.
-Nothing is pickled, so reading a file runs no code.
+Nothing is pickled, so reading a file runs no code. What several processes have parts of (parts.py) is written by them
+into a folder beside the file, which names it and the hash of each part: without the file the folder is nothing.
 
 Generator states are trees already: ``generator.get_state()`` (torch), ``generator.bit_generator.state`` (NumPy).
 """
@@ -13,23 +14,25 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from policies.tensor_file import digest, read_tensors
 from sims.devices.crossing import crossing
-from sims.errors import DiskFull, UserError, is_disk_full
-from sims.numbers.finite import check_tree, is_finite, named_tensors
+from sims.errors import UserError
+from sims.numbers.finite import check_tree, is_finite
+from vla_rl.runs.parts import DividedState, SavedTensor, TensorFiles, map_leaves, part_file, sync, write_tensors
 
 FORMAT = "vla-rl training state 1"
-PATTERN, PARTIAL = "iteration_*.safetensors", ".tmp"
+PATTERN, PARTIAL, PARTS = "iteration_*.safetensors", ".tmp", ".parts"
 
 
 class CheckpointError(UserError):
@@ -48,22 +51,28 @@ def save_checkpoint(directory: Path, iteration: int, state: Any, *, keep: int = 
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"iteration_{iteration:06d}.safetensors"
-    check_tree(state, "training state", where=f"checkpoint of iteration {iteration}")
+    where = f"checkpoint of iteration {iteration}"
+    check_tree(state, "training state", where=where)
+    map_leaves(state, lambda _, leaf: leaf.check_finite(where) if isinstance(leaf, DividedState) else None)
     for partial in directory.glob(f"*{PARTIAL}"):  # a run has one writer
         partial.unlink()
     save_tree(path, state)
     for old in sorted(directory.glob(PATTERN))[:-keep]:
         old.unlink()
+    for folder in directory.glob(f"*{PARTS}"):
+        if not folder.with_name(folder.name.rsplit(".", 2)[0]).exists():
+            shutil.rmtree(folder)
     return path
 
 
-def load_checkpoint(path: Path) -> Any:
-    """The state of ``save_checkpoint``. Raises CheckpointError if the file is damaged or a tensor is not finite."""
-    state = load_tree(path)
-    wrong = next((name for name, tensor in named_tensors(state) if not is_finite(tensor)), None)
-    if wrong is not None:
-        raise CheckpointError(f"{path}: {wrong} has entries that are not finite. {_next_step(path)}")
-    return state
+def load_checkpoint(path: Path, *, unread: Collection[str] = ()) -> Any:
+    """The state of ``save_checkpoint``. ``unread``: its entries whose tensors stay in their files, as SavedTensors.
+
+    Raises CheckpointError if a file is damaged or a tensor is not finite.
+    """
+    state = _open_tree(path)
+    _check_finite(path, state)
+    return {name: part if name in unread else _read(part) for name, part in state.items()}
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -71,58 +80,104 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return max(directory.glob(PATTERN), default=None)
 
 
+def _check_finite(path: Path, state: Any) -> None:
+    """One file after the other, so that not more than one is in memory."""
+    saved: list[tuple[str, SavedTensor]] = []
+    map_leaves(state, lambda name, leaf: saved.append((name, leaf)) if isinstance(leaf, SavedTensor) else None)
+    for file in dict.fromkeys(file for _, one in saved for file in one.files):
+        with safe_open(file, framework="pt") as opened:
+            for name, one in saved:
+                if file in one.files and not is_finite(opened.get_tensor(one.name)):
+                    raise CheckpointError(f"{path}: {name} has entries that are not finite. {_next_step(path)}")
+
+
 # --------------------------------------------------------------------------------------------------------- one file
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Write ``tree`` to ``path``: a temporary file, fsync, rename. Raises DiskFull, and TypeError where the tree
-    contains a type that the module's docstring does not list."""
-    tensors: dict[str, Tensor] = {}
-    text = json.dumps(_encode(tree, "", tensors))
-    metadata = {"format": FORMAT, "tree": text, "sha256": digest(tensors, text)}
-    partial = path.with_name(path.name + PARTIAL)
+    """Write ``tree`` to ``path``: a temporary file, fsync, rename; before it the parts of a DividedState.
+
+    Raises DiskFull, and TypeError where the tree contains a type that the module's docstring does not list.
+    """
+    partial, folder = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTS}")
     try:
-        save_file(tensors, partial, metadata=metadata)
-        _sync(partial)
+        tree, parts = _write_parts(tree, folder)
+        tensors: dict[str, Tensor] = {}
+        text = json.dumps(_encode(tree, "", tensors))
+        metadata = {"format": FORMAT, "tree": text, "parts": parts, "sha256": digest(tensors, text + parts)}
+        write_tensors(partial, tensors, metadata, directory=path.parent)
         os.replace(partial, path)
-        _sync(path.parent)
-    except (SafetensorError, OSError) as error:
+        sync(path.parent)
+    except BaseException:
         partial.unlink(missing_ok=True)
-        if is_disk_full(error):
-            size = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-            raise DiskFull(
-                f"{path.parent}: disk full, no room for a checkpoint of {size:.1f} MB; earlier checkpoints are intact. "
-                "Free some space, then resume"
-            ) from None
+        shutil.rmtree(folder, ignore_errors=True)
         raise
+    for other in path.parent.glob(f"{path.name}.*{PARTS}"):  # of the file that was there
+        if other != folder:
+            shutil.rmtree(other)
 
 
 def load_tree(path: Path) -> Any:
-    """The tree that ``save_tree`` wrote, bit for bit, on the CPU. Raises CheckpointError if the file is damaged."""
+    """The tree that ``save_tree`` wrote, bit for bit, on the CPU. Raises CheckpointError if a file is damaged."""
+    return _read(_open_tree(path))
+
+
+def _write_parts(tree: Any, folder: Path) -> tuple[Any, str]:
+    """``tree`` with what its DividedState, if it has one, stands for; folder and hashes of the parts, as JSON."""
+    digests: list[str] = []
+
+    def write(_: str, leaf: Any) -> Any:
+        if not isinstance(leaf, DividedState):
+            return leaf
+        folder.mkdir()
+        whole, written = leaf.write(folder)
+        sync(folder)
+        digests.extend(written)
+        return whole
+
+    tree = map_leaves(tree, write)
+    return tree, json.dumps({"folder": folder.name, "sha256": digests}) if digests else ""
+
+
+def _open_tree(path: Path) -> Any:
+    """The tree of ``path`` with a SavedTensor for each tensor. Raises CheckpointError if a file is damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
-    try:
-        metadata, tensors = read_tensors(path)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: truncated or not a checkpoint ({error}). {_next_step(path)}") from None
+    metadata, tensors = _read_tensors(path, path)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a training state of this program, format {metadata.get('format')!r}")
-    if digest(tensors, metadata["tree"]) != metadata["sha256"]:
+    listed = metadata.get("parts", "")
+    if digest(tensors, metadata["tree"] + listed) != metadata["sha256"]:
         raise CheckpointError(f"{path}: the content does not match its checksum. {_next_step(path)}")
-    return _decode(json.loads(metadata["tree"]), tensors)
+    parts: dict[str, Any] = json.loads(listed) if listed else {"folder": "", "sha256": []}
+    files = tuple(part_file(path.parent / parts["folder"], number) for number in range(len(parts["sha256"])))
+    for file, sha256 in zip(files, parts["sha256"], strict=True):
+        if digest(_read_tensors(path, file)[1]) != sha256:
+            raise CheckpointError(f"{file}: the content does not match its checksum. {_next_step(path)}")
+    return _decode(json.loads(metadata["tree"]), tensors, (path,), files)
+
+
+def _read_tensors(path: Path, file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Of ``file``, which belongs to the checkpoint ``path``."""
+    try:
+        return read_tensors(file)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"{file}: truncated or not a checkpoint ({error}). {_next_step(path)}") from None
+
+
+def _read(tree: Any) -> Any:
+    """``tree`` with the tensors for its SavedTensors."""
+    with TensorFiles() as files:
+        return map_leaves(tree, lambda _, leaf: files.read(leaf) if isinstance(leaf, SavedTensor) else leaf)
 
 
 def _next_step(path: Path) -> str:
     earlier = [other for other in sorted(path.parent.glob(PATTERN)) if other < path]
-    return f"Delete it to resume from {earlier[-1].name}" if earlier else "There is no earlier one: start the run again"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return (
+        f"Delete {path.name} to resume from {earlier[-1].name}"
+        if earlier
+        else "There is no earlier one: start the run again"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- tree <-> JSON
@@ -141,6 +196,8 @@ def _encode(node: Any, where: str, tensors: dict[str, Tensor]) -> Any:
             return {"bytes": base64.b64encode(node).decode()}
         case Tensor():
             return {"tensor": _add(node, where, tensors)}
+        case SavedTensor():
+            return {"parts": [node.name, list(node.shape)]}
         case np.ndarray():
             return {"array": _add(_from_numpy(node, where), where, tensors)}
         case Mapping():
@@ -174,13 +231,16 @@ def _add(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(node: Any, tensors: Mapping[str, Tensor], own: tuple[Path, ...], parts: tuple[Path, ...]) -> Any:
+    """``own``: the file that has ``tensors``; ``parts``: those that have a part of each divided tensor."""
     if not isinstance(node, dict):
         return node
     ((kind, body),) = node.items()
     match kind:
         case "tensor":
-            return tensors[body]
+            return SavedTensor(name=body, shape=tuple(tensors[body].shape), files=own)
+        case "parts":
+            return SavedTensor(name=body[0], shape=tuple(body[1]), files=parts)
         case "array":
             return tensors[body].numpy()
         case "scalar":
@@ -188,9 +248,9 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "bytes":
             return base64.b64decode(body)
         case "dict":
-            return {key: _decode(item, tensors) for key, item in body}
+            return {key: _decode(item, tensors, own, parts) for key, item in body}
         case "list":
-            return [_decode(item, tensors) for item in body]
+            return [_decode(item, tensors, own, parts) for item in body]
         case "tuple":
-            return tuple(_decode(item, tensors) for item in body)
+            return tuple(_decode(item, tensors, own, parts) for item in body)
     raise CheckpointError(f"unknown node {kind!r} in a training state; was it written by a newer version?")

@@ -1,0 +1,42 @@
+"""What a run's result can be checked, compared and repeated by, in small text files for version control (``track``)."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+from policies.bundle import MANIFEST
+from sims.errors import UserError
+from vla_rl.runs.failures import FAILURES_FILE
+from vla_rl.runs.metrics import METRICS_FILE
+from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, write_json
+
+RESULT_FILE, LIST_FILE = "result.json", "files.json"
+# Wherever they are in a run; MANIFEST: of a bundle, with the hash of its weights, revision and versions.
+KEPT = (CONFIG_FILE, "command.txt", "device.txt", STAGES_FILE, METRICS_FILE, RESULT_FILE, FAILURES_FILE, MANIFEST)
+
+
+def track_run(run_dir: Path, out: Path) -> dict[str, Any]:
+    """Copy the files of KEPT to ``out``/<name of the run>, with their sha256 in files.json; {folder, files, bytes}.
+
+    Weights, episodes, videos and checkpoints stay where they are. ``vla-rl report`` and ``compare`` read the copy,
+    which replaces an earlier one. UserError where the run is not complete, or something else is in the place.
+    """
+    if not (run_dir / RESULT_FILE).is_file():
+        raise UserError(f"{run_dir} has no {RESULT_FILE}: it is no run, or not complete; go on with --resume first")
+    folder = out / run_dir.resolve().name
+    if folder.exists() and not (folder / LIST_FILE).is_file():
+        raise UserError(f"{folder} exists and is no copy of a run; choose another --out")
+    found = (path for name in KEPT for path in run_dir.rglob(name) if path.is_file())
+    files = sorted(path for path in found if "wandb" not in path.relative_to(run_dir).parts)
+    shutil.rmtree(folder, ignore_errors=True)
+    hashes = {}
+    for path in files:
+        name, data = path.relative_to(run_dir), path.read_bytes()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+        hashes[str(name)] = hashlib.sha256(data).hexdigest()
+    write_json(folder / LIST_FILE, hashes)
+    return {"folder": str(folder), "files": len(files), "bytes": sum(path.stat().st_size for path in files)}
