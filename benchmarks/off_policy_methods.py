@@ -35,6 +35,7 @@ from episodes.recorder import RecordedEnv, keep_successes
 from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.starts import StartSequence
 from sims.vector_env import Step
@@ -43,7 +44,6 @@ from tests.reach_env import ReachEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.bench.record import RESULTS, Row, row, write_record
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 ENVS, EPISODES, EVERY = 8, 100, 800  # EVERY: control steps of an iteration

@@ -36,6 +36,7 @@ from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.policy import DenoisingPolicyConfig
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.starts import StartSequence
 from sims.vector_env import Observation, StartState
@@ -45,7 +46,6 @@ from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig, RecapConfig
 from vla_rl.bench.record import row, write_record
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 HORIZON, EPISODES = 4, 100

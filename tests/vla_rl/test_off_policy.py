@@ -16,6 +16,7 @@ from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig, QEnsemble, follow
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
@@ -30,7 +31,6 @@ from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble, follow
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.train import train
 from vla_rl.runs.checkpoint import load_tree, save_tree

@@ -13,6 +13,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
@@ -23,7 +24,6 @@ from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
 from vla_rl.algorithms.td_target import td_target
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from policies.normalizer import HasNormalizer
 from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
+from policies.residual.ensemble import QEnsemble, follow
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.offline_losses import conservative_gap, expectile_loss
 from vla_rl.algorithms.td_target import td_target
-from vla_rl.critics.ensemble import QEnsemble, follow
 from vla_rl.replay.replay import Windows
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from policies.residual.ensemble import EnsembleConfig
+from policies.residual.histogram import HistogramConfig
 from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.gate import GateConfig
-from vla_rl.critics.ensemble import EnsembleConfig
-from vla_rl.critics.histogram import HistogramConfig
 
 
 @dataclass(frozen=True, kw_only=True)
