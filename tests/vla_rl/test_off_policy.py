@@ -124,7 +124,7 @@ def test_the_learner_s_target_is_that_target(backup: bool) -> None:
         policy.normalizer.action_scale.fill_(0.5)  # the critic reads actions in this unit
         batch, state = made._draw(16), made.generator.get_state()
         context, following = policy.restore(batch.inputs), policy.restore(batch.next_inputs)
-        proposals = made.actor.propose(context, following, made.generator, compare=False)
+        proposals = made.actor.propose(context, following, batch, made.critics, made.generator, compare=False)
         y = made.critics.target_value(following, batch, proposals, made.generator)
         again = torch.Generator().set_state(state)
         action, log_prob = (drawn[0] for drawn in policy.rsample(following, again))

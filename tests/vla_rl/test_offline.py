@@ -21,6 +21,7 @@ from tests.policies.small_configs import CONFIGS
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig, RecapConfig
 from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
 from vla_rl.algorithms.td_target import td_target
@@ -128,11 +129,12 @@ def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> Non
     assert batch.return_to_go is not None
     with torch.no_grad():
         value = made.critics.state_value(made.critics.features(context))
-        advantage = made.critics.advantage(context, batch, made.generator)
+        advantage = made.critics.advantage(context, batch, Proposals())
         after = made.critics.state_value(made.critics.features(following))
     torch.testing.assert_close(advantage, batch.reward + batch.discount * after - value)
     error = (value - batch.return_to_go).square().mean()
     assert error < 0.5 * batch.return_to_go.var()
+    assert list(made.critics.networks) == ["value"]  # nothing that is not trained
 
 
 def test_the_conservative_term_by_hand() -> None:
@@ -151,7 +153,7 @@ def test_the_learner_s_conservative_term_is_that_term(store: Path) -> None:
     made.iterate()
     batch = made._draw(8)
     context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
-    proposals = made.actor.propose(context, following, made.generator, compare=True)
+    proposals = made.actor.propose(context, following, batch, made.critics, made.generator, compare=True)
     others, features = proposals.alternatives, made.critics.features(context)
     assert others is not None and batch.return_to_go is not None
     q = made.critics.members(made.critics.q, features, batch.action)
@@ -170,10 +172,12 @@ def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> 
     made = learner("iql", store)
     made.iterate()
     batch = made._draw(12)
-    loss, _ = made.actor._clone(made.policy.restore(batch.inputs), batch, made.critics, made.generator)
-    advantage = made.critics.advantage(made.policy.restore(batch.inputs), batch, made.generator)
+    context = made.policy.restore(batch.inputs)
+    proposals = made.actor.propose(context, context, batch, made.critics, made.generator, compare=False)
+    loss, _ = made.actor._clone(context, batch, proposals, made.critics, made.generator)
+    advantage = made.critics.advantage(context, batch, proposals)
     weights = cloning_weights(advantage, 3.0, 100.0)
-    error = made.policy.act_from_noise(made.policy.restore(batch.inputs), batch.action) - batch.action
+    error = made.policy.act_from_noise(context, batch.action) - batch.action
     inside = torch.arange(made.policy.spec.action_horizon) < batch.num_executed[:, None]
     expected = (error.square().mean(-1) * inside * weights[:, None]).sum() / inside.sum()
     assert inside.all(1).sum() < len(inside) or weights.std() > 0

@@ -202,13 +202,13 @@ class OffPolicy:
         batch = self._draw(config.batch_size)
         context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
         conservative = self._conservative_weight()
-        proposals = actor.propose(context, following, self.generator, compare=conservative > 0)
+        proposals = actor.propose(context, following, batch, critics, self.generator, compare=conservative > 0)
         found = critics.gradients(context, following, batch, proposals, self.generator, conservative=conservative)
         metrics = self._check(found, batch)
         critics.apply()
         self.updates += 1
         if self.updates > config.critic_warmup and self.updates % config.actor_every == 0:
-            metrics |= self._check(actor.gradients(context, batch, critics, self.generator), batch)
+            metrics |= self._check(actor.gradients(context, batch, proposals, critics, self.generator), batch)
             actor.apply()
         return metrics
 
@@ -235,7 +235,8 @@ class OffPolicy:
         numbers = read_numbers({name: value.float() for name, value in metrics.items()})
         suspects = {
             "critic optimizer": self.critics.optimizer, "actor optimizer": self.actor.optimizer,
-            "policy weight": self.policy, "critic weight": self.critics.q, "target weight": self.critics.target,
+            "policy weight": self.policy,
+            **{f"{name} weight": network for name, network in self.critics.networks.items()},
         }  # fmt: skip
         check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
         return numbers

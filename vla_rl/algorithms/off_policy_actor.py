@@ -48,10 +48,22 @@ class Actor:
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def propose(
-        self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator, *, compare: bool
+        self,
+        context: TensorDataclass,
+        following: TensorDataclass,
+        batch: Windows,
+        critics: Critics,
+        generator: torch.Generator,
+        *,
+        compare: bool,
     ) -> Proposals:
-        """What the critics need to know. ``compare``: alternatives for Cal-QL too. IQL asks for no action."""
-        if self.config.clones:
+        """What the losses of this batch need to know. ``compare``: alternatives for Cal-QL too.
+
+        IQL and RECAP ask for no action.
+        """
+        if self.config.iql is not None:
+            return Proposals(recorded_q=critics.recorded_q(context, batch, generator))
+        if self.config.recap is not None:
             return Proposals()
         with torch.no_grad():
             action, bonus = self._next_action(following, generator)
@@ -94,11 +106,16 @@ class Actor:
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
+        self,
+        context: TensorDataclass,
+        batch: Windows,
+        proposals: Proposals,
+        critics: Critics,
+        generator: torch.Generator,
     ) -> dict[str, Tensor]:
         """Of this batch's loss, clipped."""
         if self.config.clones:
-            loss, metrics = self._clone(context, batch, critics, generator)
+            loss, metrics = self._clone(context, batch, proposals, critics, generator)
         else:
             loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -136,12 +153,13 @@ class Actor:
         self,
         context: TensorDataclass,
         batch: Windows,
+        proposals: Proposals,
         critics: Critics,
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
         with torch.no_grad():
-            advantage = critics.advantage(context, batch, generator)
+            advantage = critics.advantage(context, batch, proposals)
         weight = self._cloning_weight(advantage)
         mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
         weighted = mask * weight[:, None]
