@@ -22,7 +22,14 @@ from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
-from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig, RecapConfig
+from vla_rl.algorithms.off_policy_settings import (
+    BestOfConfig,
+    CalQLConfig,
+    EntropyConfig,
+    IQLConfig,
+    OffPolicyConfig,
+    RecapConfig,
+)
 from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
@@ -38,6 +45,7 @@ TD3 = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0)
 METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
     "iql": (None, {"iql": IQLConfig()}),
     "recap": (None, {"recap": RecapConfig()}),
+    "q_chunking": (None, {"best_of": BestOfConfig(samples=3)}),
     "td3_bc": (TD3, {"cloning_weight": 0.4}),
     "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
 }
@@ -61,11 +69,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("offline") / "store", sign=1.0)
 
 
-def learner(method: str, store: Path, *, base: str = "gaussian", envs: int = 4, **settings: Any) -> OffPolicy:
+def learner(method: str, store: Path, *, envs: int = 4, **settings: Any) -> OffPolicy:
     env = ReachEnv(num_envs=envs)
     residual, own = METHODS[method]
     torch.manual_seed(0)
-    policy = build_policy(CONFIGS[base], RobotSpec.of(env.spec))
+    policy = build_policy(CONFIGS["denoising" if "best_of" in own else "gaussian"], RobotSpec.of(env.spec))
     if residual is not None:
         policy = residual_on(policy, residual)
     return OffPolicy(dataclasses.replace(SMALL, stores=(store,), **own | settings), policy, env, seed=0)
@@ -199,7 +207,7 @@ def test_offline_iterations_act_nothing_and_resume_exactly(method: str, store: P
     assert [metrics["control_steps"] > 0 for metrics in found] == [False, False, True, True]
     assert [metrics["updates"] for metrics in found[:2]] == [6.0, 12.0]
     moved = [name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])]
-    assert moved and not any(name.startswith("base.") for name in moved)
+    assert moved and (METHODS[method][0] is None or not any(name.startswith("base.") for name in moved))
     for first in (1, 3):
         resumed = learner(method, store)
         restore_algorithm(resumed, load_tree(tmp_path / f"{first}.safetensors"))
@@ -231,6 +239,8 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicyConfig(cal_ql=CalQLConfig())
     with pytest.raises(ValueError, match=r"iql goes without algorithm.entropy"):
         OffPolicyConfig(iql=IQLConfig(), entropy=EntropyConfig())
+    with pytest.raises(ValueError, match=r"recap goes without algorithm.best_of"):
+        OffPolicyConfig(recap=RecapConfig(), best_of=BestOfConfig())
     with pytest.raises(ValueError, match=r"set algorithm.offline_iterations"):
         OffPolicyConfig(gate=GateConfig())
     made = learner("iql", store)

@@ -20,6 +20,7 @@ from episodes.schema import POLICY
 from policies.device import make_generator, restore_generator
 from policies.normalizer import HasNormalizer
 from policies.policy import Policy, set_frozen
+from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.critic_guided import CriticGuided
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
@@ -47,8 +48,13 @@ class OffPolicy:
     """One iteration: chunks of every environment into the replay, with updates after each of them."""
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, env: VectorEnv, *, seed: int) -> None:
-        self.config, self.policy, self.iteration = config, policy, 0
+        self.config, self.iteration = config, 0
         check_policy(config, policy)
+        if config.best_of is not None:
+            torch.manual_seed(spawn_seed(seed, "best of"))
+            policy = best_of(policy, samples=config.best_of.samples, critic=config.critic)
+            _check_samples(policy)
+        self.policy = policy
         set_frozen(policy, config.frozen)
         self.collector = Collector(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
@@ -248,7 +254,8 @@ class OffPolicy:
 
     def _trained(self) -> dict[str, Tensor]:
         """Weights that are trained, and the scale of their inputs."""
-        scales = {name: value for name, value in self.policy.named_buffers() if name.startswith("feature_")}
+        buffers = self.policy.named_buffers()
+        scales = {name: value for name, value in buffers if name.rpartition(".")[2].startswith("feature_")}
         return named_weights(self.policy, None) | scales
 
     def _stateful(self) -> dict[str, Any]:
@@ -289,13 +296,30 @@ def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:
 
 
 @torch.no_grad()
+def _check_samples(policy: BestOfPolicy) -> None:
+    """UserError where the base's chunk is the same whatever its noise."""
+    base, generator = policy.base, make_generator(policy.device, 0)
+    first, second = (base.act(_context_of_zeros(base), generator) for _ in range(2))
+    if torch.equal(first, second):
+        raise UserError(
+            "algorithm.best_of chooses among samples, but the policy acts without noise: start from a flow or "
+            "diffusion policy with start.policy.initial_noise above 0"
+        )
+
+
+@torch.no_grad()
 def _example(policy: Policy) -> TensorDataclass:
     """A stored record of one observation, all zeros: its shapes."""
+    return policy.store(_context_of_zeros(policy))
+
+
+def _context_of_zeros(policy: Policy) -> TensorDataclass:
+    """Of one observation."""
     robot, device = policy.spec.robot, policy.device
     obs = Observation(
         images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
         state=torch.zeros(1, robot.state_dim, device=device),
         instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
     )
-    context, _ = policy.encode(obs, policy.initial_state(1))
-    return policy.store(context)
+    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
+    return context

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from policies.normalizer import HasNormalizer
+from policies.normalizer import in_units
 from policies.policy import Policy
+from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.ensemble import QEnsemble, follow
 from sims.devices.crossing import crossing
@@ -58,13 +59,12 @@ class Critics:
     """They read the policy's features, and actions in units of the demonstrations' range.
 
     Features that a policy does not scale itself are standardized by ``fit_features``. ``networks``: "critic" and its
-    slow copy "target", "value"; RECAP learns the value alone.
+    slow copy "target", "value"; RECAP learns the value alone, and a policy that chooses by its critic holds that one.
     """
 
     def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
-        self.normalizer = policy.normalizer if isinstance(policy, HasNormalizer) else None
         with crossing("weights"):
             self.networks = self._build()
         trained = [network for name, network in self.networks.items() if name != "target"]
@@ -80,7 +80,11 @@ class Critics:
         feature_dim, device = policy.spec.value_dim, policy.device
         if config.recap is None:
             numbers = math.prod(valued_shape(policy))
-            q = QEnsemble(config.critic, feature_dim=feature_dim, action_numbers=numbers).to(device)
+            q = (
+                policy.critic
+                if isinstance(policy, BestOfPolicy)
+                else QEnsemble(config.critic, feature_dim=feature_dim, action_numbers=numbers).to(device)
+            )
             networks |= {"critic": q, "target": copy.deepcopy(q).requires_grad_(False)}
         if config.iql is not None or config.recap is not None:
             histogram = None if config.recap is None else config.recap.histogram
@@ -117,10 +121,7 @@ class Critics:
         action: Float[Tensor, "*draws B H A"],
         only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
-        return critic(features, self._unit(action), only)
-
-    def _unit(self, action: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
-        return action if self.normalizer is None else self.normalizer.normalize_action(action)
+        return critic(features, in_units(self.policy, action), only)
 
     def least(
         self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"], generator: torch.Generator
@@ -164,7 +165,7 @@ class Critics:
             return metrics | {"critic_grad_norm": self._backward(loss)}
         with torch.no_grad():
             target = self.target_value(following, batch, proposals, generator)
-        output = self.q.output(features, self._unit(batch.action))
+        output = self.q.output(features, in_units(self.policy, batch.action))
         q, loss = self.q.value(output), self.q.loss(output, target)
         metrics = {"q_loss": loss, "q": q.mean(), "q_spread": q.std(0, correction=0).mean()}
         if (iql := self.config.iql) is not None and proposals.recorded_q is not None:
