@@ -223,7 +223,7 @@ class OffPolicy:
         return 0.0 if cal_ql is None else cal_ql.weight if self.offline else cal_ql.online_weight
 
     def _draw(self, size: int) -> Windows:
-        """Demonstrations and own experience in their shares; images are shifted at random."""
+        """Demonstrations and own experience in their shares, rewards scaled; images are shifted at random."""
         config, recorded = self.config, self.demonstrations
         share = 1.0 if self.offline else config.demonstration_share
         count = round(size * share) if recorded is not None else 0
@@ -233,7 +233,7 @@ class OffPolicy:
             for source, number in ((recorded, count), (self.replay, size - count))
             if source is not None and number
         ]
-        batch = Windows.cat(parts) if len(parts) > 1 else parts[0]
+        batch = (Windows.cat(parts) if len(parts) > 1 else parts[0]).scaled(config.reward_scale)
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:

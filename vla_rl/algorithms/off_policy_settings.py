@@ -92,6 +92,8 @@ class OffPolicyConfig(AlgorithmConfig):
     drawn from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the
     next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at
     random; without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
+    ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
+    are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
 
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
@@ -105,6 +107,7 @@ class OffPolicyConfig(AlgorithmConfig):
     utd_ratio: PositiveFloat = 1.0
     n_step: PositiveInt = 3
     batch_size: PositiveInt = 256
+    reward_scale: PositiveFloat = 1.0
     stores: tuple[Path, ...] | None = None
     demonstration_share: Share = 0.5
     offline_iterations: Count = 0
