@@ -2,15 +2,18 @@
 
     python -m benchmarks.off_policy_methods --seeds 0 1 2
 
-A point must reach one of three goals that its state shows and touch no other; reward 1 at the goal, else 0. No cloned
-actions: a squashed actor that starts at zero. Arms of a comparison have equal environments, control steps, updates and
-networks; success is of the deployed policy, 100 held-out starts, every 800 control steps.
+A point must reach one of three goals that its state shows and touch no other; reward 1 at the goal, else 0. Arms of a
+comparison have equal environments, control steps, updates and networks; success is of the deployed policy, 100 held-out
+starts, every 800 control steps, and after what is learned offline.
 
-demonstrations   RLPD with half of 20 noisy demonstrations in every batch, and SAC without them
-chunks           the same task at a third of the speed (120 steps): values and actions of chunks of 5 (Q-chunking), of
-                 single actions with 1-step targets, with 5-step targets; all with half demonstrations
-warm-up          Cal-QL offline on 60 noisy demonstrations, which are then thrown away; SAC goes on after 800 control
-                 steps of the frozen policy (WSRL), or after the 32 that make the first transitions
+demonstrations   a squashed actor that starts at zero: RLPD with half of 20 noisy demonstrations in every batch, and SAC
+                 without them
+chunks           the same task at a third of the speed (120 steps), from 60 episodes that go to any of the three goals:
+                 offline, then online with half of them in every batch. The best of 8 samples of a cloned flow policy,
+                 of chunks of 5 (Q-chunking), of single actions with 1-step targets, with 5-step targets
+warm-up          a squashed actor that starts at zero: Cal-QL offline on 60 noisy demonstrations, which are then thrown
+                 away; SAC goes on after 800 control steps of the frozen policy (WSRL), or after the 32 that make the
+                 first transitions
 
 Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons, the others stay in the file.
 """
@@ -31,19 +34,24 @@ import torch
 from torch import Tensor
 
 from benchmarks.learning import mean_row
-from episodes.recorder import RecordedEnv, keep_successes
+from episodes.recorder import RecordedEnv, keep_all, keep_successes
+from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
+from policies.compact_encoder import CompactEncoderConfig
+from policies.denoising.action_expert import ActionExpertConfig
+from policies.denoising.policy import DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
-from policies.policy import RobotSpec
+from policies.policy import Policy, RobotSpec
+from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.starts import StartSequence
 from sims.vector_env import Step
 from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import BestOfConfig, CalQLConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.bench.record import RESULTS, Row, row, write_record
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 ENVS, EPISODES, EVERY = 8, 100, 800  # EVERY: control steps of an iteration
@@ -59,15 +67,32 @@ class SlowReach(ReachEnv):
         return super().step(action / 3)
 
 
+class AnyGoal:
+    """Goes straight to a goal that is drawn when an episode begins."""
+
+    def __init__(self, env: ReachEnv, *, seed: int) -> None:
+        self.env, self.generator = env, torch.Generator().manual_seed(seed)
+        self.chosen = torch.zeros_like(env.task)
+
+    def act(self) -> Tensor:
+        env = self.env
+        drawn = torch.randint(3, env.task.shape, generator=self.generator)
+        self.chosen = torch.where(env.elapsed == 0, drawn, self.chosen)
+        heading = (env.squares[env.envs, self.chosen] - env.point) / 0.1
+        heading = heading / heading.norm(dim=-1, keepdim=True).clamp(min=1)
+        return (heading + 0.3 * torch.randn(heading.shape, generator=self.generator)).clamp(-1, 1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arm:
-    """``steps``: of acting. ``demonstrations``: successful episodes that are recorded."""
+    """``steps``: of acting. ``episodes``: recorded; with ``best_of`` they go to any goal, else they are the successes
+    of an expert with noise."""
 
     env: type[ReachEnv]
     config: OffPolicyConfig
     horizon: int = 2
     steps: int = 6400
-    demonstrations: int = 20
+    episodes: int = 20
 
 
 SAC = OffPolicyConfig(
@@ -82,6 +107,15 @@ OFFLINE = dataclasses.replace(
 )  # fmt: skip
 
 
+BEST_OF = dataclasses.replace(
+    RLPD, batch_size=64, offline_iterations=1, offline_updates=1500, entropy=None, best_of=BestOfConfig(samples=8),
+    actor_every=1, actor_learning_rate=1e-3, gamma=0.99,
+    critic=EnsembleConfig(
+        hidden=(64, 64), members=2, least_of=1, trunk_width=None, polyak_tau=0.01, learning_rate=1e-3
+    ),
+)  # fmt: skip
+
+
 def per_decision(config: OffPolicyConfig, horizon: int, n_step: int = 1) -> OffPolicyConfig:
     """As many updates and control steps of warm-up per control step as at horizon 2."""
     return dataclasses.replace(
@@ -92,29 +126,50 @@ def per_decision(config: OffPolicyConfig, horizon: int, n_step: int = 1) -> OffP
 COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
     "demonstrations": {"RLPD": Arm(env=ReachEnv, config=RLPD), "SAC": Arm(env=ReachEnv, config=SAC)},
     "chunks": {
-        "chunks of 5": Arm(env=SlowReach, config=per_decision(RLPD, 5), horizon=5),
-        "1-step": Arm(env=SlowReach, config=per_decision(RLPD, 1), horizon=1),
-        "5-step returns": Arm(env=SlowReach, config=per_decision(RLPD, 1, n_step=5), horizon=1),
+        name: Arm(
+            env=SlowReach, config=per_decision(BEST_OF, horizon, n_step), horizon=horizon, steps=4000, episodes=60
+        )
+        for name, horizon, n_step in (("Q-chunking", 5, 1), ("1-step", 1, 1), ("5-step returns", 1, 5))
     },
     "warm-up": {
-        "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, demonstrations=60),
-        "at once": Arm(
-            env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=2 * ENVS), steps=4000, demonstrations=60
-        ),
+        "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, episodes=60),
+        "at once": Arm(env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=2 * ENVS), steps=4000, episodes=60),
     },
 }
 
 
-def record(arm: Arm, folder: Path, seed: int) -> Path:
-    env = arm.env(num_envs=20)
+def record(arm: Arm, folder: Path, seed: int) -> EpisodeStore:
+    env, any_goal = arm.env(num_envs=20), arm.config.best_of is not None
     store = EpisodeStore(folder / "store", create=True)
-    recorder = RecordedEnv(env, store, source="expert", split="train", keep=keep_successes)
+    recorder = RecordedEnv(env, store, source="expert", split="train", keep=keep_all if any_goal else keep_successes)
+    expert = AnyGoal(env, seed=seed) if any_goal else env.expert(noise=0.8, seed=seed)
     starts = StartSequence("demos", seed=seed, num_tasks=3)
     run_expert(
-        recorder, env.expert(noise=0.8, seed=seed), starts, Attempts(3), episodes=arm.demonstrations, observe_every=1,
-        on_recorded=lambda count: None,
+        recorder, expert, starts, Attempts(3), episodes=arm.episodes, observe_every=1, on_recorded=lambda count: None
+    )
+    return store
+
+
+def untrained(arm: Arm, store: EpisodeStore, robot: RobotSpec, seed: int) -> Policy:
+    """A flow policy, which the learner clones, or a squashed actor that leaves its base out."""
+    torch.manual_seed(seed)
+    if arm.config.best_of is None:
+        residual = ResidualConfig(
+            scale=1.0, around="middle", action_horizon=arm.horizon, hidden=(64, 64), trunk_width=None,
+            noise=SquashedNoiseConfig(std=0.5),
+        )  # fmt: skip
+        return residual_on(GaussianPolicy(GaussianPolicyConfig(), robot), residual)
+    flow = DenoisingPolicyConfig(
+        action_horizon=arm.horizon, anchor_weight=1.0, forecast_weight=0.0,
+        encoder=CompactEncoderConfig(width=32, text_width=16),
+        expert=ActionExpertConfig(time_width=16, depth=1, action_patch=arm.horizon),
     )  # fmt: skip
-    return store.path
+    policy = build_policy(flow, robot)
+    sampler = WindowSampler(
+        store, action_horizon=arm.horizon, future_steps=policy.spec.future_steps, batch_size=64, seed=seed
+    )
+    policy.fit_normalizer(*sampler.statistics())
+    return policy
 
 
 def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
@@ -122,13 +177,8 @@ def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         env, store = arm.env(num_envs=ENVS), record(arm, Path(folder), seed)
         chunks = EVERY // (ENVS * arm.horizon)
-        config = dataclasses.replace(arm.config, stores=(store,), chunks=chunks)
-        torch.manual_seed(seed)
-        residual = ResidualConfig(
-            scale=1.0, around="middle", action_horizon=arm.horizon, hidden=(64, 64), trunk_width=None,
-            noise=SquashedNoiseConfig(std=0.5),
-        )  # fmt: skip
-        policy = residual_on(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), residual)
+        config = dataclasses.replace(arm.config, stores=(store.path,), chunks=chunks)
+        policy = untrained(arm, store, RobotSpec.of(env.spec), seed)
         made, curve, steps, cpu = OffPolicy(config, policy, env, seed=seed), list[dict[str, float]](), 0.0, 0.0
         while steps < arm.steps:
             began = time.process_time()
@@ -142,14 +192,14 @@ def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
 
 
 def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Success at the end and its mean along the curve; of the warm-up also the offline level and the deepest dip."""
+    """Success at the end and its mean along the curve; where there is one the offline level and the deepest dip."""
     ends = [{"seed": run["seed"], "after": run["curve"][-1] | {"episodes": EPISODES}} for run in runs]
     name, seeds = f"{comparison}, {arm}", [run["seed"] for run in runs]
     curves = [[point["success"] for point in run["curve"]] for run in runs]
     made = [mean_row(f"{name}, success after", ends, "after")]
     means = [sum(curve) / len(curve) for curve in curves]
     made.append(row(f"{name}, mean success along the curve", sum(means) / len(means), "1", seeds=seeds, values=means))
-    if comparison == "warm-up":
+    if not runs[0]["curve"][0]["control_steps"]:
         before = [{"seed": run["seed"], "before": run["curve"][0] | {"episodes": EPISODES}} for run in runs]
         dips = [curve[0] - min(curve) for curve in curves]
         made.append(mean_row(f"{name}, success offline", before, "before"))

@@ -40,6 +40,7 @@ except ImportError as error:
 
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.adapters.gymnasium import GymnasiumConfig
 from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
@@ -47,7 +48,6 @@ from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.config.environments import make_env
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.replay.replay import Entries, Replay
 
 TASK, WARMUP, RATE, GAMMA, TAU = "Pendulum-v1", 500, 1e-3, 0.99, 0.005

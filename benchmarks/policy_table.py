@@ -20,6 +20,7 @@ import numpy as np
 from policies.bundle import save_bundle
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, residual_on
 from real_robot.serving.onnx.export import export_onnx
 from real_robot.serving.protocol import ActRequest
@@ -35,7 +36,6 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import Row, row, write_record
-from vla_rl.critics.ensemble import EnsembleConfig
 
 UPDATE = UpdateConfig(minibatch=32, micro_batch=32, epochs=1)
 

@@ -91,3 +91,8 @@ class HasNormalizer(Protocol):
     """A policy whose scales others may take over."""
 
     normalizer: Normalizer
+
+
+def in_units(policy: object, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
+    """``action`` in units of the demonstrations' range, where ``policy`` knows that; else as it is."""
+    return policy.normalizer.normalize_action(action) if isinstance(policy, HasNormalizer) else action

@@ -40,7 +40,7 @@ from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.device import Precision
 from policies.normalizer import HasNormalizer, Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
-from policies.registry import PolicyConfig, build_policy
+from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
@@ -362,10 +362,12 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
 def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolicy:
     """A residual that starts at zero on a copy of ``base``, on its device, from torch's global random state.
 
-    UserError where ``base`` has a residual already.
+    UserError where ``base`` has a residual already, or chooses among samples.
     """
     if isinstance(base, ResidualPolicy):
         raise UserError("the policy has a residual already, which goes on learning: leave start.residual out")
+    if type(base.config) not in POLICIES:
+        raise UserError(f"a policy that is a {base.config.name} already gets no residual: leave start.residual out")
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision

@@ -1,4 +1,4 @@
-"""What a bundle may hold: a policy of the registry, or a residual on one."""
+"""What a bundle may hold: a policy of the registry, a residual on one, or the best of its samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pydantic import Field
 
 from policies.policy import Policy, RobotSpec
 from policies.registry import POLICIES
+from policies.residual.best_of import BestOfPolicy, BestOfPolicyConfig
 from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig
 
 BUNDLED: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     **POLICIES,
     ResidualPolicyConfig: ResidualPolicy,
+    BestOfPolicyConfig: BestOfPolicy,
 }
 
 if TYPE_CHECKING:

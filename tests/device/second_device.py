@@ -27,6 +27,7 @@ from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig  # 
 from policies.device import CPU, Device, select_device  # noqa: E402
 from policies.policy import Policy, RobotSpec  # noqa: E402
 from policies.registry import build_policy  # noqa: E402
+from policies.residual.ensemble import EnsembleConfig  # noqa: E402
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on  # noqa: E402
 from real_robot.serving.protocol import ActRequest  # noqa: E402
 from real_robot.serving.registry import load_backend  # noqa: E402
@@ -49,7 +50,6 @@ from vla_rl.bench.options import BenchOptions  # noqa: E402
 from vla_rl.bench.train import bench_train  # noqa: E402
 from vla_rl.bench.transfers import TransferCounter  # noqa: E402
 from vla_rl.config.imagination import WorldModelConfig  # noqa: E402
-from vla_rl.critics.ensemble import EnsembleConfig  # noqa: E402
 from vla_rl.rewards.bundle import load_classifier  # noqa: E402
 from vla_rl.rewards.classified_env import ClassifiedEnv  # noqa: E402
 from vla_rl.runners.demonstrations import Attempts, run_expert  # noqa: E402

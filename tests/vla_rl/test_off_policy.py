@@ -16,6 +16,8 @@ from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.best_of import BestOfPolicy, best_of
+from policies.residual.ensemble import EnsembleConfig, QEnsemble, follow
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
@@ -25,12 +27,11 @@ from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
-from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble, follow
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.train import train
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -124,7 +125,7 @@ def test_the_learner_s_target_is_that_target(backup: bool) -> None:
         policy.normalizer.action_scale.fill_(0.5)  # the critic reads actions in this unit
         batch, state = made._draw(16), made.generator.get_state()
         context, following = policy.restore(batch.inputs), policy.restore(batch.next_inputs)
-        proposals = made.actor.propose(context, following, made.generator, compare=False)
+        proposals = made.actor.propose(context, following, batch, made.critics, made.generator, compare=False)
         y = made.critics.target_value(following, batch, proposals, made.generator)
         again = torch.Generator().set_state(state)
         action, log_prob = (drawn[0] for drawn in policy.rsample(following, again))
@@ -132,6 +133,35 @@ def test_the_learner_s_target_is_that_target(backup: bool) -> None:
         least = q[torch.randperm(3, generator=again)[:2]].amin(0)
         expected = batch.reward + batch.discount * (least - backup * 0.3 * log_prob.sum((1, 2)))
     torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_target_of_q_chunking_is_the_value_of_the_best_sample() -> None:
+    """The newest critic chooses among the samples, its slow copy says what the chosen one is worth."""
+    env = PointEnv(num_envs=4)
+    torch.manual_seed(0)
+    config = dataclasses.replace(
+        SMALL, entropy=None, demonstration_share=0.0, best_of=BestOfConfig(samples=6), n_step=1, frozen=("encoder",)
+    )
+    made = OffPolicy(config, build_policy(CONFIGS["denoising"], RobotSpec.of(env.spec)), env, seed=0)
+    made.iterate()
+    policy, critics = made.policy, made.critics
+    assert isinstance(policy, BestOfPolicy) and policy.critic is critics.q
+    with torch.no_grad():
+        for parameter in [*critics.q.parameters(), *critics.target.parameters()]:
+            parameter += 0.1 * torch.randn_like(parameter)
+        batch, state = made._draw(16), made.generator.get_state()
+        context, following = policy.restore(batch.inputs), policy.restore(batch.next_inputs)
+        proposals = made.actor.propose(context, following, batch, critics, made.generator, compare=False)
+        y = critics.target_value(following, batch, proposals, made.generator)
+        again = torch.Generator().set_state(state)
+        noise = torch.randn(16, *policy.spec.noise_shape, generator=again).unflatten(1, (6, -1))
+        samples = torch.stack([policy.base.act_from_noise(following, noise[:, i]) for i in range(6)])
+        features, units = policy.value_features(following), policy.normalizer.normalize_action(samples)
+        best = critics.q(features, units).mean(0).argmax(0)
+        least = critics.target(features, units)[torch.randperm(3, generator=again)[:2]].amin(0)
+        expected = batch.reward + batch.discount * least.gather(0, best[None])[0]
+    assert len(best.unique()) > 1
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_temperature_rises_while_the_entropy_is_below_its_target() -> None:
@@ -294,6 +324,14 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicy(SMALL, residual_on(plain, SAC), env, seed=0)
     with pytest.raises(UserError, match=r"give algorithm\.stores"):
         OffPolicy(SMALL.with_demonstrations([]), residual_on(plain, TD3), env, seed=0)
+    without_noise = build_policy(dataclasses.replace(CONFIGS["denoising"], initial_noise=0.0), RobotSpec.of(env.spec))
+    chosen = dataclasses.replace(SMALL, best_of=BestOfConfig(), demonstration_share=0.0)
+    with pytest.raises(UserError, match=r"acts without noise.*initial_noise above 0"):
+        OffPolicy(chosen, without_noise, env, seed=0)
+    with pytest.raises(UserError, match=r"best_of trains the policy itself: leave start.residual out"):
+        OffPolicy(chosen, residual_on(plain, TD3), env, seed=0)
+    with pytest.raises(UserError, match=r"set algorithm.best_of: {}"):
+        OffPolicy(SMALL, best_of(plain, samples=2, critic=SMALL.critic), env, seed=0)
     with pytest.raises(ValueError, match=r"critic.least_of \(3\) must not be above critic.members \(2\)"):
         EnsembleConfig(members=2, least_of=3)
 

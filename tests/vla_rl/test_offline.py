@@ -9,21 +9,31 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import off_policy_two_sides as two_sides
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
+from tests.family_learning import success
 from tests.policies.small_configs import CONFIGS
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig, RecapConfig
+from vla_rl.algorithms.off_policy_critics import Proposals
+from vla_rl.algorithms.off_policy_settings import (
+    BestOfConfig,
+    CalQLConfig,
+    EntropyConfig,
+    IQLConfig,
+    OffPolicyConfig,
+    RecapConfig,
+)
 from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
 from vla_rl.algorithms.td_target import td_target
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -37,6 +47,7 @@ TD3 = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0)
 METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
     "iql": (None, {"iql": IQLConfig()}),
     "recap": (None, {"recap": RecapConfig()}),
+    "q_chunking": (None, {"best_of": BestOfConfig(samples=3)}),
     "td3_bc": (TD3, {"cloning_weight": 0.4}),
     "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
 }
@@ -60,11 +71,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("offline") / "store", sign=1.0)
 
 
-def learner(method: str, store: Path, *, base: str = "gaussian", envs: int = 4, **settings: Any) -> OffPolicy:
+def learner(method: str, store: Path, *, envs: int = 4, **settings: Any) -> OffPolicy:
     env = ReachEnv(num_envs=envs)
     residual, own = METHODS[method]
     torch.manual_seed(0)
-    policy = build_policy(CONFIGS[base], RobotSpec.of(env.spec))
+    policy = build_policy(CONFIGS["denoising" if "best_of" in own else "gaussian"], RobotSpec.of(env.spec))
     if residual is not None:
         policy = residual_on(policy, residual)
     return OffPolicy(dataclasses.replace(SMALL, stores=(store,), **own | settings), policy, env, seed=0)
@@ -128,11 +139,12 @@ def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> Non
     assert batch.return_to_go is not None
     with torch.no_grad():
         value = made.critics.state_value(made.critics.features(context))
-        advantage = made.critics.advantage(context, batch, made.generator)
+        advantage = made.critics.advantage(context, batch, Proposals())
         after = made.critics.state_value(made.critics.features(following))
     torch.testing.assert_close(advantage, batch.reward + batch.discount * after - value)
     error = (value - batch.return_to_go).square().mean()
     assert error < 0.5 * batch.return_to_go.var()
+    assert list(made.critics.networks) == ["value"]  # nothing that is not trained
 
 
 def test_the_conservative_term_by_hand() -> None:
@@ -151,7 +163,7 @@ def test_the_learner_s_conservative_term_is_that_term(store: Path) -> None:
     made.iterate()
     batch = made._draw(8)
     context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
-    proposals = made.actor.propose(context, following, made.generator, compare=True)
+    proposals = made.actor.propose(context, following, batch, made.critics, made.generator, compare=True)
     others, features = proposals.alternatives, made.critics.features(context)
     assert others is not None and batch.return_to_go is not None
     q = made.critics.members(made.critics.q, features, batch.action)
@@ -170,10 +182,12 @@ def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> 
     made = learner("iql", store)
     made.iterate()
     batch = made._draw(12)
-    loss, _ = made.actor._clone(made.policy.restore(batch.inputs), batch, made.critics, made.generator)
-    advantage = made.critics.advantage(made.policy.restore(batch.inputs), batch, made.generator)
+    context = made.policy.restore(batch.inputs)
+    proposals = made.actor.propose(context, context, batch, made.critics, made.generator, compare=False)
+    loss, _ = made.actor._clone(context, batch, proposals, made.critics, made.generator)
+    advantage = made.critics.advantage(context, batch, proposals)
     weights = cloning_weights(advantage, 3.0, 100.0)
-    error = made.policy.act_from_noise(made.policy.restore(batch.inputs), batch.action) - batch.action
+    error = made.policy.act_from_noise(context, batch.action) - batch.action
     inside = torch.arange(made.policy.spec.action_horizon) < batch.num_executed[:, None]
     expected = (error.square().mean(-1) * inside * weights[:, None]).sum() / inside.sum()
     assert inside.all(1).sum() < len(inside) or weights.std() > 0
@@ -195,7 +209,7 @@ def test_offline_iterations_act_nothing_and_resume_exactly(method: str, store: P
     assert [metrics["control_steps"] > 0 for metrics in found] == [False, False, True, True]
     assert [metrics["updates"] for metrics in found[:2]] == [6.0, 12.0]
     moved = [name for name, value in whole.policy.state_dict().items() if not torch.equal(value, before[name])]
-    assert moved and not any(name.startswith("base.") for name in moved)
+    assert moved and (METHODS[method][0] is None or not any(name.startswith("base.") for name in moved))
     for first in (1, 3):
         resumed = learner(method, store)
         restore_algorithm(resumed, load_tree(tmp_path / f"{first}.safetensors"))
@@ -227,6 +241,8 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicyConfig(cal_ql=CalQLConfig())
     with pytest.raises(ValueError, match=r"iql goes without algorithm.entropy"):
         OffPolicyConfig(iql=IQLConfig(), entropy=EntropyConfig())
+    with pytest.raises(ValueError, match=r"recap goes without algorithm.best_of"):
+        OffPolicyConfig(recap=RecapConfig(), best_of=BestOfConfig())
     with pytest.raises(ValueError, match=r"set algorithm.offline_iterations"):
         OffPolicyConfig(gate=GateConfig())
     made = learner("iql", store)
@@ -271,3 +287,17 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     assert second["gate_accepted"] == 0 and second["gate_gain"] < -0.3
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
+
+
+# -- the best of samples ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_best_of_samples_goes_to_the_rewarded_side(tmp_path: Path) -> None:
+    """Recorded episodes go to either side by chance, and so does a clone of them; one side is rewarded."""
+    torch.set_num_threads(1)
+    store = two_sides.record(tmp_path, seed=0)
+    base = two_sides.cloned(store, seed=0)
+    assert 0.3 < success(base, two_sides.TwoSides, episodes=100) < 0.75
+    policy, _ = two_sides.METHODS["Q-chunking"](base, store, 0)
+    assert success(policy, two_sides.TwoSides, episodes=100) >= 0.95

@@ -14,6 +14,7 @@ from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from sims.chunk import step_chunk
 from sims.errors import UserError
@@ -23,7 +24,6 @@ from tests.reach_env import ReachEnv
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay, walks
 from vla_rl.replay.replay import Entries, Replay

@@ -20,6 +20,7 @@ from episodes.schema import POLICY
 from policies.device import make_generator, restore_generator
 from policies.normalizer import HasNormalizer
 from policies.policy import Policy, set_frozen
+from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.critic_guided import CriticGuided
 from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
@@ -56,8 +57,13 @@ class OffPolicy:
         seed: int,
         make_rollouts: MakeRollouts = Collector,
     ) -> None:
-        self.config, self.policy, self.iteration = config, policy, 0
+        self.config, self.iteration = config, 0
         check_policy(config, policy)
+        if config.best_of is not None:
+            torch.manual_seed(spawn_seed(seed, "best of"))
+            policy = best_of(policy, samples=config.best_of.samples, critic=config.critic)
+            _check_samples(policy)
+        self.policy = policy
         set_frozen(policy, config.frozen)
         self.num_tasks = len(env.spec.tasks)
         self.collector = make_rollouts(
@@ -217,13 +223,13 @@ class OffPolicy:
         batch = self._draw(config.batch_size)
         context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
         conservative = self._conservative_weight()
-        proposals = actor.propose(context, following, self.generator, compare=conservative > 0)
+        proposals = actor.propose(context, following, batch, critics, self.generator, compare=conservative > 0)
         found = critics.gradients(context, following, batch, proposals, self.generator, conservative=conservative)
         metrics = self._check(found, batch)
         critics.apply()
         self.updates += 1
         if self.updates > config.critic_warmup and self.updates % config.actor_every == 0:
-            metrics |= self._check(actor.gradients(context, batch, critics, self.generator), batch)
+            metrics |= self._check(actor.gradients(context, batch, proposals, critics, self.generator), batch)
             actor.apply()
         return metrics
 
@@ -232,7 +238,7 @@ class OffPolicy:
         return 0.0 if cal_ql is None else cal_ql.weight if self.offline else cal_ql.online_weight
 
     def _draw(self, size: int) -> Windows:
-        """Demonstrations and own experience in their shares; images are shifted at random."""
+        """Demonstrations and own experience in their shares, rewards scaled; images are shifted at random."""
         config, recorded = self.config, self.demonstrations
         share = 1.0 if self.offline else config.demonstration_share
         count = round(size * share) if recorded is not None else 0
@@ -242,7 +248,7 @@ class OffPolicy:
             for source, number in ((recorded, count), (self.replay, size - count))
             if source is not None and number
         ]
-        batch = Windows.cat(parts) if len(parts) > 1 else parts[0]
+        batch = (Windows.cat(parts) if len(parts) > 1 else parts[0]).scaled(config.reward_scale)
         return shift_images(batch, config.shift, self.generator) if config.shift else batch
 
     def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
@@ -250,7 +256,8 @@ class OffPolicy:
         numbers = read_numbers({name: value.float() for name, value in metrics.items()})
         suspects = {
             "critic optimizer": self.critics.optimizer, "actor optimizer": self.actor.optimizer,
-            "policy weight": self.policy, "critic weight": self.critics.q, "target weight": self.critics.target,
+            "policy weight": self.policy,
+            **{f"{name} weight": network for name, network in self.critics.networks.items()},
         }  # fmt: skip
         check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
         return numbers
@@ -262,7 +269,8 @@ class OffPolicy:
 
     def _trained(self) -> dict[str, Tensor]:
         """Weights that are trained, and the scale of their inputs."""
-        scales = {name: value for name, value in self.policy.named_buffers() if name.startswith("feature_")}
+        buffers = self.policy.named_buffers()
+        scales = {name: value for name, value in buffers if name.rpartition(".")[2].startswith("feature_")}
         return named_weights(self.policy, None) | scales
 
     def _stateful(self) -> dict[str, Any]:
@@ -304,13 +312,30 @@ def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:
 
 
 @torch.no_grad()
+def _check_samples(policy: BestOfPolicy) -> None:
+    """UserError where the base's chunk is the same whatever its noise."""
+    base, generator = policy.base, make_generator(policy.device, 0)
+    first, second = (base.act(_context_of_zeros(base), generator) for _ in range(2))
+    if torch.equal(first, second):
+        raise UserError(
+            "algorithm.best_of chooses among samples, but the policy acts without noise: start from a flow or "
+            "diffusion policy with start.policy.initial_noise above 0"
+        )
+
+
+@torch.no_grad()
 def _example(policy: Policy) -> TensorDataclass:
     """A stored record of one observation, all zeros: its shapes."""
+    return policy.store(_context_of_zeros(policy))
+
+
+def _context_of_zeros(policy: Policy) -> TensorDataclass:
+    """Of one observation."""
     robot, device = policy.spec.robot, policy.device
     obs = Observation(
         images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
         state=torch.zeros(1, robot.state_dim, device=device),
         instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
     )
-    context, _ = policy.encode(obs, policy.initial_state(1))
-    return policy.store(context)
+    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
+    return context

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.policy import Policy, executed_mask, trained_parameters
+from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -25,7 +26,8 @@ TARGET_NOISE_LIMIT = 0.3  # Fujimoto et al. 2018 (TD3) clip at .5 of a range tha
 
 
 class Actor:
-    """Of a residual policy the residual follows the gradient of Q; with IQL any policy clones what was good.
+    """Of a residual policy the residual follows the gradient of Q; with IQL and RECAP any policy clones what was good,
+    and with the best of samples all of it.
 
     UserError where the policy and the settings do not go together.
     """
@@ -34,8 +36,10 @@ class Actor:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
         check_policy(config, policy)
-        guided_only = list(policy.parameter_groups()["residual"]) if self.guided is not None else None
-        self.parameters = trained_parameters(policy) if guided_only is None else guided_only
+        if self.guided is not None:
+            self.parameters = list(policy.parameter_groups()["residual"])
+        else:
+            self.parameters = trained_parameters(policy.base if isinstance(policy, BestOfPolicy) else policy)
         device = policy.device
         fused = device.type in ("cpu", "cuda")
         groups: list[dict[str, Any]] = [{"params": self.parameters}]
@@ -48,11 +52,26 @@ class Actor:
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def propose(
-        self, context: TensorDataclass, following: TensorDataclass, generator: torch.Generator, *, compare: bool
+        self,
+        context: TensorDataclass,
+        following: TensorDataclass,
+        batch: Windows,
+        critics: Critics,
+        generator: torch.Generator,
+        *,
+        compare: bool,
     ) -> Proposals:
-        """What the critics need to know. ``compare``: alternatives for Cal-QL too. IQL asks for no action."""
-        if self.config.clones:
+        """What the losses of this batch need to know. ``compare``: alternatives for Cal-QL too.
+
+        IQL and RECAP ask for no action.
+        """
+        if self.config.iql is not None:
+            return Proposals(recorded_q=critics.recorded_q(context, batch, generator))
+        if self.config.recap is not None:
             return Proposals()
+        if self.config.best_of is not None:
+            best = self.policy.act(following, generator)
+            return Proposals(next_action=best, bonus=best.new_zeros(1))
         with torch.no_grad():
             action, bonus = self._next_action(following, generator)
             alternatives = self._alternatives(context, following, generator) if compare else None
@@ -94,11 +113,16 @@ class Actor:
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
+        self,
+        context: TensorDataclass,
+        batch: Windows,
+        proposals: Proposals,
+        critics: Critics,
+        generator: torch.Generator,
     ) -> dict[str, Tensor]:
         """Of this batch's loss, clipped."""
         if self.config.clones:
-            loss, metrics = self._clone(context, batch, critics, generator)
+            loss, metrics = self._clone(context, batch, proposals, critics, generator)
         else:
             loss, metrics = self._follow_q(context.detach(), batch, critics, generator)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -136,14 +160,17 @@ class Actor:
         self,
         context: TensorDataclass,
         batch: Windows,
+        proposals: Proposals,
         critics: Critics,
         generator: torch.Generator,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's own cloning loss with a weight for each chunk: its mask of valid actions holds it."""
-        with torch.no_grad():
-            advantage = critics.advantage(context, batch, generator)
-        weight = self._cloning_weight(advantage)
         mask = executed_mask(batch.num_executed, self.policy.spec.action_horizon).float()
+        if self.config.best_of is not None:
+            return self.policy.bc_loss(context, Targets(action=batch.action, mask=mask), generator), {}
+        with torch.no_grad():
+            advantage = critics.advantage(context, batch, proposals)
+        weight = self._cloning_weight(advantage)
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
@@ -165,7 +192,11 @@ class Actor:
 
 def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
     """UserError where the policy cannot be trained with these settings."""
+    if isinstance(policy, BestOfPolicy) and config.best_of is None:
+        raise UserError("the policy chooses among samples by a critic: set algorithm.best_of: {}")
     if isinstance(policy, CriticGuided):
+        if config.best_of is not None:
+            raise UserError("algorithm.best_of trains the policy itself: leave start.residual out")
         if policy.squashed != (config.entropy is not None):
             raise UserError(
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
@@ -180,12 +211,12 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
     elif not config.clones:
         raise UserError(
             "algorithm off_policy trains a residual on the policy it starts from: add start.residual: {}; "
-            "only with algorithm.iql or recap: {} it trains the policy itself"
+            "only with algorithm.iql, recap or best_of: {} it trains the policy itself"
         )
     elif policy.spec.cloned_horizon != policy.spec.action_horizon:
         raise UserError(
-            f"algorithm.iql and recap clone the {policy.spec.action_horizon} executed actions, but this policy "
-            f"predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
+            f"algorithm.iql, recap and best_of clone the {policy.spec.action_horizon} executed actions, but this "
+            f"policy predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The critics of off-policy learning: Q ensemble, its slow copy, V where IQL asks for it, and their one optimizer."""
+"""The critics of off-policy learning: Q ensemble and its slow copy, V of IQL and RECAP, and their one optimizer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from policies.normalizer import HasNormalizer
+from policies.normalizer import in_units
 from policies.policy import Policy
+from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
+from policies.residual.ensemble import QEnsemble, follow
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.offline_losses import conservative_gap, expectile_loss
 from vla_rl.algorithms.td_target import td_target
-from vla_rl.critics.ensemble import QEnsemble, follow
 from vla_rl.replay.replay import Windows
 
 
@@ -36,11 +37,15 @@ class Alternatives:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposals:
-    """What the actor would do: next (with its entropy bonus), where targets ask for it; ``alternatives`` for Cal-QL."""
+    """What the actor would do: next (with its entropy bonus), where targets ask for it; ``alternatives`` for Cal-QL.
+
+    ``recorded_q``: the slow copy's value of what was done, for IQL.
+    """
 
     next_action: Float[Tensor, "B H A"] | None = None
     bonus: Float[Tensor, " #B"] | None = None
     alternatives: Alternatives | None = None
+    recorded_q: Float[Tensor, " B"] | None = None
 
 
 def valued_shape(policy: Policy) -> tuple[int, int]:
@@ -53,30 +58,47 @@ def valued_shape(policy: Policy) -> tuple[int, int]:
 class Critics:
     """They read the policy's features, and actions in units of the demonstrations' range.
 
-    Features that a policy does not scale itself are standardized by ``fit_features``.
+    Features that a policy does not scale itself are standardized by ``fit_features``. ``networks``: "critic" and its
+    slow copy "target", "value"; RECAP learns the value alone, and a policy that chooses by its critic holds that one.
     """
 
     def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
-        self.normalizer = policy.normalizer if isinstance(policy, HasNormalizer) else None
-        spec, device = policy.spec, policy.device
-        numbers = math.prod(valued_shape(policy))
         with crossing("weights"):
-            self.q = QEnsemble(config.critic, feature_dim=spec.value_dim, action_numbers=numbers).to(device)
-            self.value: QEnsemble | None = None
-            if config.clones:
-                histogram = None if config.recap is None else config.recap.histogram
-                single = replace(config.critic, members=1, least_of=1, histogram=histogram)
-                self.value = QEnsemble(single, feature_dim=spec.value_dim, action_numbers=0).to(device)
-        self.target = copy.deepcopy(self.q).requires_grad_(False)
-        self._followed = list[Tensor](self.target.parameters()), list[Tensor](self.q.parameters())
-        self.parameters = [*self.q.parameters(), *(() if self.value is None else self.value.parameters())]
+            self.networks = self._build()
+        trained = [network for name, network in self.networks.items() if name != "target"]
+        self.parameters = [parameter for network in trained for parameter in network.parameters()]
         if self.guided is not None:
             self.parameters += policy.parameter_groups().get("encoder", ())
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=config.critic.learning_rate, fused=device.type in ("cpu", "cuda")
+            self.parameters, lr=config.critic.learning_rate, fused=policy.device.type in ("cpu", "cuda")
         )
+
+    def _build(self) -> dict[str, QEnsemble]:
+        config, policy, networks = self.config, self.policy, dict[str, QEnsemble]()
+        feature_dim, device = policy.spec.value_dim, policy.device
+        if config.recap is None:
+            numbers = math.prod(valued_shape(policy))
+            q = (
+                policy.critic
+                if isinstance(policy, BestOfPolicy)
+                else QEnsemble(config.critic, feature_dim=feature_dim, action_numbers=numbers).to(device)
+            )
+            networks |= {"critic": q, "target": copy.deepcopy(q).requires_grad_(False)}
+        if config.iql is not None or config.recap is not None:
+            histogram = None if config.recap is None else config.recap.histogram
+            single = replace(config.critic, members=1, least_of=1, histogram=histogram)
+            networks["value"] = QEnsemble(single, feature_dim=feature_dim, action_numbers=0).to(device)
+        return networks
+
+    @property
+    def q(self) -> QEnsemble:
+        return self.networks["critic"]
+
+    @property
+    def target(self) -> QEnsemble:
+        return self.networks["target"]
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -86,7 +108,7 @@ class Critics:
             self.guided.fit_features(record)
             return
         features = self.policy.value_features(self.policy.restore(record))
-        for critic in self._networks().values():
+        for critic in self.networks.values():
             critic.fit_features(features)
 
     def features(self, context: TensorDataclass) -> Float[Tensor, "B value_dim"]:
@@ -99,10 +121,7 @@ class Critics:
         action: Float[Tensor, "*draws B H A"],
         only: Int[Tensor, " some"] | None = None,
     ) -> Float[Tensor, "members *draws B"]:
-        return critic(features, self._unit(action), only)
-
-    def _unit(self, action: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
-        return action if self.normalizer is None else self.normalizer.normalize_action(action)
+        return critic(features, in_units(self.policy, action), only)
 
     def least(
         self, features: Float[Tensor, "B F"], action: Float[Tensor, "B H A"], generator: torch.Generator
@@ -112,16 +131,20 @@ class Critics:
 
     def state_value(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
         """V of IQL and RECAP."""
-        assert self.value is not None
-        return self.value(features, features.new_zeros(len(features), 0, 0))[0]
+        return self.networks["value"](features, features.new_zeros(len(features), 0, 0))[0]
 
-    def advantage(self, context: TensorDataclass, batch: Windows, generator: torch.Generator) -> Float[Tensor, " B"]:
+    @torch.no_grad()
+    def recorded_q(self, context: TensorDataclass, batch: Windows, generator: torch.Generator) -> Float[Tensor, " B"]:
+        """The least value of what was done, of the slow copy."""
+        return self.least(self.features(context), batch.action, generator).amin(0)
+
+    def advantage(self, context: TensorDataclass, batch: Windows, proposals: Proposals) -> Float[Tensor, " B"]:
         """Of recorded actions: IQL's Q - V; RECAP's reward of the window and V at its end, minus V."""
-        features = self.features(context)
-        if self.config.recap is None:
-            return self.least(features, batch.action, generator).amin(0) - self.state_value(features)
+        value = self.state_value(self.features(context))
+        if proposals.recorded_q is not None:
+            return proposals.recorded_q - value
         following = self.state_value(self.features(self.policy.restore(batch.next_inputs)))
-        return td_target(batch.reward, batch.discount, following[None]) - self.state_value(features)
+        return td_target(batch.reward, batch.discount, following[None]) - value
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -142,13 +165,11 @@ class Critics:
             return metrics | {"critic_grad_norm": self._backward(loss)}
         with torch.no_grad():
             target = self.target_value(following, batch, proposals, generator)
-        output = self.q.output(features, self._unit(batch.action))
+        output = self.q.output(features, in_units(self.policy, batch.action))
         q, loss = self.q.value(output), self.q.loss(output, target)
         metrics = {"q_loss": loss, "q": q.mean(), "q_spread": q.std(0, correction=0).mean()}
-        if (iql := self.config.iql) is not None:
-            with torch.no_grad():
-                done = self.least(features, batch.action, generator).amin(0)
-            value_loss = expectile_loss(done - self.state_value(features), iql.expectile)
+        if (iql := self.config.iql) is not None and proposals.recorded_q is not None:
+            value_loss = expectile_loss(proposals.recorded_q - self.state_value(features), iql.expectile)
             loss, metrics["value_loss"] = loss + value_loss, value_loss
         if (others := proposals.alternatives) is not None:
             gap = self._conservative_gap(features, others, q, batch)
@@ -159,12 +180,12 @@ class Critics:
         self, features: Float[Tensor, "B F"], batch: Windows
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """RECAP's: V is the distribution of the recorded episodes' returns from there on, where they are known."""
-        assert self.value is not None and batch.return_to_go is not None
-        known = batch.return_to_go.isfinite()
+        assert batch.return_to_go is not None
+        known, critic = batch.return_to_go.isfinite(), self.networks["value"]
         seen = features[known]
-        output = self.value.output(seen, seen.new_zeros(len(seen), 0, 0))
-        loss = self.value.loss(output, batch.return_to_go[known])
-        return loss, {"value_loss": loss, "value": self.value.value(output).mean()}
+        output = critic.output(seen, seen.new_zeros(len(seen), 0, 0))
+        loss = critic.loss(output, batch.return_to_go[known])
+        return loss, {"value_loss": loss, "value": critic.value(output).mean()}
 
     def _backward(self, loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Gradients, clipped; their norm."""
@@ -193,14 +214,11 @@ class Critics:
 
     def apply(self) -> None:
         self.optimizer.step()
-        follow(*self._followed, self.config.critic.polyak_tau)
+        if "target" in self.networks:
+            follow(list(self.target.parameters()), list(self.q.parameters()), self.config.critic.polyak_tau)
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
-    def _networks(self) -> dict[str, QEnsemble]:
-        networks = {"critic": self.q, "target": self.target}
-        return networks if self.value is None else networks | {"value": self.value}
-
     def stateful(self) -> dict[str, Any]:
         """Everything with a ``state_dict`` of its own."""
-        return {**self._networks(), "critic_optimizer": self.optimizer}
+        return {**self.networks, "critic_optimizer": self.optimizer}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from policies.residual.ensemble import EnsembleConfig
+from policies.residual.histogram import HistogramConfig
+from sims.numbers.ranges import Count, Interval, Names, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Width
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.gate import GateConfig
-from vla_rl.critics.ensemble import EnsembleConfig
-from vla_rl.critics.histogram import HistogramConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,16 @@ class RecapConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestOfConfig:
+    """The actor of Q-chunking (Li et al. 2025): the best of ``samples`` chunks of the policy by the critic, when it
+    acts and as the next action of a target. The policy itself, flow or diffusion with noise, goes on cloning all that
+    is drawn.
+    """
+
+    samples: Width = 32
+
+
+@dataclass(frozen=True, kw_only=True)
 class CalQLConfig:
     """Calibrated conservative Q-learning (Nakamoto et al. 2023): values of actions that were not recorded are low.
 
@@ -82,11 +92,13 @@ class OffPolicyConfig(AlgorithmConfig):
     drawn from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the
     next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at
     random; without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
+    ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
+    are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
 
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
     from the action that was recorded, in units of the demonstrations' range: TD3+BC (Fujimoto and Gu 2021, Eq. 5),
-    whose alpha is its inverse. ``iql``, ``recap`` and ``cal_ql``: null: off.
+    whose alpha is its inverse. ``iql``, ``recap``, ``best_of`` and ``cal_ql``: null: off.
     """
 
     name: Literal["off_policy"] = "off_policy"
@@ -95,6 +107,7 @@ class OffPolicyConfig(AlgorithmConfig):
     utd_ratio: PositiveFloat = 1.0
     n_step: PositiveInt = 3
     batch_size: PositiveInt = 256
+    reward_scale: PositiveFloat = 1.0
     stores: tuple[Path, ...] | None = None
     demonstration_share: Share = 0.5
     offline_iterations: Count = 0
@@ -112,6 +125,7 @@ class OffPolicyConfig(AlgorithmConfig):
     entropy: EntropyConfig | None = None
     iql: IQLConfig | None = None
     recap: RecapConfig | None = None
+    best_of: BestOfConfig | None = None
     cal_ql: CalQLConfig | None = None
     shift: Count = 4
     frozen: Names = ()
@@ -121,10 +135,9 @@ class OffPolicyConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         if self.cal_ql is not None and self.entropy is None:
             raise ValueError("algorithm.cal_ql draws actions of a squashed policy: it needs algorithm.entropy: {}")
-        if self.iql is not None and (self.entropy is not None or self.cal_ql is not None):
-            raise ValueError("algorithm.iql goes without algorithm.entropy and algorithm.cal_ql: set these to null")
-        if self.recap is not None and (self.iql or self.entropy or self.cal_ql):
-            raise ValueError("algorithm.recap goes without algorithm.iql, entropy and cal_ql: set these to null")
+        actors = [name for name in ("iql", "recap", "best_of", "entropy") if getattr(self, name) is not None]
+        if len(actors) > 1:
+            raise ValueError(f"algorithm.{actors[0]} goes without algorithm.{actors[1]}: set one of them to null")
         if self.staleness:
             raise ValueError(
                 f"algorithm off_policy needs staleness 0, got {self.staleness}; algorithm ppo can have more"
@@ -142,8 +155,8 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @property
     def clones(self) -> bool:
-        """Whether the actor clones what was good, and does not follow Q."""
-        return self.iql is not None or self.recap is not None
+        """Whether the policy itself clones, weighted or not, and does not follow Q."""
+        return self.iql is not None or self.recap is not None or self.best_of is not None
 
     @property
     def all_offline_updates(self) -> int:

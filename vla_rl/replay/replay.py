@@ -14,7 +14,7 @@ that no action followed: the last one of an episode whose time ran out, or where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,11 @@ class Windows(TensorDataclass):
     discount: Float[Tensor, " B"]
     next_inputs: TensorDataclass
     return_to_go: Float[Tensor, " B"] | None = None
+
+    def scaled(self, scale: float) -> Windows:
+        """With rewards and returns multiplied."""
+        returns = None if self.return_to_go is None else scale * self.return_to_go
+        return replace(self, reward=scale * self.reward, return_to_go=returns)
 
 
 class Replay:

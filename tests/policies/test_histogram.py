@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vla_rl.critics.ensemble import EnsembleConfig, QEnsemble
-from vla_rl.critics.histogram import HistogramConfig, histogram_loss, mean_value, spread_target
+from policies.residual.ensemble import EnsembleConfig, QEnsemble
+from policies.residual.histogram import HistogramConfig, histogram_loss, mean_value, spread_target
 
 
 @pytest.mark.parametrize("config", [HistogramConfig(), HistogramConfig(bins=51, low=-1.0, high=0.0, spread=1.0)])

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from policies.residual.histogram import HistogramConfig, histogram_loss, mean_value
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
-from vla_rl.critics.histogram import HistogramConfig, histogram_loss, mean_value
 
 
 @dataclass(frozen=True, kw_only=True)
