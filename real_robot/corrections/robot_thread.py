@@ -30,6 +30,7 @@ from real_robot.corrections.session import CorrectionSession
 
 T = TypeVar("T")
 SHOWN_STEPS = 4000  # of the strip below the picture
+EARLY_STEPS = 2  # control periods that a step begins early at most, for a person's changed input
 
 
 class RobotThread:
@@ -112,7 +113,7 @@ class RobotThread:
                     self.session.prepare()
                 now_s = time.monotonic()
                 next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
-                self._wait(next_s, period_s, moved)
+                self._wait(next_s, next_s - EARLY_STEPS * period_s, moved)
                 if self.pictures.failure is not None:
                     raise self.pictures.failure
         except BaseException as error:
@@ -159,17 +160,21 @@ class RobotThread:
     def _stop_waiting(self) -> bool:
         return self._closing or not self._commands.empty() or self.lease.holder is None
 
-    def _wait(self, until_s: float, period_s: float, moved: bool) -> None:
-        """Until the next control step, or a person's changed input; a command ends a wait in which nothing moves."""
+    def _wait(self, until_s: float, early_s: float, moved: bool) -> None:
+        """Until the next control step; a command ends a wait in which nothing moves.
+
+        From ``early_s`` on, a person's changed input ends it: the release of a key and the press of the next one are
+        two changes, and each is to begin a step at once.
+        """
         if self.session.settings.wait_for_input and moved:
             return
         with self._changed:
-            while not self._closing and (left := until_s - time.monotonic()) > 0:
+            while not self._closing and (now_s := time.monotonic()) < until_s:
                 if not moved and not self._commands.empty():
                     return
-                if left <= period_s and self.session.mode == "human" and self._input != self._read:
+                if now_s >= early_s and self.session.mode == "human" and self._input != self._read:
                     return
-                self._changed.wait(left if left <= period_s else left - period_s)
+                self._changed.wait((until_s if now_s >= early_s else early_s) - now_s)
 
     def _publish(self) -> None:
         self.pictures.take()
