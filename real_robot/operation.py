@@ -11,14 +11,14 @@ from typing import Any
 
 from PIL import Image
 
+from real_robot.arm_connection import connected
 from real_robot.control.human_source import Leader
 from real_robot.control.registry import build_embodiment
-from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
-from real_robot.lerobot.devices import make_driver, make_teleoperator
+from real_robot.lerobot.devices import make_teleoperator
 from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.ros.installation import require_ros
-from real_robot.teleop import ArmConnection, TeleopSession, run_teleop
+from real_robot.teleop import TeleopSession, run_teleop
 
 LISTEN_S = 5.0
 SERVICES = {"begin": ("begin_episode",), "stop": ("stop",), "resume": ("release", "resume"), "end": ("end_episode",)}
@@ -101,25 +101,21 @@ def teleop_session(robot: Robot, *, leader: str, **options: Any) -> Iterator[Tel
     """
     axes = robot.limits.axes
     embodiment = build_embodiment(robot.control.embodiment, axes, robot.control.scales)
+    if leader and robot.lerobot is not None:
+        raise RobotError("--leader names a topic, which an arm without ROS has not; use the section 'leader'")
     with ExitStack() as stack:
         device: Leader | None = None
-        connection: ArmConnection
         if robot.leader is not None and not leader:
             device = stack.enter_context(LeRobotLeader(make_teleoperator(robot.leader), robot.leader, axes, embodiment))
-        if robot.lerobot is not None:
-            if leader:
-                raise RobotError("--leader names a topic, which an arm without ROS has not; use the section 'leader'")
-            arm = stack.enter_context(LeRobotArm(make_driver(robot.lerobot), robot))
-            connection = LeRobotConnection(arm, after_tick=lambda now_s: session.after_tick(now_s))
-        else:
-            require_ros()
+        connection = stack.enter_context(
+            connected(robot, name="vla_rl_teleop", after_tick=lambda now_s: session.after_tick(now_s))
+        )
+        if leader:
             from real_robot.ros.connection import RobotConnection
             from real_robot.ros.leader import LeaderTopic
 
-            ros = RobotConnection(robot, after_tick=lambda now_s: session.after_tick(now_s), name="vla_rl_teleop")
-            if leader:
-                device = LeaderTopic(ros.node, leader, [axis.name for axis in axes], embodiment)
-            connection = ros
+            assert isinstance(connection, RobotConnection)
+            device = LeaderTopic(connection.node, leader, [axis.name for axis in axes], embodiment)
         session = TeleopSession(robot, connection, device, embodiment=embodiment, **options)
         stack.callback(session.close)
         yield session

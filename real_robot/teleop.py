@@ -14,15 +14,15 @@ import time
 import tty
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TextIO, runtime_checkable
+from typing import TextIO
 
 import numpy as np
 from jaxtyping import Float
 
+from real_robot.arm_connection import ArmConnection
 from real_robot.control.embodiment import Embodiment
-from real_robot.control.human_source import INPUT_AGE_S, Cameras, HumanSource, Leader
+from real_robot.control.human_source import INPUT_AGE_S, HumanSource, Leader
 from real_robot.control.loop import ControlLoop
-from real_robot.control.thread import ControlThread, JointSource
 from real_robot.recorder import Recorder
 from real_robot.robot_file import Robot
 
@@ -54,27 +54,6 @@ class KeyboardInput:
             pressed = np.zeros_like(self._pressed)
             pressed[dim] = sign * self._size
             self._pressed, self._seen_s = pressed, time.monotonic()
-
-
-@runtime_checkable
-class ArmConnection(Protocol):
-    """Sensors and controller of an arm: ``real_robot.ros.connection``, ``real_robot.lerobot.arm``."""
-
-    @property
-    def joints(self) -> JointSource: ...
-
-    @property
-    def cameras(self) -> Cameras: ...
-
-    def connect(self, loop: ControlLoop) -> ControlThread:
-        """What drives ``loop`` when it is started, and calls ``TeleopSession.after_tick``."""
-        ...
-
-    def problem(self) -> str:
-        """Why the arm may not move, or ""."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class TeleopSession:

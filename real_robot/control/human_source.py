@@ -45,9 +45,10 @@ class DemonstrationLog(Protocol):
 
 @runtime_checkable
 class Cameras(Protocol):
-    """The newest image of every camera and when it was taken."""
+    """The newest image of every camera, and when the oldest of these was taken [s]; None while one is missing."""
 
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None: ...
+    def taken_s(self) -> float | None: ...
 
 
 def action_towards(embodiment: Embodiment, joints: Sequence[float], wanted: Sequence[float]) -> Float[np.ndarray, " A"]:

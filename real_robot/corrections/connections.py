@@ -27,6 +27,7 @@ from real_robot.corrections.messages import (
 )
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import Refused
+from real_robot.robot_file import RobotError
 
 NO_SESSION, TOO_MUCH, NOT_TEXT = 4401, 1008, 1003  # WebSocket close codes
 T = TypeVar("T")
@@ -146,7 +147,7 @@ class Client:
         async for text in received_texts(self._socket):
             try:
                 await self._handle(read_message(text))
-            except (WrongMessage, Refused) as error:
+            except (WrongMessage, Refused, RobotError) as error:
                 await refuse(self._socket, error)
 
     async def _handle(self, message: Message) -> None:
@@ -182,6 +183,7 @@ class Client:
             "next": lambda: session.next_episode(person=name, drive=True),
             "rewind": lambda: session.rewind(message.step, person=name),
             "instruct": lambda: session.instruct(message.text, person=name),
+            "release_stop": lambda: session.release_stop(person=name),
         }
 
         def do() -> None:

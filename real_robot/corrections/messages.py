@@ -67,7 +67,9 @@ class Do:
 
     type: Literal["do"]
     token: int
-    what: Literal["take_over", "hand_back", "pause", "success", "failure", "abort", "next", "rewind", "instruct"]
+    what: Literal[
+        "take_over", "hand_back", "pause", "success", "failure", "abort", "next", "rewind", "instruct", "release_stop"
+    ]
     step: int = -1
     text: Annotated[str, Field(max_length=1000)] = ""
 

@@ -1,4 +1,4 @@
-"""The pictures that people see: of a second simulator that is rendered larger, or of the policy's own cameras."""
+"""The pictures that people see: an arm's, of a second simulator that is rendered larger, or the policy's own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
+from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.publishing import Published
 from sims.vector_env import StartState, VectorEnv
 
@@ -18,30 +21,53 @@ HEADER = struct.Struct("<dIB3x")  # Unix time of capture, number of the picture,
 Images = UInt8[np.ndarray, "cameras height width 3"]
 
 
-class PictureThread:
-    """Renders and encodes beside the robot's thread, always the newest, and only while somebody looks.
+@dataclass(frozen=True, kw_only=True)
+class PictureSource:
+    """``take``: what is shown, in the robot's thread. ``draw``: its images, in the pictures' thread."""
 
-    ``display`` repeats the states of ``env`` (both with one environment); None: the images are those of ``env``.
+    cameras: Sequence[str]
+    take: Callable[[], Any]
+    draw: Callable[[Any], Images]
+
+
+def pictures_of(env: VectorEnv, display: VectorEnv | None, size: int) -> PictureSource:
+    """Of an arm: its cameras' newest, ``size`` pixels high and wide. Else of ``display``, which repeats the states of
+    ``env`` (both with one environment); without one those of ``env``, as the policy sees them."""
+    if isinstance(env, ArmEnv):
+        return PictureSource(cameras=env.spec.cameras, take=lambda: None, draw=lambda _: env.pictures(size))
+    if display is None:
+        return PictureSource(
+            cameras=env.spec.cameras, take=lambda: env.observe().images[0].cpu().numpy(), draw=lambda images: images
+        )
+
+    def draw(states: Sequence[StartState]) -> Images:
+        display.reset(start=states)
+        return np.asarray(display.observe().images[0].cpu().numpy())
+
+    return PictureSource(cameras=display.spec.cameras, take=env.capture, draw=draw)
+
+
+class PictureThread:
+    """Draws and encodes beside the robot's thread, always the newest, and only while somebody looks.
+
     ``published``: the newest, one message for each camera.
     """
 
-    def __init__(self, env: VectorEnv, display: VectorEnv | None, *, jpeg_quality: int) -> None:
-        self._env, self._display, self._quality = env, display, jpeg_quality
-        self.cameras = env.spec.cameras if display is None else display.spec.cameras
+    def __init__(self, source: PictureSource, *, jpeg_quality: int) -> None:
+        self._source, self._quality, self.cameras = source, jpeg_quality, source.cameras
         self.published: Published[list[bytes]] = Published([])
         self.failure: BaseException | None = None
         self._changed = threading.Condition()  # guards what follows
-        self._taken: tuple[float, tuple[StartState, ...] | Images] | None = None
+        self._taken: tuple[float, Any] | None = None
         self._number, self._closing = 0, False
         self._thread = threading.Thread(target=self._run, name="pictures", daemon=True)
         self._thread.start()
 
     def take(self) -> None:
         """In the robot's thread: show the robot as it is now."""
-        taken_s = time.time()
-        shown = self._env.observe().images[0].cpu().numpy() if self._display is None else self._env.capture()
+        taken = time.time(), self._source.take()
         with self._changed:
-            self._taken = taken_s, shown
+            self._taken = taken
             self._changed.notify_all()
 
     def listen(self, listener: Callable[[list[bytes]], None]) -> Callable[[], None]:
@@ -64,21 +90,17 @@ class PictureThread:
                     self._changed.wait_for(lambda: self._closing or (self._taken is not None and self.published.shown))
                     if self._closing or self._taken is None:
                         return
-                    (taken_s, shown), self._taken = self._taken, None
-                self.published.publish(self._encoded(taken_s, shown))
+                    (taken_s, taken), self._taken = self._taken, None
+                self.published.publish(self._encoded(taken_s, taken))
         except BaseException as error:
             traceback.print_exc()
             self.failure = error  # for the robot's thread, which ends by it
 
-    def _encoded(self, taken_s: float, shown: tuple[StartState, ...] | Images) -> list[bytes]:
-        if self._display is not None:
-            assert not isinstance(shown, np.ndarray)
-            self._display.reset(start=shown)
-            shown = self._display.observe().images[0].cpu().numpy()
+    def _encoded(self, taken_s: float, taken: Any) -> list[bytes]:
         self._number += 1
         return [
             HEADER.pack(taken_s, self._number, i) + encode_jpeg(np.asarray(image), self._quality)
-            for i, image in enumerate(shown)
+            for i, image in enumerate(self._source.draw(taken))
         ]
 
 

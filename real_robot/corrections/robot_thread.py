@@ -30,6 +30,8 @@ from real_robot.corrections.session import CorrectionSession
 
 T = TypeVar("T")
 SHOWN_STEPS = 4000  # of the strip below the picture
+EARLY_STEPS = 2  # control periods that a step begins early at most, for a person's changed input
+TAKEN_AHEAD_S = 0.015  # before an arm's control tick its next step is made, from the newest input
 
 
 class RobotThread:
@@ -106,13 +108,16 @@ class RobotThread:
                     self._let_go(lost.name, "lost contact with the person who drove")
                     changed |= self._run_commands()
                 moved_before, moved = moved, self.session.tick(self._newest_input())
-                if moved or changed:
+                if moved or changed or self.session.arm is not None:
                     self._publish()
                 if moved:
                     self.session.prepare()
                 now_s = time.monotonic()
                 next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
-                self._wait(next_s, period_s, moved)
+                early_s = next_s - EARLY_STEPS * period_s
+                if moved and self.session.arm is not None:
+                    early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
+                self._wait(next_s, early_s, moved)
                 if self.pictures.failure is not None:
                     raise self.pictures.failure
         except BaseException as error:
@@ -133,7 +138,8 @@ class RobotThread:
             self._input, self._input_s = RELEASED, 0.0
 
         def hold() -> None:
-            if self.session.mode == "human":
+            """Nobody could stop a real arm that the policy drives."""
+            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm is not None):
                 self.session.hold(reason, person=name)
 
         self._audit.write("releases the robot", person=name, reason=reason)
@@ -159,17 +165,21 @@ class RobotThread:
     def _stop_waiting(self) -> bool:
         return self._closing or not self._commands.empty() or self.lease.holder is None
 
-    def _wait(self, until_s: float, period_s: float, moved: bool) -> None:
-        """Until the next control step, or a person's changed input; a command ends a wait in which nothing moves."""
+    def _wait(self, until_s: float, early_s: float, moved: bool) -> None:
+        """Until the next control step; a command ends a wait in which nothing moves.
+
+        From ``early_s`` on, a person's changed input ends it: the release of a key and the press of the next one are
+        two changes, and each is to begin a step at once.
+        """
         if self.session.settings.wait_for_input and moved:
             return
         with self._changed:
-            while not self._closing and (left := until_s - time.monotonic()) > 0:
+            while not self._closing and (now_s := time.monotonic()) < until_s:
                 if not moved and not self._commands.empty():
                     return
-                if left <= period_s and self.session.mode == "human" and self._input != self._read:
+                if now_s >= early_s and self.session.mode == "human" and self._input != self._read:
                     return
-                self._changed.wait(left if left <= period_s else left - period_s)
+                self._changed.wait((until_s if now_s >= early_s else early_s) - now_s)
 
     def _publish(self) -> None:
         self.pictures.take()
@@ -191,6 +201,7 @@ class RobotThread:
             "max_steps": session.spec.max_steps,
             "control_hz": session.spec.control_hz,
             "can_rewind": session.spec.can_capture,
+            "stopped": "" if session.arm is None else session.arm.stopped,
             "holder": holder.name if holder is not None else None,
             "holder_client": holder.client if holder is not None else None,
             "policy": session.version,

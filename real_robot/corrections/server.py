@@ -10,7 +10,7 @@ from episodes.store import EpisodeStore
 from real_robot.corrections.access import Access, Origins, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser
-from real_robot.corrections.pictures import PictureThread
+from real_robot.corrections.pictures import PictureThread, pictures_of
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import CorrectionSession
 from real_robot.corrections.settings import ControlSettings
@@ -55,7 +55,8 @@ def running(
     audit = AuditLog(folder / "audit.jsonl")
     store = EpisodeStore(folder / "episodes", create=True, jpeg_quality=None)
     session = CorrectionSession(env, versions, store, settings, starts=starts, split=split, audit=audit)
-    pictures = PictureThread(env, display, jpeg_quality=settings.jpeg_quality)
+    shown = pictures_of(env, display, settings.image_size)
+    pictures = PictureThread(shown, jpeg_quality=settings.jpeg_quality)
     robot = RobotThread(session, pictures, audit)
     origins = address.origins(listening)
     access = Access(port=origins.port)

@@ -7,12 +7,14 @@
     hold     nobody                          take_over -> human, hand_back -> policy
     ended    nobody                          next_episode -> policy or hold
 
-In a simulation time stands still while the arm is at rest and nobody moves it, so that no idle steps are recorded.
+In a simulation time stands still while the arm is at rest and nobody moves it, so that no idle steps are recorded. A
+real arm (``ArmEnv``) holds meanwhile, also when an episode begins, until somebody takes over or lets the policy drive.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
+from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
@@ -73,6 +76,7 @@ class CorrectionSession:
             env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
         )
         self._projecting = env if isinstance(env, ProjectingEnv) else None
+        self.arm = env if isinstance(env, ArmEnv) else None
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
         self.handover = Handover(
@@ -88,11 +92,15 @@ class CorrectionSession:
     # -- episodes ---------------------------------------------------------------------------------------------------
 
     def next_episode(self, *, person: str, drive: bool) -> None:
-        """Start at the next start state with the newest policy; ``drive``: it acts at once, else the arm holds."""
+        """Start at the next start state with the newest policy; ``drive``: it acts at once, else the arm holds.
+
+        A real arm always holds until somebody lets it move. RobotError if it cannot begin.
+        """
         if self.paused:
             raise Refused(self.paused)
         if self.mode != "ended":
             self._commit(label=None)
+            self.mode = "ended"
         (start,) = self._starts.take(1)
         self.env.reset(start=[start])
         self.backend = self.versions.current
@@ -100,6 +108,7 @@ class CorrectionSession:
         instruction = decode_instructions(self.env.observe().instruction)[0]
         self.attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
         self._continue(self.backend.initial_state())
+        drive &= self.arm is None
         self.mode, self.reason, self.outcome = ("policy", "", "") if drive else ("hold", "a new episode", "")
         self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
 
@@ -144,9 +153,15 @@ class CorrectionSession:
         rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self._open_hand())
         self.handover.begin(rest)
         self._memory = memory
-        self._chunk, self._chunk_at = np.zeros((0, self.spec.action_dim), dtype=np.float32), attempt.length
+        self._observed_at, self._ahead = -1, 0
+        self._drop_plan()
         if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
+
+    def _drop_plan(self) -> None:
+        """The policy plans anew from what it sees in the next step."""
+        self._chunk = np.zeros((0, self.spec.action_dim), dtype=np.float32)
+        self._chunk_at = self._plan_until = self.attempt.length
 
     def _open_hand(self) -> Action:
         action = np.zeros(self.spec.action_dim, dtype=np.float32)
@@ -157,9 +172,13 @@ class CorrectionSession:
         """Store the attempt, if it has steps, and count it for its policy version."""
         attempt = self.attempt
         self.last_episode = None
+        if self.arm is not None:
+            self.arm.rest()
+            self._take_executed(self.arm)
+            self._observed_at = -1
         if not attempt.length:
             return
-        if attempt.length not in attempt.observations:
+        if self._must_observe():
             self._observe()
         episode = attempt.episode(
             task=self.spec.tasks[attempt.start.task],
@@ -177,11 +196,17 @@ class CorrectionSession:
         ):
             self._audit.write("rolled back", person="the rule", detail=rolled_back)
 
+    def _take_executed(self, arm: ArmEnv) -> None:
+        """An episode holds what the arm was sent, after all limits."""
+        steps = self.attempt.steps
+        for i, action in enumerate(arm.executed(len(steps))):
+            if action is not None:
+                steps[i] = replace(steps[i], action=action)
+
     # -- who acts ---------------------------------------------------------------------------------------------------
 
     def take_over(self, *, person: str) -> None:
-        if self.mode == "ended":
-            raise Refused(ENDED)
+        self._refuse_to_move()
         if self.mode != "human":
             self.human.begin(self.handover.last)
             self.attempt.operators.append(person)
@@ -190,11 +215,10 @@ class CorrectionSession:
 
     def hand_back(self, *, person: str) -> None:
         """To the policy, which plans anew from what it sees now."""
-        if self.mode == "ended":
-            raise Refused(ENDED)
+        self._refuse_to_move()
         if self.mode != "policy":
             if self._chunk_at != self.attempt.length:
-                self._chunk_at = self.attempt.length - len(self._chunk)
+                self._drop_plan()
             self._audit.write("policy drives", person=person, step=self.attempt.length)
         self.mode, self.reason = "policy", ""
 
@@ -204,12 +228,27 @@ class CorrectionSession:
             self._audit.write("hold", person=person, step=self.attempt.length, reason=reason)
             self.mode, self.reason = "hold", reason
 
+    def release_stop(self, *, person: str) -> None:
+        """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding."""
+        if self.arm is None:
+            raise Refused("a simulated robot has no stop")
+        self.arm.release()
+        if self.mode == "hold":
+            self.reason = "the stop is released"
+        self._audit.write("stop released", person=person)
+
+    def _refuse_to_move(self) -> None:
+        if self.mode == "ended":
+            raise Refused(ENDED)
+        if self.arm is not None and (problem := self.arm.problem()):
+            raise Refused(problem)
+
     def instruct(self, text: str, *, person: str) -> None:
         """Another instruction for the policy, from its next chunk on; the episode is recorded with the last one."""
         if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
             raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
         self.attempt.instruction = text.strip()
-        self._chunk_at = self.attempt.length - len(self._chunk)
+        self._drop_plan()
         self._audit.write("instruction", person=person, text=text.strip())
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -221,9 +260,14 @@ class CorrectionSession:
         """
         if self.mode == "ended":
             return False
+        if self.arm is not None and (problem := self.arm.problem()):
+            self.hold(problem, person="the arm")
+            self._at_rest()
+            return False
         driven = self.mode == "human" and raw is not None and raw.deadman
         actor = POLICY if self.mode == "policy" else HUMAN if driven else HOLD
         if actor == HOLD and self.handover.at_rest:
+            self._observed_at = -1  # a real scene may change meanwhile
             return False
         shadow = self._usable_proposal(observe=actor != POLICY)
         if shadow is None:
@@ -234,14 +278,20 @@ class CorrectionSession:
             wanted = self.human.action(raw or RELEASED)
         else:
             wanted = self.human.hold(self.handover.last)
-        action = self.handover.apply(wanted, actor)
-        self._step(action, shadow, actor, raw)
-        return True
+        return self._step(self.handover.apply(wanted, actor), shadow, actor, raw)
 
     def prepare(self) -> None:
-        """While a person drives: observe, and ask the policy, ahead of the next step, which then waits for neither."""
-        if self.mode == "human":
-            self._usable_proposal(observe=True)
+        """Observe, and ask the policy, ahead of the next step, which then waits for neither.
+
+        While a person drives, and where a real arm would wait.
+        """
+        if self.mode == "human" or (self.arm is not None and self.mode == "policy"):
+            self._usable_proposal(observe=self.mode == "human")
+
+    def _at_rest(self) -> None:
+        """A real arm has stopped, whatever it was to do."""
+        self.handover.begin(self.human.hold(self.handover.last))
+        self._drop_plan()
 
     def _usable_proposal(self, *, observe: bool) -> Action | None:
         """As ``_proposal``; after actions that no arm can follow None, and the arm holds."""
@@ -254,13 +304,12 @@ class CorrectionSession:
 
     def _proposal(self, *, observe: bool) -> Action:
         """What the policy would do in this step; a new chunk where the last one is used up."""
-        at, chunk = self.attempt.length, self._chunk
-        used_up = at - self._chunk_at >= (self.settings.execute_steps or len(chunk) or 1)
-        used_up |= at - self._chunk_at >= len(chunk)
-        if (observe or used_up) and at not in self.attempt.observations:
+        at = self.attempt.length
+        used_up = at >= self._plan_until
+        if (observe or used_up) and self._must_observe():
             self._observe()
         if used_up:
-            images, state = self.attempt.observations[at]
+            images, state = self.attempt.observations[at - self._ahead]
             request = ActRequest(
                 id=at,
                 images=dict(images),
@@ -272,20 +321,35 @@ class CorrectionSession:
                 execute_steps=self.settings.execute_steps or self.backend.hello.action_horizon,
             )
             self._chunk, self._memory = self.backend.act(request, self._memory)
-            self._chunk_at = at
+            # what is under way takes the place of the first actions
+            self._chunk_at = at - min(self._ahead, len(self._chunk) - 1)
+            self._plan_until = min(at + request.execute_steps, self._chunk_at + len(self._chunk))
         return np.clip(self._chunk[at - self._chunk_at], -1.0, 1.0)
+
+    def _must_observe(self) -> bool:
+        """Whether what was observed last is older than the last step."""
+        at = self.attempt.length
+        return self._observed_at != at if self.arm is not None else at not in self.attempt.observations
 
     def _observe(self) -> None:
         obs = self.env.observe()
         images = obs.images[0].numpy().copy()
-        self.attempt.observations[self.attempt.length] = (
+        self._observed_at = self.attempt.length
+        self._ahead = 0 if self.arm is None else min(self.arm.ahead, self.attempt.length)
+        self.attempt.observations[self.attempt.length - self._ahead] = (
             {camera: images[i] for i, camera in enumerate(self.spec.cameras)},
             obs.state[0].numpy().astype(np.float32),
         )
 
-    def _step(self, action: Action, shadow: Action, actor: int, raw: RawInput | None) -> None:
+    def _step(self, action: Action, shadow: Action, actor: int, raw: RawInput | None) -> bool:
+        """False if a real arm did not take the action."""
         attempt, applied = self.attempt, time.time()
         result = self.env.step(torch.from_numpy(action)[None])
+        if self.arm is not None:
+            applied = time.time()
+            if not result.valid[0]:
+                self._at_rest()
+                return False
         attempt.steps.append(
             ExecutedStep(
                 action=action.astype(np.float32),
@@ -307,6 +371,7 @@ class CorrectionSession:
             self._commit(label=None)
             self.mode, self.outcome = "ended", "success" if attempt.succeeded else "failure"
             self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"
+        return True
 
     # -- what is shown ----------------------------------------------------------------------------------------------
 

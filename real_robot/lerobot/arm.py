@@ -83,6 +83,10 @@ class LeRobotArm(DeviceThread):
         images, taken_s = self._images
         return {name: fit_image(image, size).numpy() for name, image in images.items()}, taken_s
 
+    def taken_s(self) -> float | None:
+        """When the newest images were taken [s, monotonic]; None before the first."""
+        return None if self._images is None else self._images[1]
+
     def thread_problem(self) -> str:
         """Why the driver's thread ended, or ""."""
         return self.failure

@@ -159,6 +159,11 @@ class CameraInput:
             oldest_s = min(oldest_s, received_s, monotonic_s(self._node, messages[name].header.stamp))
         return messages, oldest_s
 
+    def taken_s(self) -> float | None:
+        """When the oldest of the newest images was taken [s, monotonic]; None while one is missing."""
+        newest = self.newest()
+        return None if newest is None else newest[1]
+
     def images(self, size: Sequence[int]) -> tuple[dict[str, UInt8[np.ndarray, "height width 3"]], float] | None:
         """``newest`` as RGB images of ``size`` (height, width)."""
         newest = self.newest()

@@ -292,7 +292,8 @@ def test_the_packaged_configuration_and_wrong_settings(tmp_path: Path, capsys: p
     ("arguments", "says"),
     [
         (["--host", "0.0.0.0"], "refusing to listen on 0.0.0.0 without TLS"),
-        (["--robot", "fake_arm"], "correct --robot does not exist yet"),
+        (["--robot", "fake_arm"], "with --robot leave them out"),
+        (["--instruction", "wave"], "--instruction is for --robot"),
         (["--certificate", "c.pem"], "TLS needs both a certificate and its key"),
     ],
 )

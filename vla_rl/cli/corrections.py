@@ -19,7 +19,7 @@ FOLDER = Path("runs/corrections")
 
 @dataclass(frozen=True)
 class Correct:
-    """Watch a policy in its simulator in the browser, take over by hand, label, rewind; until Ctrl-C.
+    """Watch a policy in its simulator, or on an arm, in the browser, take over by hand, label, rewind; until Ctrl-C.
 
     Prints an address with a token that works once. --section.key VALUE changes any setting of CONFIG. For the policy to
     learn from the corrections while you make them, run `vla-rl learn` on the same folder.
@@ -44,7 +44,9 @@ class Correct:
     key: Annotated[Path | None, arg(metavar="FILE")] = None
     """PEM, the certificate's"""
     robot: Annotated[Path | None, arg(metavar="FILE")] = None
-    """a real arm: not yet (use `vla-rl robot record` to drive one by hand)"""
+    """an arm instead of a simulator: its robot file, or the name of a packaged one"""
+    instruction: str = ""
+    """with --robot: what the policy is asked to do"""
     fleet: Annotated[Path | None, arg(metavar="FILE")] = None
     """take part in a fleet: the robots.json that `vla-rl fleet` wrote; the name of FOLDER is the robot's"""
     no_browser: bool = False
@@ -52,24 +54,23 @@ class Correct:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
-        if self.robot is not None:
-            raise UserError(
-                "correct --robot does not exist yet: corrections are made in simulators. "
-                "To drive an arm by hand and record it: vla-rl robot record FILE --store STORE --instruction TEXT"
-            )
         from real_robot.corrections.web import Address
-        from vla_rl.runners.corrections import correct
+        from vla_rl.config.packaged import find_config
+        from vla_rl.runners.corrections import correct, serving, serving_arm
 
-        correct(
-            self.path,
-            load_corrections(self.config, self.overrides),
-            self.out,
-            experiment=None if self.sim is None else load_experiment(self.sim),
-            tasks=self.task,
-            address=Address(host=self.host, port=self.port, certificate=self.certificate, key=self.key),
-            browser=not self.no_browser,
-            fleet=self.fleet,
-        )
+        address = Address(host=self.host, port=self.port, certificate=self.certificate, key=self.key)
+        config = load_corrections(self.config, self.overrides)
+        if self.robot is None:
+            if self.instruction:
+                raise UserError("--instruction is for --robot; a simulator has its own, which the page can change")
+            experiment = None if self.sim is None else load_experiment(self.sim)
+            opened = serving(self.path, config, self.out, experiment=experiment, tasks=self.task, address=address)
+        else:
+            if self.sim is not None or self.task:
+                raise UserError("--sim and --task choose a simulator and its tasks; with --robot leave them out")
+            file = find_config(self.robot, "robots")
+            opened = serving_arm(self.path, config, self.out, robot=file, instruction=self.instruction, address=address)
+        correct(opened, self.out, browser=not self.no_browser, fleet=self.fleet)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A person corrects a policy in a simulator, and the policy learns from the corrections (HG-DAgger)."""
+"""A person corrects a policy in a simulator or on an arm, and the policy learns from the corrections (HG-DAgger)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from episodes.store import EpisodeStore, is_store
 from policies.bundle import MANIFEST, read_bundle_info
 from policies.device import Device, select_device
 from policies.policy import RobotSpec
+from real_robot.arm_connection import connected
+from real_robot.corrections.arm import ArmEnv
 from real_robot.corrections.server import CorrectionServer, running
 from real_robot.corrections.web import Address, open_page
 from real_robot.fleet.link import FleetLink, LinkedRobot
 from real_robot.fleet.messages import NAME
 from real_robot.fleet.server import serving_fleet
+from real_robot.robot_file import read_robot
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
+from sims.vector_env import VectorEnv
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
@@ -37,22 +41,18 @@ from vla_rl.runs.run_dir import load_experiment
 
 BUNDLE, EPISODES = "bundle", "episodes"
 POLL_S = 2.0
+MAX_STEPS = 2400  # of an episode on an arm
 
 
 def correct(
-    path: Path,
-    config: CorrectionsConfig,
-    folder: Path,
-    *,
-    experiment: Experiment | None,
-    tasks: Sequence[str],
-    address: Address,
-    browser: bool,
-    fleet: Path | None,
+    opened: contextlib.AbstractContextManager[CorrectionServer], folder: Path, *, browser: bool, fleet: Path | None
 ) -> None:
-    """``vla-rl correct``: serve until interrupted. ``fleet``: robots.json of the fleet that the robot joins."""
+    """``vla-rl correct``: serve until interrupted.
+
+    ``opened``: of ``serving`` or ``serving_arm``. ``fleet``: robots.json of the fleet that the robot joins.
+    """
     with (
-        serving(path, config, folder, experiment=experiment, tasks=tasks, address=address) as server,
+        opened as server,
         contextlib.nullcontext() if fleet is None else contextlib.closing(join_fleet(server, fleet)),
     ):
         open_page(server.invite(), browser=browser, note=f"episodes in {folder / EPISODES}")
@@ -97,15 +97,9 @@ def serving(
     address: Address | None = None,
 ) -> Iterator[CorrectionServer]:
     """The server of the run or bundle ``path`` in ``experiment``'s simulator (None: the one of its run)."""
-    address = address or Address()
     experiment, bundle = _find(path, experiment)
     sim = _single(experiment.sim, tasks)
-    live = folder / BUNDLE
-    if not live.exists():
-        shutil.copytree(bundle, live)
-    elif read_bundle_info(live).sha256 != read_bundle_info(bundle).sha256:
-        print(f"going on with the bundle in {live}; for {bundle} give another --out", file=sys.stderr)
-    device = select_device(config.device)
+    live = _take_bundle(bundle, folder)
     with contextlib.ExitStack() as stack:
         env = make_env(sim)
         stack.callback(env.close)
@@ -113,7 +107,54 @@ def serving(
         display = None if shown is None else make_env(shown)
         if display is not None:
             stack.callback(display.close)
-        load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=device)
+        split = split_of(sim)
+        yield stack.enter_context(_serving_env(env, display, live, config, folder, split=split, address=address))
+
+
+@contextlib.contextmanager
+def serving_arm(
+    path: Path,
+    config: CorrectionsConfig,
+    folder: Path,
+    *,
+    robot: Path,
+    instruction: str,
+    max_steps: int = MAX_STEPS,
+    address: Address | None = None,
+) -> Iterator[CorrectionServer]:
+    """As ``serving``, on the arm of the file ``robot``. RobotError if the arm, or the policy on it, cannot be used."""
+    if not instruction.strip():
+        raise UserError("--robot needs --instruction TEXT, what the policy is asked to do")
+    if config.control.pace != 1 or config.control.wait_for_input or config.control.show_expert:
+        raise UserError("control.pace, wait_for_input and show_expert are for simulators: leave them out with --robot")
+    live = _take_bundle(path if (path / MANIFEST).exists() else locate(path)[1], folder)
+    file, spec = read_robot(robot), read_bundle_info(live).robot
+    with connected(file, name="vla_rl_correct") as connection:
+        arm = ArmEnv(
+            file, connection, spec, name=robot.stem, instruction=instruction, max_steps=max_steps,
+            held=config.control.held,
+        )  # fmt: skip
+        with (
+            contextlib.closing(arm),
+            _serving_env(arm, None, live, config, folder, split="robot", address=address) as server,
+        ):
+            yield server
+
+
+@contextlib.contextmanager
+def _serving_env(
+    env: VectorEnv,
+    display: VectorEnv | None,
+    live: Path,
+    config: CorrectionsConfig,
+    folder: Path,
+    *,
+    split: str,
+    address: Address | None,
+) -> Iterator[CorrectionServer]:
+    """``live``: the bundle, which is followed as it changes."""
+    with contextlib.ExitStack() as stack:
+        load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
         versions = Versions(load(live))
         watcher = BundleWatcher(versions, live, load)
         stack.callback(watcher.close)
@@ -128,12 +169,22 @@ def serving(
                 versions,
                 config.control,
                 folder,
-                address=address,
+                address=address or Address(),
                 starts=starts,
-                split=split_of(sim),
+                split=split,
                 fit_classifier=partial(_fit_command, config, folder / EPISODES),
             )
         )
+
+
+def _take_bundle(bundle: Path, folder: Path) -> Path:
+    """The folder's own bundle, which learning replaces: a copy of this one unless there is one."""
+    live = folder / BUNDLE
+    if not live.exists():
+        shutil.copytree(bundle, live)
+    elif read_bundle_info(live).sha256 != read_bundle_info(bundle).sha256:
+        print(f"going on with the bundle in {live}; for {bundle} give another --out", file=sys.stderr)
+    return live
 
 
 def _fit_command(config: CorrectionsConfig, episodes: Path, out: Path) -> list[str]:

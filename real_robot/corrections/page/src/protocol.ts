@@ -32,6 +32,7 @@ export interface State {
   max_steps: number;
   control_hz: number;
   can_rewind: boolean;
+  stopped: string; // why an arm's stop is latched, or ""
   holder: string | null;
   you_hold: boolean;
   policy: string;
@@ -53,7 +54,8 @@ export interface Devices {
 }
 
 export type Command =
-  | "take_over" | "hand_back" | "pause" | "success" | "failure" | "abort" | "next" | "rewind" | "instruct";
+  | "take_over" | "hand_back" | "pause" | "success" | "failure" | "abort" | "next" | "rewind" | "instruct"
+  | "release_stop";
 
 export interface Row {
   id: string;

@@ -9,7 +9,7 @@ import { ask, type Command, type State, type Version } from "./protocol";
 
 const HEARTBEAT_MS = 33;
 const MODES = { policy: "The policy drives", human: "You drive", hold: "The arm holds", ended: "The episode has ended" };
-const COMMANDS: Command[] = ["take_over", "hand_back", "pause", "success", "failure", "abort", "next"];
+const COMMANDS: Command[] = ["take_over", "hand_back", "pause", "success", "failure", "abort", "next", "release_stop"];
 const HOTKEYS: Record<string, string> = {
   KeyT: "take_over", KeyB: "hand_back", KeyP: "pause", Escape: "let_go",
   Digit1: "success", Digit2: "failure", Digit3: "abort", KeyN: "next",
@@ -65,7 +65,10 @@ function show(next: State): void {
   const slider = rewindStep();
   slider.max = String(next.step);
   if (before === null || before.step !== next.step) slider.value = document.activeElement === slider ? slider.value : String(next.step);
-  slider.disabled = !next.can_rewind;
+  element("rewind-row").hidden = !next.can_rewind;
+  element("no-rewind").hidden = next.can_rewind;
+  element("stopped").hidden = next.stopped === "";
+  setText(element("stopped-reason"), `The arm is stopped: ${next.stopped}.`);
   showVersions(next.versions);
   if (!waiting) requestAnimationFrame(redraw); // after a picture that has arrived
   waiting = true;

@@ -1,0 +1,234 @@
+"""The page on an arm of LeRobot with simulated servos: through lease, safety filter and driver, in real time.
+
+The same on an arm of ROS, over a real wire: tests/ros/test_corrections.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from playwright.sync_api import Browser
+from websockets.sync.client import ClientConnection
+
+from episodes.schema import HUMAN, POLICY
+from episodes.store import EpisodeStore
+from policies.bundle import save_bundle
+from policies.policy import RobotSpec
+from real_robot.corrections.arm import ArmEnv
+from real_robot.corrections.scripted_operator import open_control, open_session
+from real_robot.corrections.server import CorrectionServer
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.robot_file import RobotError, load_robot
+from tests.browser import needs_chromium, wait_until
+from tests.corrections.small_server import PATIENT
+from tests.real_robot.lerobot_plugins.simulated_device import JOINTS, SimulatedServos
+from tests.real_robot.small_policies import small_policy
+from tests.real_robot.test_control_thread import wait
+from tests.real_robot.test_lerobot import so101
+from vla_rl.cli import main as cli
+from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.runners.corrections import serving_arm
+
+SPEC = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(32, 32), control_hz=25.0)
+SETTINGS = replace(PATIENT, held=(), speed=1.0)
+PAN_RANGE = 1.91986  # [rad] that a state of 1 stands for
+STEP = 0.1  # [rad] of a full action: 2.5 rad/s, more than the limits allow
+
+
+def robot_file(folder: Path) -> Path:
+    """The SO-101 with motions as actions, and pictures that a loaded machine may take late."""
+    path = so101(folder)
+    document = yaml.safe_load(path.read_text())
+    steps = dict.fromkeys(JOINTS, f"{STEP} rad")
+    document["control"] |= {"embodiment": "joint_steps", "joint_step": steps, "max_image_age_s": 1.0}
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def bundle(folder: Path) -> Path:
+    policy = small_policy(robot=SPEC)
+    policy.fit_normalizer(torch.randn(100, 6), 0.1 * torch.randn(100, 6))
+    save_bundle(policy, folder / "given")
+    return folder / "given"
+
+
+@pytest.fixture
+def servos(monkeypatch: pytest.MonkeyPatch) -> SimulatedServos:
+    """In place of LeRobot's driver, which needs LeRobot."""
+    made = SimulatedServos()
+    monkeypatch.setattr("real_robot.arm_connection.make_driver", lambda section: made)
+    return made
+
+
+@pytest.fixture
+def running(tmp_path: Path, servos: SimulatedServos) -> Iterator[CorrectionServer]:
+    config = CorrectionsConfig(control=SETTINGS)
+    file = robot_file(tmp_path)
+    with serving_arm(bundle(tmp_path), config, tmp_path / "out", robot=file, instruction="wave") as server:
+        yield server
+    assert server.robot.failure is None
+
+
+class Page:
+    """The control connection of a person."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._send(type="acquire")
+        self._token = self.receive("lease")["token"]
+
+    def do(self, what: str) -> None:
+        self._send(type="do", token=self._token, what=what)
+
+    def drive_until(self, keys: list[str], condition: Callable[[dict], bool]) -> dict:
+        """Hold these keys, with the deadman if there are any."""
+        deadline_s = time.monotonic() + 60
+        while not condition(state := self.receive("state")):
+            assert time.monotonic() < deadline_s, state
+            self._send(type="input", token=self._token, deadman=bool(keys), keys=keys)
+        return state
+
+    def receive(self, wanted: str) -> dict:
+        while True:
+            message = json.loads(self._socket.recv(timeout=60))
+            if message["type"] == wanted:
+                return message
+
+    def _send(self, **message: object) -> None:
+        self._socket.send(json.dumps(message))
+
+
+def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
+    running: CorrectionServer, servos: SimulatedServos
+) -> None:
+    session = running.robot.session
+    with open_control(*open_session(running.invite("Anna"))) as socket:
+        page = Page(socket)
+        state = page.drive_until([], lambda state: state["step"] == 0)
+        assert (state["mode"], state["reason"], state["can_rewind"]) == ("hold", "a new episode", False)
+        assert not any(np.ptp([goal for _, goal in servos.sent], axis=0))
+        page.do("hand_back")
+        page.drive_until([], lambda state: state["actors"].count("p") >= 10)
+        page.do("take_over")
+        page.drive_until(["KeyS"], lambda state: state["actors"].count("h") >= 15)  # joint 0, one way
+        page.drive_until([], lambda state: state["actors"].endswith("-"))
+        page.do("success")
+        page.drive_until([], lambda state: state["mode"] == "ended")
+        length = session.attempt.length
+        page.do("next")
+        state = page.drive_until([], lambda state: state["episode"] == 2)
+        assert (state["mode"], state["step"]) == ("hold", 0)
+        page.do("rewind")
+        assert "cannot go back" in page.receive("refused")["reason"]
+    assert session.last_episode is not None
+    with EpisodeStore(running.folder / "episodes") as store:
+        episode = store.read(session.last_episode)
+        assert store.labels(episode.id)["success"] is True
+    assert (episode.num_steps, episode.instruction, episode.split) == (length, "wave", "robot")
+    assert set(episode.actor[:10]) == {POLICY}
+    # the recorded actions are the motion [rad] that was seen, at a lower speed than the person wanted
+    human = np.flatnonzero(episode.actor == HUMAN)
+    seen = dict(zip(episode.observation_steps.tolist(), episode.state[:, 0] * PAN_RANGE, strict=True))
+    first, last = (find(step for step in seen if step in human) for find in (min, max))
+    moved = STEP * float(episode.action[first:last, 0].sum())
+    assert moved == pytest.approx(seen[last] - seen[first], abs=0.15)
+    assert 0.4 < abs(moved) < 0.9 * STEP * (last - first)
+    assert episode.observation_steps[0] == 0
+    assert episode.observation_steps[-1] == episode.num_steps
+    # speed and acceleration limits hold, whoever drove [rad/s]
+    times, goals = np.array([at for at, _ in servos.sent]), np.radians([goal for _, goal in servos.sent])
+    assert (np.abs(np.diff(goals[:, 0])) <= 2.0 * (np.diff(times) + 0.02)).all()
+
+
+def test_the_arm_holds_when_the_page_is_closed_even_if_the_policy_drives(
+    running: CorrectionServer, servos: SimulatedServos
+) -> None:
+    session = running.robot.session
+    for drives in ("hand_back", "take_over"):
+        with open_control(*open_session(running.invite("Anna"))) as socket:
+            page = Page(socket)
+            page.do(drives)
+            page.drive_until(["KeyW"], lambda state: state["step"] >= 5 and state["mode"] != "hold")
+        wait(lambda: session.mode == "hold")
+        assert session.reason == "the connection ended"
+        time.sleep(0.5)
+        length, goal = session.attempt.length, servos.goal
+        time.sleep(0.5)
+        assert (session.mode, session.attempt.length, servos.goal.tolist()) == ("hold", length, goal.tolist())
+
+
+@needs_chromium
+def test_a_stop_is_shown_in_the_page_and_released_there(
+    chromium: Browser, running: CorrectionServer, servos: SimulatedServos
+) -> None:
+    context = chromium.new_context()
+    with contextlib.closing(context):
+        page = context.new_page()
+        page.goto(running.invite("Anna"))
+        page.wait_for_selector("#no-rewind:not([hidden])")
+        assert not page.is_visible("#rewind")
+        assert not page.is_visible("#stopped")
+        page.keyboard.press("t")
+        page.wait_for_selector("#mode[data-mode=human]")
+        page.keyboard.down("Shift")
+        page.keyboard.down("w")
+        wait(lambda: running.robot.session.attempt.length > 5)
+        arm = running.robot.session.arm
+        assert arm is not None
+        arm._control.stop("contact at joint elbow_flex")
+        page.wait_for_selector("#stopped:not([hidden])")
+        assert page.text_content("#stopped-reason") == "The arm is stopped: contact at joint elbow_flex."
+        page.wait_for_selector("#mode[data-mode=hold]")
+        length = running.robot.session.attempt.length
+        page.keyboard.press("t")
+        wait_until(page, "document.getElementById('problem').textContent.startsWith('stopped: contact')")
+        page.click("#release_stop")
+        page.wait_for_selector("#stopped", state="hidden")
+        assert running.robot.session.attempt.length == length
+        page.keyboard.press("t")
+        wait(lambda: running.robot.session.attempt.length > length + 5)
+
+
+def test_a_driver_that_fails_stops_the_arm_and_is_named(running: CorrectionServer, servos: SimulatedServos) -> None:
+    with open_control(*open_session(running.invite("Anna"))) as socket:
+        page = Page(socket)
+        page.do("take_over")
+        page.drive_until(["KeyW"], lambda state: state["step"] >= 5)
+        servos.unplugged = True
+        state = page.drive_until(["KeyW"], lambda state: state["mode"] == "hold")
+        assert "no answer from motor 3" in page.drive_until([], lambda state: bool(state["stopped"]))["stopped"]
+        assert state["reason"]
+
+
+def test_what_an_arm_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, servos: SimulatedServos, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, file = bundle(tmp_path), robot_file(tmp_path)
+    robot = load_robot(file)
+    with LeRobotArm(servos, robot) as arm:
+        make = partial(ArmEnv, name="x", instruction="wave", max_steps=9, held=())
+        other = replace(SPEC, state_dim=7)
+        with pytest.raises(RobotError, match="made for another robot: state_dim 7, not 6"):
+            make(robot, LeRobotConnection(arm), other)
+        positions = replace(robot, control=replace(robot.control, embodiment="joint_positions"))
+        with pytest.raises(RobotError, match="actions of joint_positions are positions"):
+            make(positions, LeRobotConnection(arm), SPEC)
+    for arguments, says in (
+        ((), "--robot needs --instruction TEXT"),
+        (("--instruction", "wave", "--control.pace", "2"), "are for simulators"),
+        (("--instruction", "wave", "--task", "reach"), "--sim and --task choose a simulator"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["correct", str(given), "--robot", str(file), "--out", str(tmp_path / "out"), *arguments])
+        said = capsys.readouterr().err
+        assert (end.value.code, says in said, said.count("\n")) == (2, True, 1), said
