@@ -58,9 +58,20 @@ def filter_rows() -> list[Row]:
     return rows
 
 
-def simulated(tasks: Sequence[str], episodes: int) -> TabletopEnv:
-    """The suite, drawn as by the fake arm's cameras."""
-    return TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1, detail=DETAIL))
+def simulated(bundle: Path, tasks: Sequence[str], episodes: int) -> TabletopEnv:
+    """The suite, drawn as by the fake arm's cameras; for a policy that was trained with a delay, with it and the limits
+    of acceleration (configs/quickstart_arm.yaml)."""
+    delay = read_bundle_info(bundle).robot.action_delay
+    return TabletopEnv(
+        TabletopConfig(
+            tasks=tuple(tasks),
+            num_envs=min(10, episodes),
+            threads=1,
+            detail=DETAIL,
+            acceleration_limits=delay > 0,
+            action_delay=delay,
+        )
+    )
 
 
 def success_row(name: str, wins: Sequence[bool], **more: Any) -> Row:
@@ -220,7 +231,7 @@ def measure(
             if episodes:
                 with arm_as_environment(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
                     rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
-                sim = simulated(tasks, episodes)
+                sim = simulated(bundle, tasks, episodes)
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))
                 sim.close()
         finally:

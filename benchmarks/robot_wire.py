@@ -94,7 +94,7 @@ def main() -> None:
     began = time.monotonic()
     attempts, counted = over_wire(bundle, starts, options.cells, image)
     seconds = time.monotonic() - began
-    sim = simulated(QUICK_START, options.episodes)
+    sim = simulated(bundle, QUICK_START, options.episodes)
     rows = [
         *success_rows("over the wire", starts, [one.success for one in attempts]),
         *success_rows("in simulation", starts, evaluate(bundle, sim, starts)),

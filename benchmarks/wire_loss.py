@@ -10,9 +10,8 @@ benchmarks/results/wire_loss.json.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from real_robot.control.registry import build_embodiment
 from real_robot.control.trajectory import Trajectory
 from real_robot.images import fit_image
 from real_robot.robot_file import load_robot
+from real_robot.ros.fake_arm.cameras import DETAIL
 from real_robot.ros.fake_arm.physics import JOINT_HZ, TabletopArm
 from real_robot.safety.commands import Measurement, PathPoint
 from real_robot.safety.limits import RobotLimits
@@ -52,7 +52,10 @@ IMAGE_AGE_S = (0.01, 0.045)  # of 30 Hz cameras, when it is used
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """``chunking`` None: no delay at all and fresh images, as in the simulator. ``limited``: by the robot file."""
+    """``chunking`` None: no delay at all and fresh images, as in the simulator. ``limited``: by the robot file.
+
+    A policy that was trained with a delay has its own chunking, whatever the setting says.
+    """
 
     name: str
     chunking: ChunkingConfig | None
@@ -61,6 +64,7 @@ class Setting:
 
 SETTINGS = (
     Setting(name="chain_alone", chunking=None, limited=False),
+    Setting(name="with_limits", chunking=None, limited=True),
     Setting(name="with_delay", chunking=ChunkingConfig(method="replace", execute_steps=4, max_delay=3), limited=False),
     Setting(
         name="with_delay_and_limits",
@@ -80,7 +84,7 @@ class FakeCell:
 
     def __init__(self) -> None:
         self._arm, self.now_s = TabletopArm(), 0.0
-        self._renderer = Renderer(gl=choose_gl("auto"), cameras=CAMERAS, image_size=IMAGE_SIZE)
+        self._renderer = Renderer(gl=choose_gl("auto"), cameras=CAMERAS, image_size=IMAGE_SIZE, detail=DETAIL)
 
     def begin(self, task: str, seed: int) -> str:
         self._arm.begin(task, seed)
@@ -183,12 +187,10 @@ class Server:
 def unlimited(limits: RobotLimits) -> RobotLimits:
     """The same arm with velocities, accelerations and jerks that nothing reaches."""
     axes = [
-        dataclasses.replace(
-            axis, velocity=4 * axis.velocity, acceleration=100 * axis.acceleration, jerk=1e3 * axis.jerk
-        )
+        replace(axis, velocity=4 * axis.velocity, acceleration=100 * axis.acceleration, jerk=1e3 * axis.jerk)
         for axis in limits.axes
     ]
-    return dataclasses.replace(limits, axes=tuple(axes))
+    return replace(limits, axes=tuple(axes))
 
 
 def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str, seed: int) -> tuple[bool, int, int]:
@@ -212,7 +214,7 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
         control_hz=CONTROL_HZ,
         embodiment=embodiment,
         source=policy,
-        lead_s=robot.lead_s if setting.limited else 0.0,
+        lead_s=robot.lead_s if setting.limited and setting.chunking is not None else 0.0,
     )
     start = np.clip(cell.measure().positions, *np.array([axis.position for axis in limits.axes]).T)
     loop.start(start.tolist(), cell.now_s)
@@ -231,9 +233,13 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
 
 def measure(bundle: Path, tasks: Sequence[str], episodes: int) -> list[Row]:
     starts: list[StartState] = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
-    sim = TabletopEnv(TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1))
-    rows = [success_row("simulation", evaluate(bundle, sim, starts))]
-    sim.close()
+    delay = read_bundle_info(bundle).robot.action_delay
+    suite = TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1, detail=DETAIL, action_delay=delay)
+    rows = []
+    for name, limited in (("simulation", False), ("simulation_with_limits", True)):
+        sim = TabletopEnv(replace(suite, acceleration_limits=limited))
+        rows.append(success_row(name, evaluate(bundle, sim, starts)))
+        sim.close()
     cell = FakeCell()
     for setting in SETTINGS:
         backend = PolicyBackend(load_bundle(bundle), fingerprint="", seed=0)

@@ -27,13 +27,18 @@ from sims.vector_env import EnvSpec, Observation
 
 @dataclass(frozen=True, kw_only=True)
 class RobotSpec:
-    """Observation and action space that a policy or world model was made for; a bundle refuses any other."""
+    """Observation and action space that a policy or world model was made for; a bundle refuses any other.
+
+    ``action_delay``: control steps from an observation to the execution of the first action that is chosen by it, to
+    which a policy was trained; who executes its chunks keeps to it. Others are not refused.
+    """
 
     action_dim: int
     state_dim: int
     cameras: tuple[str, ...]
     image_size: tuple[int, int]
     control_hz: float
+    action_delay: int = 0
 
     @classmethod
     def of(cls, spec: EnvSpec) -> RobotSpec:
@@ -43,6 +48,7 @@ class RobotSpec:
             cameras=spec.cameras,
             image_size=spec.image_size,
             control_hz=spec.control_hz,
+            action_delay=spec.action_delay,
         )
 
     def differences(self, other: RobotSpec) -> str:
@@ -50,7 +56,8 @@ class RobotSpec:
 
         Sizes of images are compared where there are images.
         """
-        names = [name for name in self.__dataclass_fields__ if name != "image_size" or self.cameras]
+        left_out = {"action_delay"} if self.cameras else {"action_delay", "image_size"}
+        names = [name for name in self.__dataclass_fields__ if name not in left_out]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return "; ".join(f"{name} {own}, not {theirs}" for name, own, theirs in pairs if own != theirs)
 

@@ -118,6 +118,7 @@ class EnvSpec:
 
     image_size: (height, width) in pixels. max_steps: the longest episode, in control steps. tasks: names that
     ``StartState.task`` indexes. fingerprint: versions that a result depends on. can_capture: whether ``capture`` works.
+    action_delay: control steps from ``step`` to the execution of its action.
     """
 
     name: str
@@ -132,6 +133,7 @@ class EnvSpec:
     device: torch.device
     fingerprint: Mapping[str, str]
     can_capture: bool = True
+    action_delay: int = 0
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ arrives after a hold starts at the arm's position. The scheduler has no clock an
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Actions = NDArray[np.float32]  # [steps, A]
-ChunkingMethod = Literal["prefix", "guided", "jacobian_free", "replace", "ensemble"]
+ChunkingMethod = Literal["prefix", "guided", "jacobian_free", "replace", "ensemble", "queue"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,9 @@ class ChunkingConfig:
 
     ``prefix``: the policy is given the actions that will be executed during inference, as in its training.
     ``guided``, ``jacobian_free``: for policies that were not trained so; see ``policies.denoising.guidance``.
-    ``replace``: the new chunk replaces the old one. ``ensemble``: overlapping chunks are averaged (ACT).
+    ``replace``: the new chunk replaces the old one. ``ensemble``: overlapping chunks are averaged (ACT). ``queue``:
+    whole chunks follow each other, each ``max_delay`` control steps after its observation; ``execute_steps`` has no
+    meaning. A policy that was trained with a delay is always executed so (``for_policy``).
 
     ``execute_steps``: actions between two requests. ``max_delay``: longest delay to plan for [actions]; a policy
     trained with prefixes allows at most its ``max_prefix``. ``warmup``: first deliveries, left out of the delay
@@ -45,8 +47,25 @@ class ChunkingConfig:
     delay_window: int = 64
     ensemble_decay: float = 0.01
 
+    def for_policy(self, action_delay: int, *, lead_steps: int = 0) -> ChunkingConfig:
+        """As it is, or the queue that a policy trained with this delay [control steps] needs.
+
+        ``lead_steps``: control steps that an action is sent ahead of its time. ValueError where the delay leaves no
+        step for inference.
+        """
+        if 0 < action_delay <= lead_steps:
+            raise ValueError(
+                f"the policy was trained with an action_delay of {action_delay} control steps, but limits.command_lead "
+                f"takes {lead_steps} and inference one: lower command_lead, or train with action_delay {lead_steps + 1}"
+            )
+        return replace(self, method="queue", max_delay=action_delay) if action_delay else self
+
     def check(self, horizon: int) -> None:
         """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""
+        if self.method == "queue":
+            if not 1 <= self.max_delay <= horizon:
+                raise ValueError(f"chunks of {horizon} actions in a queue need max_delay 1 to {horizon}")
+            return
         if not 0 <= self.max_delay <= self.execute_steps <= horizon - self.max_delay or self.execute_steps < 1:
             raise ValueError(
                 f"chunks of {horizon} actions need max_delay <= execute_steps <= {horizon} - max_delay, "
@@ -118,6 +137,7 @@ class ChunkScheduler:
         self._next_tick: int | None = None
         self._pending: tuple[ChunkRequest, int] | None = None
         self._last_request: int | None = None
+        self._wait = 1  # control ticks between a request and the first action of its chunk, in a queue
 
     @property
     def delay_estimate(self) -> int:
@@ -128,7 +148,11 @@ class ChunkScheduler:
         """A request for a new chunk if one is due: ``execute_steps`` actions after the last, or nothing is planned."""
         self._skip_to(tick)
         planned = self._leftover(tick)
-        due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
+        if self.config.method == "queue":
+            self._wait = max(1, self.config.max_delay - lead_ticks)
+            due = len(planned) <= self._wait
+        else:
+            due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
         if self._pending or (len(planned) and not due):
             return None
         sent = self._sent(tick, lead_ticks)
@@ -162,6 +186,10 @@ class ChunkScheduler:
             len(request.leftover) > request.sent
         ):  # without a plan nothing is consumed, which is no measurement of the delay
             self._tracker.add(consumed)
+        if self.config.method == "queue":
+            begins = max(tick, request.tick + self._wait)
+            self._chunks.append((begins, actions))
+            return Delivery(consumed=consumed, late=begins > request.tick + self._wait)
         # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]
@@ -172,7 +200,7 @@ class ChunkScheduler:
         self._skip_to(tick)
         self._next_tick = tick + 1
         self._chunks = [(start, chunk) for start, chunk in self._chunks if tick < start + len(chunk)]
-        if not self._chunks:
+        if all(start > tick for start, _ in self._chunks):
             return None
         self._consumed += 1
         action = self._combined(tick)
@@ -180,7 +208,7 @@ class ChunkScheduler:
         return action
 
     def _combined(self, tick: int) -> NDArray[np.float32]:
-        candidates = np.stack([chunk[tick - start] for start, chunk in self._chunks])
+        candidates = np.stack([chunk[tick - start] for start, chunk in self._chunks if start <= tick])
         if len(candidates) == 1:
             return candidates[0]
         weights = np.exp(-self.config.ensemble_decay * np.arange(len(candidates), dtype=np.float32))

@@ -82,7 +82,11 @@ def _check(bundle: Path, robot: Path) -> None:
             f"{bundle} has the cameras {list(spec.robot.cameras)}, {robot} has {list(described.ros.cameras)}; "
             "rename them under ros.cameras"
         )
-    chunking = described.control.chunking
+    lead_steps = round(described.lead_s * spec.robot.control_hz)
+    try:
+        chunking = described.control.chunking.for_policy(spec.robot.action_delay, lead_steps=lead_steps)
+    except ValueError as error:
+        raise RobotError(f"{bundle} on {robot}: {error}") from error
     if chunking.method == "prefix" and chunking.max_delay > spec.max_prefix:
         raise RobotError(
             f"{robot}: control.chunking.max_delay is {chunking.max_delay}, {bundle} was trained with prefixes of at "

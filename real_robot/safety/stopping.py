@@ -22,6 +22,10 @@ from math import ceil, sqrt
 # Planning leaves a small part of each limit unused, so that rounding never exceeds it.
 _PLANNING = 1.0 - 1e-6
 _TRIES = 6
+# Share of a target's speed u that a joint follows. With the whole of it the joint overshoots by u^2 / 2A wherever the
+# target stops at once, as targets of a policy do: then a third of the quick start's pushes succeed, instead of nine
+# tenths. With none of it the joint lags four ticks behind.
+FOLLOWED = 0.25
 CONTROLLER_HZ = 1000.0
 
 
@@ -163,9 +167,10 @@ class Axis:
 
         The closing speed is the least of three: what half the acceleration can still stop, s = sqrt(A d); what a
         fraction of the jerk can stop, s = (J d^2 / 10)^(1/3), as the acceleration must be ramped out too; and a quarter
-        of the distance per tick. ``scale`` in (0, 1] lowers the highest speed.
+        of the distance per tick. ``target_speed`` is followed in part. ``scale`` in (0, 1] lowers the highest speed.
         """
         position, speed, accel = motion
+        target_speed *= FOLLOWED
         gap = target - target_speed - position
         separation = gap if gap > 0.0 else -gap
         closing = 0.25 * separation

@@ -31,7 +31,7 @@ class ChunkBackend(ABC):
     second result of each ``act``.
     """
 
-    methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble")
+    methods: tuple[ChunkingMethod, ...] = ("prefix", "replace", "ensemble", "queue")
 
     def __init__(self, hello: Hello, *, seed: int, device: torch.device | str = "cpu") -> None:
         self.hello = hello
@@ -192,4 +192,5 @@ def describe(spec: PolicySpec, *, fingerprint: str) -> Hello:
         image_size=list(spec.robot.image_size),
         control_hz=spec.robot.control_hz,
         max_prefix=spec.max_prefix,
+        action_delay=spec.robot.action_delay,
     )

@@ -38,7 +38,8 @@ class WireError(ValueError):
 class Hello:
     """Description of a policy. ``fingerprint``: sha256 of its weights. ``image_size``: [height, width].
 
-    ``max_prefix``: longest prefix of committed actions that it accepts.
+    ``max_prefix``: longest prefix of committed actions that it accepts. ``action_delay``: control steps from an
+    observation to the execution of the first action, as in its training; 0: as early as may be.
     """
 
     protocol: int
@@ -50,6 +51,7 @@ class Hello:
     image_size: list[int]
     control_hz: float
     max_prefix: int
+    action_delay: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,7 @@ class RemotePolicy:
         max_image_age_s: float,
         log: EpisodeLog | None = None,
     ) -> None:
+        chunking = chunking.for_policy(hello.action_delay)
         check_policy(hello, embodiment, chunking)
         self.counters = PolicyCounters()
         self.instruction = ""

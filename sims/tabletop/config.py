@@ -32,7 +32,9 @@ class TabletopConfig:
     smooth edges, for pictures that people look at; several times slower. ``detail`` "low": boxes and round shapes of
     fewer polygons, rendered in half the time; the shipped encoder was pretrained with "full". ``demonstrator``
     "biased": with one constant error, the same in every episode; "human": with errors drawn per episode
-    (sims/tabletop/demonstrators).
+    (sims/tabletop/demonstrators). ``acceleration_limits``: the joints keep those of the maker's arm, as behind the
+    safety filter of a real one; without, they follow any change of speed at once. ``action_delay``: control steps
+    after which an action is executed.
     """
 
     name: Literal["tabletop"] = "tabletop"
@@ -50,6 +52,8 @@ class TabletopConfig:
     shadows: bool = False
     detail: Detail = "full"
     demonstrator: DemonstratorName = "biased"
+    acceleration_limits: bool = False
+    action_delay: Count = 0
 
     def __post_init__(self) -> None:
         for field, values, allowed in (

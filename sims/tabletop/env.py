@@ -23,14 +23,16 @@ from sims.tabletop.config import TabletopConfig
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, Demonstrator
 from sims.tabletop.end_effector_control import (
     POSITION_SCALE,
+    ROTATION_SCALE,
     WORKSPACE,
     EndEffectorControl,
     EndEffectorState,
     EndEffectorTarget,
     finger_target,
 )
-from sims.tabletop.kinematics import end_effector_orientation
+from sims.tabletop.kinematics import end_effector_orientation, rotation_matrix
 from sims.tabletop.layout import ARM, BLOCK_QPOS, DRAWER_QPOS, FINGERS, PEG_QPOS, Layout, sample_layout
+from sims.tabletop.limited_motion import LimitedMotion
 from sims.tabletop.mujoco_backend import SNAPSHOT_SIZE
 from sims.tabletop.projection import Projection
 from sims.tabletop.scene import CONTROL_HZ, LAG_S, MOCAP, SUBSTEPS, model_hash
@@ -81,6 +83,7 @@ class TabletopEnv:
                 "backend": config.backend,
                 "renderer": self.backend.renderer,
             },
+            action_delay=config.action_delay,
         )
         self._starts: list[StartState | None] = [None] * n
         self._layouts: list[Layout | None] = [None] * n
@@ -104,6 +107,9 @@ class TabletopEnv:
             rotation=torch.zeros(n, 3, 3, device=device),
             joints=torch.zeros(n, 7, device=device),
         )
+        self._motion = LimitedMotion(n, device) if config.acceleration_limits else None
+        self._fingers = torch.zeros(n, 1, device=device)  # their last target, with limits
+        self._pending = torch.zeros(n, config.action_delay, 7, device=device)  # actions that are not yet executed
         self._task_progress = torch.zeros(n, device=device)  # of the shaped reward
         self._task_envs: list[tuple[str, Tensor]] = []
         self._read_state()
@@ -136,6 +142,10 @@ class TabletopEnv:
         self._target.position[new] = self._scene.end_effector[new]
         self._target.rotation[new] = self._scene.rotation[new]
         self._target.joints[new] = self._joints[new].float()
+        self._pending[new] = torch.tensor([0.0] * 6 + [-1.0], device=self.spec.device)
+        if self._motion is not None:
+            self._fingers[new] = self._scene.fingers[new, :1].abs()
+            self._motion.start(new, torch.cat([self._target.joints, self._fingers], dim=1)[new])
         if self.config.reward == "shaped":
             self._task_progress = self._measure_task_progress()
 
@@ -156,20 +166,30 @@ class TabletopEnv:
             counts = [part[env_id] for part in vars(progress).values()]
             target = torch.cat([part[env_id].flatten() for part in vars(self._target).values()])
             numbers = [*target.tolist(), *(float(count) for count in counts)]
+            numbers += self._pending[env_id].flatten().tolist()
+            if self._motion is not None:
+                numbers += [*self._motion.state[env_id].flatten().tolist(), float(self._fingers[env_id])]
             snapshot = np.concatenate([self.backend.snapshot(env_id), numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
         return tuple(states)
 
     def _restore(self, env_id: int, snapshot: np.ndarray) -> None:
-        if snapshot.shape != (SNAPSHOT_SIZE + 25,):
-            raise ValueError(f"reset: a snapshot of this suite has {SNAPSHOT_SIZE + 25} numbers, got {snapshot.shape}")
+        pending = self._pending[env_id]
+        size = SNAPSHOT_SIZE + 25 + pending.numel() + (17 if self._motion is not None else 0)
+        if snapshot.shape != (size,):
+            raise ValueError(f"reset: a snapshot of this suite has {size} numbers, got {snapshot.shape}")
         self.backend.restore(env_id, snapshot[:SNAPSHOT_SIZE])
         rest = snapshot[SNAPSHOT_SIZE:]
         self._target.position[env_id] = torch.from_numpy(rest[:3])
         self._target.rotation[env_id] = torch.from_numpy(rest[3:12].reshape(3, 3))
         self._target.joints[env_id] = torch.from_numpy(rest[12:19])
-        for part, value in zip(vars(self._progress).values(), rest[19:], strict=True):
+        for part, value in zip(vars(self._progress).values(), rest[19:25], strict=True):
             part[env_id] = value
+        rest = rest[25:]
+        self._pending[env_id] = torch.from_numpy(rest[: pending.numel()]).view_as(pending)
+        if self._motion is not None:
+            self._motion.state[env_id] = torch.from_numpy(rest[-17:-1]).view(2, -1)
+            self._fingers[env_id] = rest[-1]
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -178,7 +198,7 @@ class TabletopEnv:
         progress = self._progress
         finished = progress.terminated | progress.truncated
         running = ~finished
-        controls = self._controls(action.to(self._target.position), running)
+        controls = self._controls(self._due(action.to(self._target.position).clamp(-1, 1), running), running)
         self.backend.step(running, controls)
         self._read_state()
         named, other = self._check_tasks()
@@ -196,19 +216,36 @@ class TabletopEnv:
             intervened=torch.zeros_like(finished),
         )
 
+    def _due(self, action: Float[Tensor, "N 7"], running: Bool[Tensor, " N"]) -> Float[Tensor, "N 7"]:
+        """The action of ``action_delay`` control steps ago; ``action`` waits."""
+        queue = torch.cat([self._pending, action[:, None]], dim=1)
+        self._pending = torch.where(running[:, None, None], queue[:, 1:], self._pending)
+        return queue[:, 0]
+
     def _controls(self, action: Float[Tensor, "N 7"], running: Bool[Tensor, " N"]) -> Float[Tensor, "N substeps 9"]:
         """Move the targets of running environments and return the actuator inputs, interpolated over the substeps."""
-        action = action.clamp(-1, 1)
         last, scene = self._target, self._scene
         arm = EndEffectorState(
             position=scene.end_effector, rotation=scene.rotation, joints=self._joints, jacobian=self._jacobian
         )
         target = self._control.next_target(last, action, arm)
-        motion = target.joints - last.joints
-        joints = last.joints[:, None] + motion[:, None] * self._ramp
         self._target = target.where(running, last)
         fingers = finger_target(action[:, 6])
+        if self._motion is not None:
+            return self._limited(running, last.joints, target.joints, fingers[:, None])
+        motion = target.joints - last.joints
+        joints = last.joints[:, None] + motion[:, None] * self._ramp
         return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)
+
+    def _limited(
+        self, running: Tensor, last: Float[Tensor, "N 7"], joints: Float[Tensor, "N 7"], fingers: Float[Tensor, "N 1"]
+    ) -> Float[Tensor, "N substeps 9"]:
+        """Actuator inputs that keep the limits of acceleration, on the way from the ``last`` joint targets."""
+        assert self._motion is not None
+        start, end = torch.cat([last, self._fingers], dim=1), torch.cat([joints, fingers], dim=1)
+        self._fingers = torch.where(running[:, None], fingers, self._fingers)
+        sent = self._motion.follow(running, start, end)
+        return torch.cat([sent, sent[..., -1:]], dim=2)
 
     def _read_state(self) -> None:
         """Update ``scene``, the state that tasks, expert and observations share, from the simulator."""
@@ -278,7 +315,7 @@ class TabletopEnv:
     def planned_path(self, env_id: int, actions: Float[np.ndarray, "n 7"]) -> Float[np.ndarray, "n_plus_1 3"]:
         """The end effector, then the target positions of these actions [m], which the arm follows with a lag."""
         positions = [self.end_effector(env_id)]
-        target = self._target.position[env_id].cpu().numpy()
+        target = self.target[0][env_id].cpu().numpy()
         for action in np.clip(actions, -1.0, 1.0):
             target = np.clip(target + POSITION_SCALE * action[:3], *WORKSPACE)
             positions.append(target)
@@ -311,8 +348,12 @@ class TabletopEnv:
 
     @property
     def target(self) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"]]:
-        """Position and rotation of the target pose, which actions move and the arm follows."""
-        return self._target.position, self._target.rotation
+        """Position and rotation of the target pose, which actions move and the arm follows; after what is pending."""
+        position, rotation = self._target.position, self._target.rotation
+        for action in self._pending.unbind(1):
+            position = position + POSITION_SCALE * action[:, :3]
+            rotation = torch.bmm(rotation_matrix(ROTATION_SCALE * action[:, 3:6].double()).to(rotation), rotation)
+        return position, rotation
 
     @property
     def elapsed(self) -> Int[Tensor, " N"]:

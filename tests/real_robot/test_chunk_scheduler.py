@@ -183,3 +183,59 @@ def test_every_tick_has_an_action_if_delays_are_as_planned(delays: list[int], wa
                     waiting, done = None, True
             assert value(plan.action(tick)) == tick
             tick += 1
+
+
+@pytest.mark.parametrize("lead", [0, 1, 2])
+def test_in_a_queue_whole_chunks_follow_each_other_each_as_late_as_in_training(lead: int) -> None:
+    plan = scheduler(method="queue", max_delay=3)
+    requested: dict[int, int] = {}
+    executed: list[float | None] = []
+    asked, begins = None, []
+    for k in range(30):
+        if asked is not None:  # answered in the next tick
+            delivery = plan.deliver(asked, chunk(100 * asked.tick), k)
+            assert delivery is not None
+            assert not delivery.late
+            asked = None
+        if (request := plan.request(k, lead)) is not None:
+            asked, requested[request.tick] = request, k
+        executed.append(value(plan.action(k)))
+        if executed[-1] in {100 * tick for tick in requested} and (not begins or begins[-1][0] != executed[-1]):
+            begins.append((executed[-1], k))
+    # the first action of each chunk is executed three control steps after the observation, of which ``lead`` are sent
+    assert [k + lead - first / 100 for first, k in begins] == [3] * len(begins)
+    assert len(begins) >= 3
+    held = executed.index(0.0)
+    assert executed[:held] == [None] * held
+    assert None not in executed[held:]
+    assert executed[held : held + HORIZON] == list(range(HORIZON))
+
+
+def test_in_a_queue_a_late_chunk_is_executed_as_a_whole() -> None:
+    plan = scheduler(method="queue", max_delay=1)
+    start(plan)
+    for k in range(1, 8):
+        assert plan.request(k) is None
+        plan.action(k)
+    request = plan.request(8)
+    assert request is not None
+    assert [value(plan.action(k)) for k in (8, 9, 10)] == [7, None, None]
+    delivery = plan.deliver(request, chunk(100), 11)
+    assert delivery is not None
+    assert delivery.late
+    assert [value(plan.action(k)) for k in (11, 12)] == [100, 101]
+
+
+def test_a_policy_that_was_trained_with_a_delay_is_queued_if_the_lead_allows_it() -> None:
+    config = ChunkingConfig(method="ensemble", execute_steps=3, max_delay=3)
+    assert config.for_policy(0, lead_steps=2) == config
+    queue = config.for_policy(2, lead_steps=1)
+    assert (queue.method, queue.max_delay) == ("queue", 2)
+    with pytest.raises(ValueError, match="lower command_lead, or train with action_delay 3"):
+        config.for_policy(2, lead_steps=2)
+
+
+def test_a_queue_needs_a_delay_of_at_most_a_chunk() -> None:
+    with pytest.raises(ValueError, match="chunks of 8 actions in a queue need max_delay 1 to 8"):
+        scheduler(method="queue", max_delay=9)
+    scheduler(method="queue", max_delay=8, execute_steps=1)
