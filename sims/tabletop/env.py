@@ -53,6 +53,12 @@ class _Progress:
     truncated: Bool[Tensor, " N"]
     success: Bool[Tensor, " N"]
 
+    @classmethod
+    def ended(cls, num_envs: int, device: torch.device) -> _Progress:
+        counts = [torch.zeros(num_envs, dtype=torch.int64, device=device) for _ in range(3)]
+        flags = [torch.zeros(num_envs, dtype=torch.bool, device=device) for _ in range(3)]
+        return _Progress(*counts, ~flags[0], *flags[1:])
+
 
 class TabletopEnv:
     """N tabletop episodes. An environment cannot be used before its first reset."""
@@ -92,24 +98,14 @@ class TabletopEnv:
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
         self._fixtures = torch.zeros(n, len(MOCAP), 4, device=device)
         self._instruction = encode_instructions([""] * n).to(device)
-        flags = torch.zeros(n, dtype=torch.bool, device=device)
-        counts = torch.zeros(n, dtype=torch.int64, device=device)
-        self._progress = _Progress(
-            elapsed=counts,
-            named_held=counts.clone(),
-            other_held=counts.clone(),
-            terminated=~flags,  # an environment counts as finished before its first reset
-            truncated=flags.clone(),
-            success=flags.clone(),
-        )
+        self._progress = _Progress.ended(n, device)  # before its first reset
         self._target = EndEffectorTarget(
             position=torch.zeros(n, 3, device=device),
             rotation=torch.zeros(n, 3, 3, device=device),
             joints=torch.zeros(n, 7, device=device),
         )
-        self._motion = LimitedMotion(n, device) if config.acceleration_limits else None
-        self._fingers = torch.zeros(n, 1, device=device)  # their last target, with limits
         self._pending = torch.zeros(n, config.action_delay, 7, device=device)  # actions that are not yet executed
+        self._motion = LimitedMotion(n, device) if config.acceleration_limits else None
         self._task_progress = torch.zeros(n, device=device)  # of the shaped reward
         self._task_envs: list[tuple[str, Tensor]] = []
         self._read_state()
@@ -144,8 +140,7 @@ class TabletopEnv:
         self._target.joints[new] = self._joints[new].float()
         self._pending[new] = torch.tensor([0.0] * 6 + [-1.0], device=self.spec.device)
         if self._motion is not None:
-            self._fingers[new] = self._scene.fingers[new, :1].abs()
-            self._motion.start(new, torch.cat([self._target.joints, self._fingers], dim=1)[new])
+            self._motion.start(new, torch.cat([self._target.joints, self._scene.fingers[:, :1].abs()], dim=1)[new])
         if self.config.reward == "shaped":
             self._task_progress = self._measure_task_progress()
 
@@ -168,14 +163,19 @@ class TabletopEnv:
             numbers = [*target.tolist(), *(float(count) for count in counts)]
             numbers += self._pending[env_id].flatten().tolist()
             if self._motion is not None:
-                numbers += [*self._motion.state[env_id].flatten().tolist(), float(self._fingers[env_id])]
+                numbers += self._motion.state[env_id].flatten().tolist()
             snapshot = np.concatenate([self.backend.snapshot(env_id), numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
         return tuple(states)
 
     def _restore(self, env_id: int, snapshot: np.ndarray) -> None:
         pending = self._pending[env_id]
-        size = SNAPSHOT_SIZE + 25 + pending.numel() + (17 if self._motion is not None else 0)
+        size = (
+            SNAPSHOT_SIZE
+            + 25
+            + pending.numel()
+            + (self._motion.state[env_id].numel() if self._motion is not None else 0)
+        )
         if snapshot.shape != (size,):
             raise ValueError(f"reset: a snapshot of this suite has {size} numbers, got {snapshot.shape}")
         self.backend.restore(env_id, snapshot[:SNAPSHOT_SIZE])
@@ -188,8 +188,8 @@ class TabletopEnv:
         rest = rest[25:]
         self._pending[env_id] = torch.from_numpy(rest[: pending.numel()]).view_as(pending)
         if self._motion is not None:
-            self._motion.state[env_id] = torch.from_numpy(rest[-17:-1]).view(2, -1)
-            self._fingers[env_id] = rest[-1]
+            motion = self._motion.state[env_id]
+            self._motion.state[env_id] = torch.from_numpy(rest[pending.numel() :]).view_as(motion)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -232,20 +232,11 @@ class TabletopEnv:
         self._target = target.where(running, last)
         fingers = finger_target(action[:, 6])
         if self._motion is not None:
-            return self._limited(running, last.joints, target.joints, fingers[:, None])
+            sent = self._motion.follow(running, torch.cat([target.joints, fingers[:, None]], dim=1))
+            return torch.cat([sent, sent[..., -1:]], dim=2)
         motion = target.joints - last.joints
         joints = last.joints[:, None] + motion[:, None] * self._ramp
         return torch.cat([joints.float(), fingers[:, None, None].expand(-1, SUBSTEPS, 2)], dim=2)
-
-    def _limited(
-        self, running: Tensor, last: Float[Tensor, "N 7"], joints: Float[Tensor, "N 7"], fingers: Float[Tensor, "N 1"]
-    ) -> Float[Tensor, "N substeps 9"]:
-        """Actuator inputs that keep the limits of acceleration, on the way from the ``last`` joint targets."""
-        assert self._motion is not None
-        start, end = torch.cat([last, self._fingers], dim=1), torch.cat([joints, fingers], dim=1)
-        self._fingers = torch.where(running[:, None], fingers, self._fingers)
-        sent = self._motion.follow(running, start, end)
-        return torch.cat([sent, sent[..., -1:]], dim=2)
 
     def _read_state(self) -> None:
         """Update ``scene``, the state that tasks, expert and observations share, from the simulator."""

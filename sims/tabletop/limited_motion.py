@@ -26,7 +26,8 @@ JOINTS = len(ACCELERATION)
 
 
 class LimitedMotion:
-    """Where seven joints and one finger of N arms are sent, and how fast: ``state`` [N, 2, 8], rad or m, per tick."""
+    """Seven joints and one finger of N arms. ``state`` [N, 3, 8], rad or m: where they are sent, how fast (per tick),
+    and the last target."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         speed = torch.tensor((*JOINT_SPEED, FINGER_SPEED), device=device)
@@ -34,17 +35,15 @@ class LimitedMotion:
         self._max_accel = TICK_S**2 * torch.tensor(ACCELERATION, device=device)
         self._lag = torch.tensor([LAG_S / TICK_S] * 7 + [0.0], device=device)  # the servos of the fingers have none
         self._parts = (torch.arange(1, SUBSTEPS_PER_TICK + 1, device=device) / SUBSTEPS_PER_TICK)[None, :, None]
-        self.state = torch.zeros(num_envs, 2, JOINTS, device=device)
+        self.state = torch.zeros(num_envs, 3, JOINTS, device=device)
 
     def start(self, env_ids: Sequence[int], positions: Float[Tensor, "n 8"]) -> None:
         """At rest at ``positions``."""
-        self.state[env_ids] = torch.stack([positions, torch.zeros_like(positions)], dim=1)
+        self.state[env_ids] = torch.stack([positions, torch.zeros_like(positions), positions], dim=1)
 
-    def follow(
-        self, running: Bool[Tensor, " N"], start: Float[Tensor, "N 8"], end: Float[Tensor, "N 8"]
-    ) -> Float[Tensor, "N substeps 8"]:
-        """Servo set points of one control step in which the targets move evenly from ``start`` to ``end``."""
-        position, speed = self.state.unbind(1)
+    def follow(self, running: Bool[Tensor, " N"], end: Float[Tensor, "N 8"]) -> Float[Tensor, "N substeps 8"]:
+        """Servo set points of one control step in which the targets move evenly from the last ones to ``end``."""
+        position, speed, start = self.state.unbind(1)
         per_tick = (end - start) / TICKS
         followed = FOLLOWED * per_tick
         sent = []
@@ -53,7 +52,7 @@ class LimitedMotion:
             moved = position[:, None] + self._parts * (speed[:, None] + 0.5 * self._parts * accel[:, None])
             sent.append(moved + self._lag * (speed[:, None] + self._parts * accel[:, None]))
             position, speed = position + speed + 0.5 * accel, speed + accel
-        self.state = torch.where(running[:, None, None], torch.stack([position, speed], dim=1), self.state)
+        self.state = torch.where(running[:, None, None], torch.stack([position, speed, end], dim=1), self.state)
         return torch.cat(sent, dim=1)
 
     def _toward(

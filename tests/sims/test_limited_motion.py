@@ -36,7 +36,7 @@ def test_it_follows_swinging_targets_as_the_safety_filter_does() -> None:
     size, farthest = np.array([*[0.3] * 7, 0.02]), 0.0  # [rad], [m]
     for step in range(1, 60):
         target = size * np.sin(0.2 * step + np.arange(JOINTS)) - size * np.sin(np.arange(JOINTS))
-        motion.follow(ALL, torch.from_numpy(last).float()[None], torch.from_numpy(target).float()[None])
+        motion.follow(ALL, torch.from_numpy(target).float()[None])
         speeds = (target - last) / TICKS
         for tick in range(1, TICKS + 1):
             for j, (axis, speed, (q, u, w)) in enumerate(zip(axes, speeds, states, strict=True)):
@@ -51,8 +51,8 @@ def test_no_joint_exceeds_its_acceleration_or_speed_and_all_arrive() -> None:
     motion = LimitedMotion(1, torch.device("cpu"))
     end = torch.full((1, JOINTS), 0.5)
     speeds = []
-    for step in range(40):
-        sent = motion.follow(ALL, torch.zeros(1, JOINTS) if step == 0 else end, end)
+    for _ in range(40):
+        sent = motion.follow(ALL, end)
         speeds.append(motion.state[0, 1].clone())
     assert torch.allclose(sent[0, -1], end[0], atol=1e-4)
     change = torch.stack(speeds).diff(dim=0).abs() / TICKS / TICK_S**2

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.numpy import load_file
+from vla_rl.critics.ensemble import EnsembleConfig
 
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
@@ -27,7 +28,6 @@ from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, r
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
-from vla_rl.critics.ensemble import EnsembleConfig
 from vla_rl.runners.demonstrations import collect
 
 # Not imported here: Ray reads its settings from the environment when it is imported.

@@ -49,8 +49,3 @@ class ClusterConfig:
     def collects(self) -> bool:
         """Whether rollouts are collected on a Ray cluster."""
         return self.collectors != 0
-
-    @property
-    def divides(self) -> bool:
-        """Whether each of several learners has a part of the weights."""
-        return self.learners > 1 and self.sharding != "none"

@@ -39,10 +39,9 @@ class Iterations:
         if latest is None:
             self._save()
             return
-        cluster = self.experiment.cluster
         with crossing("checkpoint"):
             # Learners that divide the weights read their parts themselves.
-            state = load_checkpoint(latest, unread=["update"] if cluster is not None and cluster.divides else [])
+            state = load_checkpoint(latest, unread=["update"] if self.experiment.divides_weights else [])
             self._unrecorded = state.pop("unrecorded", None)
             restore_algorithm(self.algorithm, state)
 

@@ -117,7 +117,7 @@ def place_learners(run: Run, env: VectorEnv, start: Path, algorithm: Algorithm) 
     make = partial(load_update, experiment, env.spec, start, run.device)
     from vla_rl.distributed.learners import replicated, sharded
 
-    if not config.divides:
+    if not experiment.divides_weights:
         return closing(replicated(update, make, config))
     assert isinstance(algorithm, OnPolicy)
     algorithm.update = divided = sharded(update, make, config)
