@@ -174,6 +174,8 @@ def test_settings_that_contradict_each_other(algorithm: dict, cluster: dict | No
 def test_what_needs_the_run_s_own_process_is_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"pipelined is of the run's own process: it needs cluster.collectors 0"):
         ClusterConfig(placement="pipelined")
+    with pytest.raises(ValueError, match=r"pipelined needs algorithm\.complete_share 1"):
+        experiment(replace(GRPO, complete_share=0.5), ClusterConfig(collectors=0, placement="pipelined"))
     gated = OffPolicyConfig(offline_iterations=1, gate=GateConfig())
     with pytest.raises(ValueError, match=r"gate judges episodes in the run's own process"):
         experiment(gated, ClusterConfig())

@@ -146,8 +146,11 @@ class Experiment:
                 f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "
                 "many shards in one process has the same results"
             )
-        if self.cluster is not None and self.cluster.placement == "pipelined" and shards == 1:
-            raise ValueError("cluster.placement pipelined needs algorithm.rollout_shards of 2 or more, got 1")
+        if self.cluster is not None and self.cluster.placement == "pipelined":
+            if shards == 1:
+                raise ValueError("cluster.placement pipelined needs algorithm.rollout_shards of 2 or more, got 1")
+            if getattr(self.algorithm, "complete_share", 1.0) < 1:
+                raise ValueError("cluster.placement pipelined needs algorithm.complete_share 1")
         if self.cluster is not None and self.cluster.learners > 1:
             self._check_learners(self.cluster.learners)
 
