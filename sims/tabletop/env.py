@@ -55,9 +55,17 @@ class _Progress:
 
     @classmethod
     def ended(cls, num_envs: int, device: torch.device) -> _Progress:
-        counts = [torch.zeros(num_envs, dtype=torch.int64, device=device) for _ in range(3)]
-        flags = [torch.zeros(num_envs, dtype=torch.bool, device=device) for _ in range(3)]
-        return _Progress(*counts, ~flags[0], *flags[1:])
+        def zeros(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_envs, dtype=dtype, device=device)
+
+        return _Progress(
+            elapsed=zeros(torch.int64),
+            named_held=zeros(torch.int64),
+            other_held=zeros(torch.int64),
+            terminated=~zeros(torch.bool),
+            truncated=zeros(torch.bool),
+            success=zeros(torch.bool),
+        )
 
 
 class TabletopEnv:
