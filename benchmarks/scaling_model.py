@@ -32,6 +32,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.ray_speed import FIRST, speed, train
+from policies.bundle import read_bundle_info
 from sims.errors import UserError
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.runs.metrics import read_metrics
@@ -152,6 +153,10 @@ def check(runs: Sequence[Path], fixed: float) -> tuple[list[Row], Stages]:
     return rows, measured
 
 
+def policy_mb(bundle: Path) -> float:
+    return (bundle / read_bundle_info(bundle).tensors).stat().st_size / 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, nargs="+", help="folders of one or two measured runs")
@@ -159,7 +164,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--fixed", type=float, default=0.0)
-    parser.add_argument("--gradient-mb", type=float, default=12_000.0, help="of 3 billion parameters in float32")
+    parser.add_argument("--gradient-mb", type=float, help="default: as large as the measured run's policy")
     parser.add_argument("--gradients", type=int, default=24, help="optimizer steps of an iteration")
     parser.add_argument("--link-gb-s", type=float, default=50.0)
     options = parser.parse_args()
@@ -169,11 +174,15 @@ def main() -> None:
             for collectors, run in enumerate(runs, start=1):
                 train(run, options, collectors=collectors, staleness=0)
         checked, measured = check(runs[:2], options.fixed)
-    laws = Laws(
-        fixed=options.fixed, gradient_s=options.gradient_mb / 1e3 / options.link_gb_s, gradients=options.gradients
-    )
+        gradient_mb = options.gradient_mb or policy_mb(runs[0] / "bundle")
+    laws = Laws(fixed=options.fixed, gradient_s=gradient_mb / 1e3 / options.link_gb_s, gradients=options.gradients)
     rows = checked + predictions(measured, laws)
-    write_record("scaling_model", rows, command="python -m benchmarks.scaling_model " + " ".join(sys.argv[1:]))
+    write_record(
+        "scaling_model",
+        rows,
+        setting={"gradient_mb": round(gradient_mb, 3)},
+        command="python -m benchmarks.scaling_model " + " ".join(sys.argv[1:]),
+    )
     for one in rows:
         print(f"{one['name']:36} {one['value']:9.3f} {one['unit']:6} {one['against'] or ''}")
 
