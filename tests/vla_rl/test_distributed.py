@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.numpy import load_file
-from vla_rl.critics.ensemble import EnsembleConfig
 
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
+from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, run_to_end
-from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
 from vla_rl.runners.demonstrations import collect
@@ -175,6 +176,20 @@ def test_rlpd_with_two_actors_of_which_one_is_killed_equals_one_process(tmp_path
     assert rows[0]["updates"] == 0 and rows[-1]["updates"] > 20
     start, end = (load_file(next((tmp_path / "one" / part).glob("*.safetensors"))) for part in ("start", "bundle"))
     assert any((start[name] != end[name]).any() for name in start)
+
+
+@pytest.mark.slow
+def test_the_critic_that_chooses_among_samples_travels_to_the_actors(tmp_path: Path, address: str) -> None:
+    algorithm = replace(RLPD, entropy=None, warmup_noise=0.0, demonstration_share=0.0, best_of=BestOfConfig(samples=3))
+    for name, place in (("one", None), ("cluster", cluster(address))):
+        env = make_env(SIM)
+        torch.manual_seed(0)
+        policy = build_policy(CONFIGS["denoising"], RobotSpec.of(env.spec))
+        env.close()
+        save_bundle(policy, tmp_path / name / "start")
+        run_to_end(tmp_path / name, experiment(algorithm, place))
+    assert_same(tmp_path / "cluster", tmp_path / "one")
+    assert numbers(tmp_path / "one")[-1]["updates"] > 20
 
 
 @pytest.mark.slow
