@@ -227,6 +227,14 @@ def test_thrown_away_episodes_are_not_drawn_again(store: Path) -> None:
     assert "conservative_gap" in found[0] and "conservative_gap" not in found[3]
 
 
+def test_rewards_and_returns_are_scaled_alike(store: Path) -> None:
+    plain, scaled = (learner("cal_ql", store, reward_scale=scale)._draw(64) for scale in (1.0, 10.0))
+    assert plain.reward.any() and plain.return_to_go is not None and scaled.return_to_go is not None
+    torch.testing.assert_close(scaled.reward, 10 * plain.reward)
+    torch.testing.assert_close(scaled.return_to_go, 10 * plain.return_to_go)
+    torch.testing.assert_close(scaled.discount, plain.discount)
+
+
 def test_td3_bc_with_a_large_weight_clones(store: Path) -> None:
     apart = []
     for weight in (0.01, 10.0):
