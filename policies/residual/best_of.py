@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -61,8 +61,7 @@ class BestOfPolicy(Policy[Any, Stateless]):
     @property
     def normalizer(self) -> Normalizer:
         """Of the base."""
-        normalizer: Normalizer = self.base.normalizer
-        return normalizer
+        return cast(Normalizer, self.base.normalizer)
 
     @property
     def precision(self) -> Precision:
