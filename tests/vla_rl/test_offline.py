@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import off_policy_two_sides as two_sides
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
@@ -18,7 +17,6 @@ from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
-from tests.family_learning import success
 from tests.policies.small_configs import CONFIGS
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
@@ -295,17 +293,3 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     assert second["gate_accepted"] == 0 and second["gate_gain"] < -0.3
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
-
-
-# -- the best of samples ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_best_of_samples_goes_to_the_rewarded_side(tmp_path: Path) -> None:
-    """Recorded episodes go to either side by chance, and so does a clone of them; one side is rewarded."""
-    torch.set_num_threads(1)
-    store = two_sides.record(tmp_path, seed=0)
-    base = two_sides.cloned(store, seed=0)
-    assert 0.3 < success(base, two_sides.TwoSides, episodes=100) < 0.75
-    policy, _ = two_sides.METHODS["Q-chunking"](base, store, 0)
-    assert success(policy, two_sides.TwoSides, episodes=100) >= 0.95
