@@ -8,12 +8,12 @@ starts, every 800 control steps, and after what is learned offline.
 
 demonstrations   a squashed actor that starts at zero: RLPD with half of 20 noisy demonstrations in every batch, and SAC
                  without them
-chunks           the same task at a third of the speed (120 steps), from 60 episodes that go to any of the three goals:
+chunks           the same task at a sixth of the speed (240 steps), from 400 episodes that go to any of the three goals:
                  offline, then online with half of them in every batch. The best of 8 samples of a cloned flow policy,
-                 of chunks of 5 (Q-chunking), of single actions with 1-step targets, with 5-step targets
+                 of chunks of 5 (Q-chunking), of single actions with 1-step targets
 warm-up          a squashed actor that starts at zero: Cal-QL offline on 60 noisy demonstrations, which are then thrown
                  away; SAC goes on after 800 control steps of the frozen policy (WSRL), or after the 32 that make the
-                 first transitions
+                 first transitions; rewards count ten times against the penalty, or once (unscaled)
 
 Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons, the others stay in the file.
 """
@@ -58,13 +58,13 @@ ENVS, EPISODES, EVERY = 8, 100, 800  # EVERY: control steps of an iteration
 
 
 class SlowReach(ReachEnv):
-    """A third of the speed: three times as many decisions to the goal."""
+    """A sixth of the speed: six times as many decisions to the goal."""
 
     def __init__(self, *, num_envs: int) -> None:
-        super().__init__(num_envs=num_envs, max_steps=120)
+        super().__init__(num_envs=num_envs, max_steps=240)
 
     def step(self, action: Tensor) -> Step:
-        return super().step(action / 3)
+        return super().step(action / 6)
 
 
 class AnyGoal:
@@ -102,13 +102,14 @@ SAC = OffPolicyConfig(
 )  # fmt: skip
 RLPD = dataclasses.replace(SAC, demonstration_share=0.5)
 OFFLINE = dataclasses.replace(
-    SAC, offline_iterations=1, offline_updates=800, cal_ql=CalQLConfig(draws=4, weight=1.0, online_weight=0.0),
-    entropy=EntropyConfig(temperature=0.01, learning_rate=1e-4),
+    SAC, offline_iterations=1, offline_updates=1200, cal_ql=CalQLConfig(draws=4, weight=1.0, online_weight=0.0),
+    entropy=EntropyConfig(temperature=0.1, learning_rate=1e-4), reward_scale=10.0,
 )  # fmt: skip
 
 
+UNSCALED = dataclasses.replace(OFFLINE, reward_scale=1.0, entropy=EntropyConfig(temperature=0.01, learning_rate=1e-4))
 BEST_OF = dataclasses.replace(
-    RLPD, batch_size=64, offline_iterations=1, offline_updates=1500, entropy=None, best_of=BestOfConfig(samples=8),
+    RLPD, batch_size=64, offline_iterations=1, offline_updates=1000, entropy=None, best_of=BestOfConfig(samples=8),
     actor_every=1, actor_learning_rate=1e-3, gamma=0.99,
     critic=EnsembleConfig(
         hidden=(64, 64), members=2, least_of=1, trunk_width=None, polyak_tau=0.01, learning_rate=1e-3
@@ -116,24 +117,23 @@ BEST_OF = dataclasses.replace(
 )  # fmt: skip
 
 
-def per_decision(config: OffPolicyConfig, horizon: int, n_step: int = 1) -> OffPolicyConfig:
+def per_decision(config: OffPolicyConfig, horizon: int) -> OffPolicyConfig:
     """As many updates and control steps of warm-up per control step as at horizon 2."""
     return dataclasses.replace(
-        config, n_step=n_step, utd_ratio=config.utd_ratio * horizon / 2, warmup=max(config.warmup * 2 // horizon, 1)
+        config, utd_ratio=config.utd_ratio * horizon / 2, warmup=max(config.warmup * 2 // horizon, 1)
     )
 
 
 COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
     "demonstrations": {"RLPD": Arm(env=ReachEnv, config=RLPD), "SAC": Arm(env=ReachEnv, config=SAC)},
     "chunks": {
-        name: Arm(
-            env=SlowReach, config=per_decision(BEST_OF, horizon, n_step), horizon=horizon, steps=4000, episodes=60
-        )
-        for name, horizon, n_step in (("Q-chunking", 5, 1), ("1-step", 1, 1), ("5-step returns", 1, 5))
+        name: Arm(env=SlowReach, config=per_decision(BEST_OF, horizon), horizon=horizon, steps=4000, episodes=400)
+        for name, horizon in (("Q-chunking", 5), ("1-step", 1))
     },
     "warm-up": {
         "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, episodes=60),
         "at once": Arm(env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=2 * ENVS), steps=4000, episodes=60),
+        "WSRL, unscaled": Arm(env=ReachEnv, config=UNSCALED, steps=4000, episodes=60),
     },
 }
 

@@ -6,7 +6,6 @@ A point must touch the square on the side that its state shows; the other one en
 to either side by chance, and a flow policy clones all of them. From that policy:
 
 RECAP's labels   it goes on cloning the half of the episodes' chunks with the larger advantages; acts nothing
-Q-chunking       the best of 16 of its chunks by a critic of the episodes, which it goes on cloning; acts nothing
 DSRL             it stays as it is, SAC chooses its noise (Wagenmaker et al. 2025), reward 1 for success, else 0
 
 Success is of the deployed policy (the base: drawing its noise), 100 held-out starts. Writes
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,7 @@ from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig, RecapConfig
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig, RecapConfig
 from vla_rl.bench.record import row, write_record
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
@@ -70,13 +68,6 @@ RECAP = OffPolicyConfig(
     n_step=2, batch_size=128, offline_iterations=1, offline_updates=600, critic_warmup=200, actor_every=1, gamma=0.98,
     actor_learning_rate=1e-3, recap=RecapConfig(positive=0.5),
     critic=EnsembleConfig(hidden=(64, 64), members=2, trunk_width=None, learning_rate=1e-3),
-)  # fmt: skip
-Q_CHUNKING = OffPolicyConfig(
-    n_step=1, batch_size=64, offline_iterations=1, offline_updates=600, critic_warmup=0, actor_every=1, gamma=0.98,
-    best_of=BestOfConfig(samples=16),
-    critic=EnsembleConfig(
-        hidden=(64, 64), members=2, least_of=1, trunk_width=None, learning_rate=1e-3, polyak_tau=0.02
-    ),
 )  # fmt: skip
 
 
@@ -152,17 +143,15 @@ def steer(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
     return made.deployed(), int(steps)
 
 
-def learn_offline(config: OffPolicyConfig, base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
-    made = OffPolicy(
-        dataclasses.replace(config, stores=(store.path,)), copy.deepcopy(base), TwoSides(num_envs=8), seed=seed
-    )
+def clone_good(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
+    config = dataclasses.replace(RECAP, stores=(store.path,))
+    made = OffPolicy(config, copy.deepcopy(base), TwoSides(num_envs=8), seed=seed)
     print({name: round(value, 3) for name, value in made.iterate().items()}, file=sys.stderr, flush=True)
     return made.deployed(), 0
 
 
 METHODS: Mapping[str, Callable[[Policy, EpisodeStore, int], tuple[Policy, int]]] = {
-    "RECAP's labels": partial(learn_offline, RECAP),
-    "Q-chunking": partial(learn_offline, Q_CHUNKING),
+    "RECAP's labels": clone_good,
     "DSRL": steer,
 }
 
