@@ -105,21 +105,21 @@ def baselines() -> str:
 def corrections() -> str:
     """Learning from corrections beside as many demonstrations, by task."""
     record = read("corrections")
-    columns = {
-        "success before": "before",
-        "success after": "30 corrected episodes",
+    first = "success before"
+    labels = {
+        first: "before",
         "success with as many demonstrations": "30 demonstrations more",
-        "success after, sirius": "corrected episodes, sirius",
+        "success after": "30 corrected episodes, `hg_dagger`",
     }
-    names = [name for name in columns if any(one["name"].startswith(f"{name}, ") for one in record["rows"])]
-    tasks = [
-        one["name"].removeprefix(f"{names[0]}, ") for one in record["rows"] if one["name"].startswith(f"{names[0]}, ")
+    tasks = [one["name"].removeprefix(f"{first}, ") for one in record["rows"] if one["name"].startswith(f"{first}, ")]
+    after = [one["name"] for one in record["rows"] if one["name"].startswith("success after, ")]
+    recipes = dict.fromkeys(name.split(", ")[1] for name in after if name.count(", ") == 2)
+    labels |= {f"success after, {recipe}": f"`{recipe}`" for recipe in recipes}
+    rows = [
+        [label, *(share(found(record, f"{name}, {task}")) for task in tasks), share(found(record, name))]
+        for name, label in labels.items()
     ]
-    rows = [[task, *(share(found(record, f"{name}, {task}")) for name in names)] for task in tasks]
-    if (mean_before := found(record, names[0])) is not None:
-        rows.append(["all", *(share(found(record, name)) for name in names)])
-    note = over_seeds("corrections", record, mean_before or named(record, f"{names[0]}, {tasks[0]}"))
-    return table(["", *(columns[name] for name in names)], rows) + f"\n\n{note}"
+    return table(["", *tasks, "all"], rows) + f"\n\n{over_seeds('corrections', record, named(record, first))}"
 
 
 def one_step() -> str:
