@@ -127,7 +127,7 @@ class ModelAppearance:
 
 
 class Renderer:
-    """Draws one state at a time. Must be used in the thread that created it."""
+    """Draws one state at a time. Must be used, and closed, in the thread that created it."""
 
     def __init__(
         self,
@@ -172,6 +172,7 @@ class Renderer:
 
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance, out: np.ndarray) -> None:
         """Render every camera of this state into ``out`` [cameras, height, width, 3], first image row at the top."""
+        self._gl.make_current()
         model, data = self._model, self._data
         self._appearance.pose(data, appearance, qpos, fixtures)
         for camera, image in zip(self._cameras, out, strict=True):
@@ -194,5 +195,6 @@ class Renderer:
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""
+        self._gl.make_current()  # else those of another renderer of this thread would be freed
         self._context.free()
         self._gl.free()
