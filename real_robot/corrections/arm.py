@@ -192,6 +192,17 @@ class ArmEnv:
         """Of the episode's first ``steps`` actions what the arm was sent, after all limits; None where not known."""
         return [self._actions.executed_as.get(number) for number in range(1, steps + 1)]
 
+    def rest_action(self) -> Float32[np.ndarray, " A"]:
+        """The action of an arm that stays where it is, its gripper included."""
+        return self._achieved_at_rest(0.0)
+
+    def _achieved_at_rest(self, change: float) -> Float32[np.ndarray, " A"]:
+        """What an arm does that rests ``change`` [rad or m] beyond its joints' positions, as an action."""
+        measured = self._connection.joints.measure()
+        assert measured is not None
+        joints, action = [q + change for q in measured.positions], np.zeros(self.spec.action_dim, dtype=np.float32)
+        return np.clip(self._embodiment.achieved(action, joints, joints), -1.0, 1.0).astype(np.float32)
+
     def pictures(self, size: int) -> UInt8[np.ndarray, "cameras size size 3"]:
         """The newest, for people."""
         return self._images((size, size))[0]
@@ -214,12 +225,9 @@ class ArmEnv:
 
     def _check_motions(self, held: Sequence[int]) -> None:
         """RobotError unless action 0 leaves the arm where it is, but for the dimensions ``held``."""
-        measured, action = self._connection.joints.measure(), np.zeros(self.spec.action_dim, dtype=np.float32)
-        assert measured is not None
         others = [dim for dim in range(self.spec.action_dim) if dim not in held]
         for change in (0.0, POSE_CHANGE):
-            joints = [q + change for q in measured.positions]
-            if np.abs(self._embodiment.achieved(action, joints, joints)[others]).max(initial=0.0) > 1e-3:
+            if np.abs(self._achieved_at_rest(change)[others]).max(initial=0.0) > 1e-3:
                 raise RobotError(
                     f"a person corrects by motions, and actions of {self._robot.control.embodiment} are positions; "
                     "use a robot file and a policy with another embodiment, such as joint_steps"

@@ -150,7 +150,8 @@ class CorrectionSession:
     def _continue(self, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
         attempt = self.attempt
-        rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self._open_hand())
+        before = self._open_hand() if self.arm is None else self.arm.rest_action()
+        rest = self.human.hold(attempt.steps[-1].action if attempt.steps else before)
         self.handover.begin(rest)
         self._memory = memory
         self._observed_at, self._ahead = -1, 0

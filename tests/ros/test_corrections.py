@@ -31,6 +31,7 @@ from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import Versions
 from sims.starts import StartSequence
 from sims.tabletop.end_effector_control import POSITION_SCALE
+from sims.tabletop.scene import FINGER_OPEN
 from tests.real_robot.small_policies import small_policy
 from tests.ros.cell import ROOT, Cell
 
@@ -130,6 +131,8 @@ def test_nothing_moves_until_somebody_acts_and_a_corrected_episode_is_recorded(c
     time.sleep(1.0)
     assert (session.mode, session.reason, session.attempt.length) == ("hold", "a new episode", 0)
     assert speed(cell) < 0.02
+    finger = cell.ask("joints")[7]  # [m], whose action 1 is closed
+    assert session.handover.last[6] == pytest.approx(1 - 2 * finger / FINGER_OPEN, abs=0.05)
     anna = Person(robot)
     anna.does("hand_back")
     anna.sends_until(LET_GO, lambda: steps_of(robot, POLICY) >= 8, "the policy")
