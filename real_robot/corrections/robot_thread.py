@@ -117,7 +117,7 @@ class RobotThread:
                 early_s = next_s - EARLY_STEPS * period_s
                 if moved and self.session.arm is not None:
                     early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
-                self._wait(next_s, early_s, moved)
+                self._wait(next_s, early_s, moved and self.session.mode != "ended")  # a verdict need not wait
                 if self.pictures.failure is not None:
                     raise self.pictures.failure
         except BaseException as error:
