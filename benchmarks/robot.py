@@ -58,9 +58,11 @@ def filter_rows() -> list[Row]:
     return rows
 
 
-def simulated(bundle: Path, tasks: Sequence[str], episodes: int) -> TabletopEnv:
-    """The suite, drawn as by the fake arm's cameras; for a policy that was trained with a delay, with it and the limits
-    of acceleration (configs/quickstart_arm.yaml)."""
+def simulated(bundle: Path, tasks: Sequence[str], episodes: int, *, limits: bool | None = None) -> TabletopEnv:
+    """The suite, drawn as by the fake arm's cameras, with the delay that the policy was trained with.
+
+    ``limits``: of acceleration; None: where there is a delay (configs/quickstart_arm.yaml).
+    """
     delay = read_bundle_info(bundle).robot.action_delay
     return TabletopEnv(
         TabletopConfig(
@@ -68,7 +70,7 @@ def simulated(bundle: Path, tasks: Sequence[str], episodes: int) -> TabletopEnv:
             num_envs=min(10, episodes),
             threads=1,
             detail=DETAIL,
-            acceleration_limits=delay > 0,
+            acceleration_limits=delay > 0 if limits is None else limits,
             action_delay=delay,
         )
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.robot import ROBOT, evaluate, success_row
+from benchmarks.robot import ROBOT, evaluate, simulated, success_row
 from policies.bundle import load_bundle, read_bundle_info
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import Embodiment
@@ -36,7 +36,6 @@ from real_robot.serving.client import Answer
 from real_robot.serving.protocol import ActRequest, Chunk
 from real_robot.serving.remote_policy import RemotePolicy
 from sims.starts import StartSequence
-from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.render import Renderer, choose_gl
 from sims.tabletop.scene import CONTROL_HZ
 from sims.tabletop.tasks.registry import TASKS
@@ -233,11 +232,9 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
 
 def measure(bundle: Path, tasks: Sequence[str], episodes: int) -> list[Row]:
     starts: list[StartState] = StartSequence("evaluation", seed=0, num_tasks=len(tasks)).take(episodes)
-    delay = read_bundle_info(bundle).robot.action_delay
-    suite = TabletopConfig(tasks=tuple(tasks), num_envs=min(10, episodes), threads=1, detail=DETAIL, action_delay=delay)
     rows = []
     for name, limited in (("simulation", False), ("simulation_with_limits", True)):
-        sim = TabletopEnv(replace(suite, acceleration_limits=limited))
+        sim = simulated(bundle, tasks, episodes, limits=limited)
         rows.append(success_row(name, evaluate(bundle, sim, starts)))
         sim.close()
     cell = FakeCell()

@@ -25,6 +25,7 @@ from typing import Any
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
 from episodes.cuts import SPLIT, TRIM, Part, cut, parts_of, recorded_id
+from episodes.files import sync
 from episodes.overlays import (
     DELETED,
     SUCCESS,
@@ -86,7 +87,7 @@ class EpisodeStore:
             raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
         if create and not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
         if not self.path.is_dir():
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
@@ -110,7 +111,7 @@ class EpisodeStore:
                 written.append(self._write(episode))
         finally:
             if written:
-                _sync_folder(self.path)
+                sync(self.path)
                 self._use_catalog(lambda catalog: catalog.add(written))
         return [entry.id for entry in written]
 
@@ -123,10 +124,9 @@ class EpisodeStore:
         entry = read_entry(path)
         if self.file(entry.id).exists():
             raise EpisodeError(f"{self.file(entry.id)}: this episode is already in the store; episodes never change")
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
         os.rename(path, self.file(entry.id))
-        _sync_folder(self.path)
+        sync(self.path)
         self._use_catalog(lambda catalog: catalog.add([entry]))
         return entry.id
 
@@ -386,11 +386,3 @@ def episode_ids(folder: Path) -> list[str]:
 
 def _id_of(name: str) -> str:
     return name[len(_PREFIX) : -len(_SUFFIX)]
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

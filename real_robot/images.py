@@ -1,4 +1,4 @@
-"""Camera images in the size of a policy's input."""
+"""Camera images in the size of a policy's input, and observations of one arm."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
+
+from sims.vector_env import Observation, encode_instructions
 
 
 def fit_image(
@@ -25,3 +27,14 @@ def fit_image(
     # uint8 throughout: ten times faster than in float, and at most one gray level different
     scaled = F.interpolate(crop.permute(2, 0, 1)[None], size=(height, width), mode="bilinear", antialias=True)
     return scaled[0].permute(1, 2, 0).contiguous()
+
+
+def observation_of(
+    images: UInt8[np.ndarray, "cameras height width 3"], state: Float[np.ndarray, " state_dim"], instruction: str
+) -> Observation:
+    """As of one environment."""
+    return Observation(
+        images=torch.from_numpy(images)[None],
+        state=torch.from_numpy(state.copy())[None],
+        instruction=encode_instructions([instruction]),
+    )

@@ -25,10 +25,11 @@ from real_robot.control.loop import ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.stepped_source import SteppedSource
 from real_robot.control.thread import ControlThread
+from real_robot.images import observation_of
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
 from sims.numbers.ranges import ImageSize, PositiveFloat, PositiveInt, SomeNames
-from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +231,8 @@ class RobotEnv:
         assert newest is not None
         assert measured is not None
         images, _ = newest
-        return Observation(
-            images=torch.from_numpy(np.stack([images[camera] for camera in self.spec.cameras]))[None],
-            state=torch.from_numpy(self._embodiment.state(measured.positions).copy())[None],
-            instruction=encode_instructions([self._instruction]),
-        )
+        seen = np.stack([images[camera] for camera in self.spec.cameras])
+        return observation_of(seen, self._embodiment.state(measured.positions), self._instruction)
 
     def _wait(self, condition: Callable[[], bool], problem: Callable[[], str]) -> None:
         deadline = time.monotonic() + self.config.timeout_s

@@ -79,12 +79,14 @@ class ChunkRequest:
 
     ``leftover`` [L, A]: the actions that are sent but not yet executed, then those still planned, not padded.
     ``delay`` <= L: estimate of how many of them are consumed before the new chunk arrives. ``sent`` <= delay.
+    ``begins``: tick of the new chunk's first action, in a queue.
     """
 
     tick: int
     leftover: Actions
     delay: int
     sent: int = 0
+    begins: int = 0
 
     @property
     def prefix(self) -> Actions:
@@ -137,7 +139,6 @@ class ChunkScheduler:
         self._next_tick: int | None = None
         self._pending: tuple[ChunkRequest, int] | None = None
         self._last_request: int | None = None
-        self._wait = 1  # control ticks between a request and the first action of its chunk, in a queue
 
     @property
     def delay_estimate(self) -> int:
@@ -148,9 +149,9 @@ class ChunkScheduler:
         """A request for a new chunk if one is due: ``execute_steps`` actions after the last, or nothing is planned."""
         self._skip_to(tick)
         planned = self._leftover(tick)
+        begins = tick + max(1, self.config.max_delay - lead_ticks)
         if self.config.method == "queue":
-            self._wait = max(1, self.config.max_delay - lead_ticks)
-            due = len(planned) <= self._wait
+            due = len(planned) <= begins - tick
         else:
             due = self._last_request is None or self._consumed - self._last_request >= self.config.execute_steps
         if self._pending or (len(planned) and not due):
@@ -158,7 +159,7 @@ class ChunkScheduler:
         sent = self._sent(tick, lead_ticks)
         leftover = np.concatenate([sent, planned])[: self._shape[0]]
         delay = min(max(self.delay_estimate, len(sent)), len(leftover))
-        request = ChunkRequest(tick=tick, leftover=leftover, delay=delay, sent=len(sent))
+        request = ChunkRequest(tick=tick, leftover=leftover, delay=delay, sent=len(sent), begins=begins)
         self._pending = (request, self._consumed - len(sent))
         self._last_request = self._consumed
         return request
@@ -187,9 +188,8 @@ class ChunkScheduler:
         ):  # without a plan nothing is consumed, which is no measurement of the delay
             self._tracker.add(consumed)
         if self.config.method == "queue":
-            begins = max(tick, request.tick + self._wait)
-            self._chunks.append((begins, actions))
-            return Delivery(consumed=consumed, late=begins > request.tick + self._wait)
+            self._chunks.append((max(tick, request.begins), actions))
+            return Delivery(consumed=consumed, late=tick > request.begins)
         # fewer actions than a whole chunk were left to consume, so some of the new chunk remain
         keep = self._chunks if self.config.method == "ensemble" else []
         self._chunks = [*keep, (tick - consumed, actions)]

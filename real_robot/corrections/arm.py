@@ -21,9 +21,10 @@ from real_robot.arm_connection import ArmConnection
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.stepped_source import SteppedSource
+from real_robot.images import observation_of
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement
-from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step, encode_instructions
+from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
 READY_S = 10.0  # for the first joints and images, and for the arm to come to rest
 TAKEN_PERIODS = 4  # an action that is not taken within so many control periods is withdrawn
@@ -126,11 +127,7 @@ class ArmEnv:
         measured = self._connection.joints.measure()
         assert measured is not None
         self.ahead = sum(at_s + self._robot.lead_s > taken_s for at_s in self._taken)
-        obs = Observation(
-            images=torch.from_numpy(images)[None],
-            state=torch.from_numpy(self._embodiment.state(measured.positions).copy())[None],
-            instruction=encode_instructions([self._instruction]),
-        )
+        obs = observation_of(images, self._embodiment.state(measured.positions), self._instruction)
         return obs[[0] if env_ids is None else list(env_ids)]
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:

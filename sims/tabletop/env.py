@@ -159,45 +159,31 @@ class TabletopEnv:
         return sample_layout(name, state.seed, split=self.config.split, appearance=self.config.appearance)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
-        """Snapshots: [physics state, target position and rotation, joint reference, progress]."""
-        progress = self._progress
+        """Snapshots: [physics state, and what ``_memory`` lists]."""
         states = []
         for env_id in range(self.spec.num_envs) if env_ids is None else env_ids:
             start = self._starts[env_id]
             if start is None:
                 raise RuntimeError(f"capture: environment {env_id} was never reset")
-            counts = [part[env_id] for part in vars(progress).values()]
-            target = torch.cat([part[env_id].flatten() for part in vars(self._target).values()])
-            numbers = [*target.tolist(), *(float(count) for count in counts)]
-            numbers += self._pending[env_id].flatten().tolist()
-            if self._motion is not None:
-                numbers += self._motion.state[env_id].flatten().tolist()
-            snapshot = np.concatenate([self.backend.snapshot(env_id), numbers])
+            numbers = [part[env_id].flatten().tolist() for part in self._memory()]
+            snapshot = np.concatenate([self.backend.snapshot(env_id), *numbers])
             states.append(dataclasses.replace(start, snapshot=snapshot))
         return tuple(states)
 
     def _restore(self, env_id: int, snapshot: np.ndarray) -> None:
-        pending = self._pending[env_id]
-        size = (
-            SNAPSHOT_SIZE
-            + 25
-            + pending.numel()
-            + (self._motion.state[env_id].numel() if self._motion is not None else 0)
-        )
+        sizes = [part[env_id].numel() for part in self._memory()]
+        size = SNAPSHOT_SIZE + sum(sizes)
         if snapshot.shape != (size,):
             raise ValueError(f"reset: a snapshot of this suite has {size} numbers, got {snapshot.shape}")
         self.backend.restore(env_id, snapshot[:SNAPSHOT_SIZE])
-        rest = snapshot[SNAPSHOT_SIZE:]
-        self._target.position[env_id] = torch.from_numpy(rest[:3])
-        self._target.rotation[env_id] = torch.from_numpy(rest[3:12].reshape(3, 3))
-        self._target.joints[env_id] = torch.from_numpy(rest[12:19])
-        for part, value in zip(vars(self._progress).values(), rest[19:25], strict=True):
-            part[env_id] = value
-        rest = rest[25:]
-        self._pending[env_id] = torch.from_numpy(rest[: pending.numel()]).view_as(pending)
-        if self._motion is not None:
-            motion = self._motion.state[env_id]
-            self._motion.state[env_id] = torch.from_numpy(rest[pending.numel() :]).view_as(motion)
+        numbers = torch.from_numpy(snapshot[SNAPSHOT_SIZE:]).split(sizes)
+        for part, saved in zip(self._memory(), numbers, strict=True):
+            part[env_id] = saved.view(part[env_id].shape)
+
+    def _memory(self) -> list[Tensor]:
+        """What the episodes depend on beside the physics, each [N, ...], in the order of a snapshot."""
+        motion = [] if self._motion is None else [self._motion.state]
+        return [*vars(self._target).values(), *vars(self._progress).values(), self._pending, *motion]
 
     # -- steps ----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +22,20 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"
 _SHARED = Path("/dev/shm")
 CONFIGURE, CLEANUP, ACTIVATE, DEACTIVATE = 1, 2, 3, 4
+
+
+@contextmanager
+def started_arm(folder: Path, domain: int, **arm: int) -> Iterator[Cell]:
+    """A cell on this DDS domain with its fake arm and an operator, and their environment in this process."""
+    cell = Cell(folder, domain=domain)
+    try:
+        cell.start_arm(**arm)
+        cell.start_operator()
+        cell.wait(lambda: cell.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
+        with cell.environment():
+            yield cell
+    finally:
+        cell.close()
 
 
 class Cell:

@@ -33,7 +33,7 @@ from sims.starts import StartSequence
 from sims.tabletop.end_effector_control import POSITION_SCALE
 from sims.tabletop.scene import FINGER_OPEN
 from tests.real_robot.small_policies import small_policy
-from tests.ros.cell import ROOT, Cell
+from tests.ros.cell import ROOT, Cell, started_arm
 
 pytestmark = [
     pytest.mark.skipif(
@@ -57,15 +57,9 @@ def patient_robot() -> Robot:
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
-    cell = Cell(tmp_path_factory.mktemp("corrections"), domain=20 + (os.getpid() + 60) % 80)
-    try:
-        cell.start_arm(camera_hz=20)
-        cell.start_operator()
-        cell.wait(lambda: cell.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
-        with cell.environment():
-            yield cell
-    finally:
-        cell.close()
+    domain = 20 + (os.getpid() + 60) % 80
+    with started_arm(tmp_path_factory.mktemp("corrections"), domain, camera_hz=20) as cell:
+        yield cell
 
 
 @pytest.fixture

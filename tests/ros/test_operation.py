@@ -24,7 +24,7 @@ from episodes.store import EpisodeStore
 from real_robot.operation import teleop_session
 from real_robot.robot_file import Robot, load_robot
 from tests.real_robot.test_calibration import write
-from tests.ros.cell import ROOT, Cell
+from tests.ros.cell import ROOT, Cell, started_arm
 
 if TYPE_CHECKING:
     from real_robot.teleop import TeleopSession
@@ -41,15 +41,9 @@ FILE = ROOT / "configs/robots/fake_arm.yaml"
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
-    cell = Cell(tmp_path_factory.mktemp("operation"), domain=20 + (os.getpid() + 40) % 80)
-    try:
-        cell.start_arm()
-        cell.start_operator()
-        cell.wait(lambda: cell.ask("trigger", "/fake_arm/reset") is not None, 60, "the arm")
-        with cell.environment():
-            yield cell
-    finally:
-        cell.close()
+    domain = 20 + (os.getpid() + 40) % 80
+    with started_arm(tmp_path_factory.mktemp("operation"), domain) as cell:
+        yield cell
 
 
 def command(*arguments: str) -> tuple[int, dict[str, object]]:

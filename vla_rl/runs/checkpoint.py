@@ -25,11 +25,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from episodes.files import sync
 from policies.tensor_file import digest, read_tensors
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_tree, is_finite
-from vla_rl.runs.parts import DividedState, SavedTensor, TensorFiles, map_leaves, part_file, sync, write_tensors
+from vla_rl.runs.parts import DividedState, SavedTensor, TensorFiles, map_leaves, part_file, write_tensors
 
 FORMAT = "vla-rl training state 1"
 PATTERN, PARTIAL, PARTS = "iteration_*.safetensors", ".tmp", ".parts"

@@ -7,7 +7,6 @@ number of processes was. The file of the training state (checkpoint.py) names th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from episodes.files import sync
 from policies.tensor_file import digest
 from sims.errors import DiskFull, is_disk_full
 
@@ -98,15 +98,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             f"{directory}: disk full, no room for a checkpoint of {size:.1f} MB; earlier checkpoints are intact. "
             "Free some space, then resume"
         ) from None
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def map_leaves(tree: Any, function: Callable[[str, Any], Any], where: str = "") -> Any:
