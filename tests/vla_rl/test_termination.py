@@ -66,6 +66,13 @@ def test_sigterm_stops(work: Callable[[list[str]], None], expected: list[str]) -
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_run_that_is_terminated_between_two_iterations_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(Terminated):
+        run_to_end(tmp_path, experiment(replace(PPO, iterations=3)), recorded=send)
+    assert len(numbers(tmp_path)) == 1
+    assert sorted(path.stem for path in (tmp_path / "checkpoints").glob("*.safetensors"))[-1] == "iteration_000001"
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Path, lines: int) -> None:

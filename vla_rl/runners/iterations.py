@@ -55,17 +55,16 @@ class Iterations:
             MetricsWriter(folder, next_iteration=done, wandb=self.experiment.wandb) as record,
             progress("reinforce", total, done=done, afterwards_s=afterwards_s) as advance,
         ):
-            while self._recorded() < total:
-                number = self._recorded()
-                try:
+            try:
+                while (number := self._recorded()) < total:
                     with quarantine(folder, "iteration", number, start=start), uninterrupted():
                         self._step(record, advance)
-                except Terminated:
-                    self._save_as_before()
-                    raise
-                timeline.add(number, timer.take_spans())
-                timer.record(timeline.left > 0)
-                self.recorded()
+                    timeline.add(number, timer.take_spans())
+                    timer.record(timeline.left > 0)
+                    self.recorded()
+            except Terminated:  # between two iterations too
+                self._save_as_before()
+                raise
 
     def _recorded(self) -> int:
         return self.algorithm.iteration - (self._unrecorded is not None)
