@@ -59,6 +59,7 @@ class ScriptedOperator:
         self._connection = open_control(*open_session(address))
         self._needs_help = needs_help
         self.state: State = {}
+        self._unread: State | None = None  # that came, and was not acted on yet
         self._input: dict[str, Any] = {"deadman": False}
 
     def __enter__(self) -> ScriptedOperator:
@@ -78,8 +79,9 @@ class ScriptedOperator:
                 done.append(self._ended(state))
                 self._do("success" if state["outcome"] == "success" else "failure")
                 self._do("next")
-                while self._next_state()["episode"] == state["episode"]:
+                while (new := self._next_state())["episode"] == state["episode"]:
                     pass
+                self._unread = new
             elif state["mode"] == "policy" and self._needs_help(state):
                 self._do("take_over")
             elif state["mode"] == "hold":
@@ -108,6 +110,8 @@ class ScriptedOperator:
             message = self._receive()
             if message["type"] == "lease":
                 return int(message["token"])
+            if message["type"] == "state":
+                self._unread = message
 
     def _do(self, what: str) -> None:
         self._send(type="do", token=self._token, what=what)
@@ -125,6 +129,9 @@ class ScriptedOperator:
         return self.state
 
     def _receive_state(self, timeout_s: float) -> State | None:
+        if (unread := self._unread) is not None:
+            self._unread = None
+            return unread
         while True:
             try:
                 message = self._receive(timeout_s)
