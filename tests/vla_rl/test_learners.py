@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -59,7 +58,6 @@ def test_grpo_of_two_learners_equals_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_divided_weights_continue_on_one_two_three_and_again_one_learner(tmp_path: Path) -> None:
-    """Sums are taken in another order, which Adam amplifies where a gradient is nearly zero: not equal bit for bit."""
     run_to_end(tmp_path / "one", experiment(SHORT), FLOW)
     for count, iterations in ((1, 2), (2, 3), (3, 4), (1, 5)):
         wanted = experiment(replace(SHORT, iterations=iterations), learners(count, "fsdp"))
@@ -68,15 +66,7 @@ def test_divided_weights_continue_on_one_two_three_and_again_one_learner(tmp_pat
         assert latest is not None
         parts = list(latest.parent.glob(f"{latest.name}.*.parts/part_*.safetensors"))
         assert len(parts) == (count if count > 1 else 0)
-    for moved, one in zip(numbers(tmp_path / "moved"), numbers(tmp_path / "one"), strict=True):
-        assert moved == pytest.approx(one, rel=1e-4, abs=1e-5)
-    weights, expected, start = (
-        load_file(next((tmp_path / part).glob("*.safetensors"))) for part in ("moved/bundle", "one/bundle", "one/start")
-    )
-    learned = max(np.abs(tensor - start[name]).max() for name, tensor in expected.items())
-    assert learned > 1e-3
-    for name, tensor in expected.items():
-        np.testing.assert_allclose(weights[name], tensor, rtol=0, atol=0.02 * learned, err_msg=name)
+    assert_same(tmp_path / "moved", tmp_path / "one")
 
 
 @pytest.mark.slow

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.audit import StepDifference, audit_log_prob
@@ -100,6 +100,10 @@ def _any_older(batch: Experience, version: int) -> bool:
         return bool((batch.policy_version < version).any())
 
 
+def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 @runtime_checkable
 class HasClippedUpdate(Protocol):
     """An algorithm whose log-probs can be audited."""
@@ -140,8 +144,10 @@ class ClippedUpdate:
             self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
         self.critic_optimizer: torch.optim.Optimizer | None = None
+        self.critic_parameters: list[nn.Parameter] = []
         if critic is not None:
-            self.critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=critic.config.learning_rate)
+            self.critic_parameters = list(critic.parameters())
+            self.critic_optimizer = torch.optim.AdamW(self.critic_parameters, lr=critic.config.learning_rate)
 
     def run(self, batch: Experience, *, train_policy: bool = True, version: int | None = None) -> Metrics:
         """All epochs over ``batch``; ``train_policy=False`` (critic warm-up) leaves the policy as it is.
@@ -199,12 +205,12 @@ class ClippedUpdate:
         metrics = self._gradients(minibatch, train_policy)
         checked: Metrics = {}
         if train_policy:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-            metrics |= read_numbers({"grad_norm": self.gradient_sum.number(norm)})
+            norm = self.gradient_sum.norm(_gradients_of(self.parameters))
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.max_grad_norm, norm)
+            metrics |= read_numbers({"grad_norm": norm})
         if self.critic is not None:
-            gradients = [p.grad for p in self.critic.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-            checked = read_numbers({"critic_grad_norm": self.gradient_sum.number(norm)})
+            norm = self.gradient_sum.norm(_gradients_of(self.critic_parameters))
+            checked = read_numbers({"critic_grad_norm": norm})
         suspects: dict[str, Any] = {}
         if not self.gradient_sum.divided:
             suspects = {
@@ -222,16 +228,15 @@ class ClippedUpdate:
         self._zero_grad()
         size, at_once = len(minibatch), self.config.micro_batch
 
-        def backward(part: Experience, *, scale: float = 1.0) -> Metrics:
+        def backward(part: Experience) -> Metrics:
             share = len(part) / size
             loss, metrics = self.gradient_sum.compute(self._losses, part, train_policy)
-            (loss * (share * scale)).backward()
+            (loss * share).backward()
             return {name: value * share for name, value in read_numbers(metrics).items()}
 
         whole = size <= at_once
         parts = [minibatch] if whole else [minibatch[first : first + at_once] for first in range(0, size, at_once)]
-        parameters = [*self.parameters, *([] if self.critic is None else self.critic.parameters())]
-        return self.gradient_sum(parts, backward, parameters)
+        return self.gradient_sum(parts, backward, [*self.parameters, *self.critic_parameters])
 
     def _minibatches(self, batch: Experience) -> Iterator[Experience]:
         """Of every epoch, with normalized advantages."""

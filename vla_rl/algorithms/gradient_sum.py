@@ -18,16 +18,16 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Backward(Protocol[B]):
-    """Adds ``scale`` times the gradient of ``part`` to what the parameters have; metrics of ``part``, not scaled."""
+    """Adds the gradient of ``part`` to what the parameters have; metrics of ``part``."""
 
-    def __call__(self, part: B, *, scale: float = 1.0) -> Mapping[str, float]: ...
+    def __call__(self, part: B) -> Mapping[str, float]: ...
 
 
 class GradientSum(Protocol):
     """Where the gradients of parts are computed, and the weights are: all of them in each process, or a share.
 
-    With whole weights the sum is the same, bit for bit, wherever the parts are computed: part by part, in their order.
-    ``divided``: each process has a share of every weight.
+    The sum is the same, bit for bit, wherever the parts are computed: part by part, in their order. ``divided``: each
+    process has a share of every weight.
     """
 
     divided: bool
@@ -47,8 +47,8 @@ class GradientSum(Protocol):
         """``function(*arguments)``, which uses the weights."""
         ...
 
-    def number(self, tensor: Tensor) -> Tensor:
-        """The scalar ``tensor``, complete."""
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The L2 norm of all ``gradients`` together."""
         ...
 
 
@@ -72,5 +72,5 @@ class InTurn:
     def compute(self, function: Callable[..., R], *arguments: Any) -> R:
         return function(*arguments)
 
-    def number(self, tensor: Tensor) -> Tensor:
-        return tensor
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return nn.utils.get_total_norm(gradients)

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from policies.policy import Policy
@@ -48,16 +49,64 @@ class _Networks(nn.Module):
         return function(*arguments)
 
 
-class ShardedSum:
-    """A GradientSum over ranks that share the weights: FSDP adds the gradients as they are computed.
+class OrderedSum(ReduceScatter):
+    """How FSDP adds the gradients of one of its groups of weights: over the parts in their order, one part per rank and
+    round. ``computed``: parts of this round, those of the first ranks.
 
-    A rank adds its own parts, and these sums are added over the ranks: another order than one process has.
+    torch's own adds the ranks of a round first, and then the rounds, so the bits of a sum would depend on the number of
+    ranks. A backward pass may reduce several times (once per call of a block): each has a sum of its own.
     """
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] = []
+        self.begin(0)
+
+    def begin(self, computed: int) -> None:
+        """A round."""
+        self.computed, self._reduced = computed, 0
+
+    def end(self) -> None:
+        """After the last round."""
+        self._sums = []
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        first, *others = received.chunk(group.size())[: self.computed]
+        self.add(output_tensor.copy_(first))
+        for one in others:
+            output_tensor.add_(one)
+
+    def add(self, output: Tensor) -> None:
+        """To the first part of this round: the parts before."""
+        if self._reduced < len(self._sums):
+            output.add_(self._sums[self._reduced])
+            self._sums[self._reduced] = output
+        else:
+            self._sums.append(output)
+        self._reduced += 1
+
+
+class ShardedSum:
+    """A GradientSum over ranks that share the weights: each computes a part of every round, FSDP adds the gradients."""
 
     divided = True
 
     def __init__(self, networks: nn.Module, *, rank: int, size: int) -> None:
         self.networks, self.rank, self.size = networks, rank, size
+        self._sums: list[OrderedSum] = []
+        for module in networks.modules():
+            if isinstance(module, FSDPModule):
+                self._sums.append(one := OrderedSum())
+                if size > 1:
+                    module.set_custom_reduce_scatter(one)
+                else:  # which reduces nothing
+                    module.set_all_reduce_hook(one.add)
 
     def begin(self, batch: Experience, *, train_policy: bool, version: int | None) -> None:
         """Every rank was told to."""
@@ -65,19 +114,35 @@ class ShardedSum:
     def __call__(
         self, parts: Sequence[P], backward: Backward[P], parameters: Sequence[nn.Parameter]
     ) -> dict[str, float]:
-        totals: dict[str, float] = {}
+        found: dict[int, Mapping[str, float]] = {}
         for first in range(0, len(parts), self.size):
-            own = first + self.rank
-            # A rank without a part computes with the others, which need its share of the weights, and adds nothing.
-            # FSDP takes the mean over the ranks.
-            counts = own < len(parts)
-            found = backward(parts[own if counts else first], scale=float(self.size * counts))
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0.0) + value * counts
+            computed = min(self.size, len(parts) - first)
+            for one in self._sums:
+                one.begin(computed)
+            for parameter in parameters:
+                parameter.grad = None
+            # A rank without a part repeats another's: the others need its share of the weights. It is not added.
+            own = first + min(self.rank, computed - 1)
+            found[own] = backward(parts[own])
+        for one in self._sums:
+            one.end()
+        return self._metrics(found, len(parts), parameters[0].device)
+
+    def _metrics(self, found: Mapping[int, Mapping[str, float]], parts: int, device: torch.device) -> dict[str, float]:
+        """The sum over all parts, of which ``found`` has this rank's, in their order."""
+        names = list(next(iter(found.values())))
         with crossing("metrics"):
-            summed = torch.tensor(list(totals.values()), dtype=torch.float64, device=parameters[0].device)
-            dist.all_reduce(summed)
-            return dict(zip(totals, summed.tolist(), strict=True))
+            numbers = torch.zeros(parts, len(names), dtype=torch.float64)
+            for part, values in found.items():
+                if part % self.size == self.rank:
+                    numbers[part] = torch.tensor(list(values.values()), dtype=torch.float64)
+            numbers = numbers.to(device)
+            dist.all_reduce(numbers)
+            return dict(zip(names, map(sum, numbers.T.tolist()), strict=True))
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Of complete gradients, one after the other: the bits of a norm depend on how a tensor is divided."""
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in _whole(gradients)]))
 
     def compute(self, function: Callable[..., R], *arguments: Any) -> R:
         with warnings.catch_warnings():
@@ -85,9 +150,6 @@ class ShardedSum:
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
             result: R = self.networks(function, *arguments)
         return result
-
-    def number(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_update(update: ClippedUpdate, *, rank: int, size: int) -> None:
