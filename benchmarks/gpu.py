@@ -30,8 +30,8 @@ from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
 from sims.starts import StartSequence
 from sims.tabletop import TabletopConfig, TabletopEnv
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.memory import SIZES, bench_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.policy import acting, learning, matmul_rate

@@ -36,8 +36,8 @@ from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
 from tests.family_learning import clone, improve, success
 from tests.worlds import PointEnv
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.record import Row, row, write_record
 from vla_rl.critics.value import CriticConfig
 

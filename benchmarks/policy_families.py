@@ -22,9 +22,9 @@ from policies.compact_encoder import CompactEncoderConfig
 from policies.gaussian import GaussianPolicyConfig
 from tests.family_learning import clone, improve, success
 from tests.reach_env import ReachEnv
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.record import row, write_record
 
 POLICIES: dict[str, Any] = {

@@ -31,10 +31,10 @@ from tests import dot_episodes
 from tests.family_learning import clone, improve
 from tests.policies.small_configs import CONFIGS
 from tests.worlds import PointEnv
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.off_policy import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.record import Row, row, write_record
 
 UPDATE = UpdateConfig(minibatch=32, micro_batch=32, epochs=1)

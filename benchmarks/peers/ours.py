@@ -16,8 +16,8 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import Policy, RobotSpec
 from sims.adapters.gymnasium import GymnasiumConfig
 from sims.registry import make_env
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.critics.value import CriticConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience

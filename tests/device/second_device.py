@@ -41,11 +41,11 @@ from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER  # noqa: E402
 from tests.worlds import PointEnv  # noqa: E402
 from vla_rl.algorithms.algorithm import Algorithm  # noqa: E402
 from vla_rl.algorithms.bc import BC, BCConfig  # noqa: E402
-from vla_rl.algorithms.clipped_update import UpdateConfig  # noqa: E402
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, GRPOUpdateConfig  # noqa: E402
 from vla_rl.algorithms.off_policy import OffPolicy  # noqa: E402
 from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig  # noqa: E402
 from vla_rl.algorithms.ppo import PPO, PPOConfig  # noqa: E402
+from vla_rl.algorithms.update_settings import UpdateConfig  # noqa: E402
 from vla_rl.bench.options import BenchOptions  # noqa: E402
 from vla_rl.bench.train import bench_train  # noqa: E402
 from vla_rl.bench.transfers import TransferCounter  # noqa: E402

@@ -19,9 +19,9 @@ from policies.policy import RobotSpec
 from policies.registry import PolicyConfig, build_policy
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.algorithm import AlgorithmConfig
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import EvaluationConfig, Experiment

@@ -16,9 +16,10 @@ from policies.policy import RobotSpec
 from sims.errors import UserError
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
-from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig, with_advantages
 from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.rollouts.experience import Experience
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 

@@ -26,8 +26,8 @@ from tests.world_models.test_imagined_env import make as imagined_env
 from tests.worlds import PointEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.bc import BCConfig
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.experiment import EvaluationConfig, Experiment
 from vla_rl.runners import reinforce as runner
 from vla_rl.runners.imitation import Cloned, clone

@@ -14,8 +14,8 @@ from policies.policy import RobotSpec
 from sims.starts import StartSequence
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.controls import Control
 from vla_rl.runners.demonstrations import Attempts, run_expert
 from vla_rl.runners.evaluate import evaluate_policy

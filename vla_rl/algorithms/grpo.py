@@ -21,9 +21,10 @@ from sims.numbers.seeding import spawn_seed
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.advantages import episode_return, group_advantage
 from vla_rl.algorithms.algorithm import AlgorithmConfig, Metrics
-from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.group_sampling import AdaptiveGroups, FixedGroups, GroupSampling
 from vla_rl.algorithms.on_policy import OnPolicy, ages
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import Experience, RewardCounts, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts, PartialRollouts

@@ -24,8 +24,9 @@ from sims.numbers.ranges import Interval, NonNegativeFloat, PositiveInt
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.advantages import group_advantage
 from vla_rl.algorithms.algorithm import Metrics
-from vla_rl.algorithms.clipped_update import ClippedUpdate, UpdateConfig
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.log_ratio import Reduction
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.rollouts.experience import Experience
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler

@@ -14,11 +14,11 @@ from policies.residual.policy import ResidualConfig
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Seed
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.bc import BCConfig
-from vla_rl.algorithms.clipped_update import UpdateConfig
 from vla_rl.algorithms.distillation import DistillationConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.pretraining import PretrainingConfig
 from vla_rl.algorithms.registry import AnyAlgorithmConfig
+from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import EnvironmentConfig, NoSimulatorConfig
 from vla_rl.config.imagination import ImaginationConfig
