@@ -21,12 +21,10 @@ from safetensors.numpy import load_file
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
-from policies.residual.ensemble import EnsembleConfig
-from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS
-from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, run_to_end
-from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
+from tests.vla_rl.scale_run import GRPO, PPO, RLPD, SIM, experiment, numbers, run_to_end, save_residual
+from vla_rl.algorithms.off_policy_settings import BestOfConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
 from vla_rl.runners.demonstrations import collect
@@ -38,11 +36,6 @@ pytestmark = [
 ]
 
 HANG_S = 5.0
-SAC = ResidualConfig(action_horizon=4, hidden=(16,), around="middle", noise=SquashedNoiseConfig())
-RLPD = OffPolicyConfig(
-    iterations=6, chunks=3, warmup=12, warmup_noise=0.5, critic_warmup=0, batch_size=16, n_step=1, rollout_shards=2,
-    failure_weight=0.5, entropy=EntropyConfig(), critic=EnsembleConfig(hidden=(16,), members=3),
-)  # fmt: skip
 HEAD = """
 import ray, sys
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
@@ -161,11 +154,7 @@ def test_rlpd_with_two_actors_of_which_one_is_killed_equals_one_process(tmp_path
     collect(replace(experiment(), sim=replace(SIM, max_steps=200)), episodes=4, out=stores[0])
     algorithm = replace(RLPD, stores=stores)
     for name, place in (("one", None), ("cluster", cluster(address))):
-        env = make_env(SIM)
-        torch.manual_seed(0)
-        policy = residual_on(build_policy(SMALL, RobotSpec.of(env.spec)), SAC)
-        env.close()
-        save_bundle(policy, tmp_path / name / "start")
+        save_residual(tmp_path / name)
         thread = disturb(tmp_path / name, ((0, signal.SIGKILL, 2),)) if place is not None else None
         run_to_end(tmp_path / name, experiment(algorithm, place))
         if thread is not None:
@@ -193,8 +182,28 @@ def test_the_critic_that_chooses_among_samples_travels_to_the_actors(tmp_path: P
 
 
 @pytest.mark.slow
+def test_asynchronous_rlpd_with_an_actor_killed_and_other_places_equals_one_process(
+    tmp_path: Path, address: str
+) -> None:
+    """One process throughout; two actors, of which one is killed, then one process, then one actor. Warm-up with noise
+    that was drawn before the interruption."""
+    algorithm = replace(RLPD, staleness=2, demonstration_share=0.0, warmup=32)
+    for name in ("one", "moved"):
+        save_residual(tmp_path / name)
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    thread = disturb(tmp_path / "moved", ((0, signal.SIGKILL, 1),))
+    for iterations, place in ((2, cluster(address)), (4, None), (6, cluster(address, collectors=1))):
+        run_to_end(tmp_path / "moved", experiment(replace(algorithm, iterations=iterations), place))
+    thread.join(5)
+    assert_same(tmp_path / "moved", tmp_path / "one")
+    assert len(events(tmp_path / "moved", "lost")) == 1
+    assert numbers(tmp_path / "one")[-1]["age_max"] == 8  # four updates for each of two chunks
+
+
+@pytest.mark.slow
 def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Path, address: str) -> None:
-    """Terminated in the middle and resumed with another number of collectors: as if nothing had happened."""
+    """Terminated in the middle and resumed with another number of collectors, or in one process: as if nothing had
+    happened."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     algorithm = replace(PPO, staleness=2, iterations=8)
     run_to_end(whole, experiment(algorithm, cluster(address, collectors=1)))
@@ -213,3 +222,5 @@ def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Pa
     assert 3 <= len(numbers(stopped)) < 8
     run_to_end(stopped, experiment(algorithm, cluster(address)))
     assert_same(stopped, whole)
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    assert_same(tmp_path / "one", whole)

@@ -158,4 +158,5 @@ def _entries(group: Sequence[Walk], inputs: TensorDataclass) -> Entries:
         reward=join("reward"),
         num_executed=join("num_executed"),
         terminated=join("terminated"),
+        policy_version=torch.full((len(inputs),), -1),
     )
