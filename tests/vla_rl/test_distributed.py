@@ -1,5 +1,7 @@
 """Rollouts on a real Ray cluster: the same numbers as in one process, also where processes die, hang or are stopped."""
 
+from __future__ import annotations
+
 import json
 import os
 import secrets
@@ -10,9 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,11 +27,19 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS
-from tests.vla_rl.scale_run import GRPO, PPO, RLPD, SIM, experiment, numbers, run_to_end, save_residual
+from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, experiment, numbers, run_to_end, save_residual
+from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.off_policy_settings import BestOfConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.distributed.arrays import PackedRecord
 from vla_rl.runners.demonstrations import collect
+from vla_rl.runners.reinforce import load_algorithm, place_rollouts
+from vla_rl.runs.run_dir import open_run
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.rollouts import ClusterRollouts
 
 # Not imported here: Ray reads its settings from the environment when it is imported.
 pytestmark = [
@@ -224,3 +236,92 @@ def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Pa
     assert_same(stopped, whole)
     run_to_end(tmp_path / "one", experiment(algorithm))
     assert_same(tmp_path / "one", whole)
+
+
+# -- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def placed(folder: Path, wanted: Experiment) -> Iterator[tuple[Algorithm, ClusterRollouts]]:
+    """The algorithm of a run in ``folder``, whose bundle is there, and its rollouts on the cluster."""
+    from vla_rl.distributed.rollouts import ClusterRollouts
+
+    run = open_run(wanted, folder, resume=False, command="vla-rl train small.yaml")
+    env = make_env(wanted.sim)
+    start = folder / "start"
+    algorithm = load_algorithm(wanted, env, start, run.device, place_rollouts(run, start))
+    rollouts = algorithm.collector
+    assert isinstance(rollouts, ClusterRollouts)
+    try:
+        yield algorithm, rollouts
+    finally:
+        rollouts.close()
+        env.close()
+        run.lock.close()
+
+
+def pending(rollouts: ClusterRollouts) -> list:
+    """References to what was asked of collectors and not fetched."""
+    return [ref for process in rollouts.pool._processes for ref in process.pending]
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, address: str) -> None:
+    """The learner takes the next rollout when the collectors have had the time for everything they may do: as many
+    rollouts are complete as ``staleness`` allows, the collectors are idle, and memory does not grow."""
+    import ray
+
+    staleness, images = 2, replace(SIM, cameras=("agent",), image_size=(64, 64), num_envs=8)
+    algorithm = replace(PPO, staleness=staleness, chunks=8, iterations=9)
+    wanted = replace(experiment(algorithm, cluster(address, collectors=1)), sim=images)
+    env = make_env(images)
+    torch.manual_seed(0)
+    save_bundle(build_policy(FLOW, RobotSpec.of(env.spec)), tmp_path / "start")
+    env.close()
+    used: list[float] = []
+    with placed(tmp_path, wanted) as (learner, rollouts):
+        (process,) = rollouts.pool._processes
+        for _ in range(6):
+            learner.iterate()
+            refs = pending(rollouts)
+            ready, late = ray.wait(refs, num_returns=len(refs), timeout=60, fetch_local=False)
+            waiting = [*rollouts._answers.values(), *ray.get(ready)]
+            assert (len(waiting), late) == (staleness * algorithm.rollout_shards, [])
+            answers = {(answer.shard, answer.number): answer.state for answer in waiting}
+            states = ray.get(process.actor.describe.remote())["states"]
+            for shard, state in states.items():  # the collector stands where its last answer left it
+                last = answers[shard, max(number for other, number in answers if other == shard)]
+                assert (state["generator"] == last["generator"]).all()
+                assert state["starts"]["next_index"] == last["starts"]["next_index"]
+            del answers, waiting, last
+            time.sleep(1.0)  # Ray counts its memory now and then
+            total, free = ray.cluster_resources(), ray.available_resources()
+            used.append(total["object_store_memory"] - free["object_store_memory"])
+        one = sum(array.nbytes for array in PackedRecord.of(learner.collector.collect(8)).arrays)
+    # Those that wait, the one that was learned from, and the weights, which are less than another one.
+    assert max(used) < (staleness + 2) * one
+
+
+@pytest.mark.slow
+def test_a_collector_waits_for_a_slower_one(tmp_path: Path, address: str) -> None:
+    """One of two is stopped: the learner waits for it, and what the other has collected meanwhile stays bounded."""
+    wanted = experiment(replace(RLPD, staleness=2, demonstration_share=0.0), cluster(address))
+    save_residual(tmp_path)
+    found: list[tuple[int, int]] = []
+    with placed(tmp_path, wanted) as (learner, rollouts):
+        learner.iterate()
+        slow = rollouts.pool._processes[1].pid
+
+        def look() -> None:
+            while not any(shard == 0 for _, shard in rollouts._answers):
+                time.sleep(0.01)
+            time.sleep(2.0)
+            found.append((len(pending(rollouts)), len(rollouts._answers)))
+            os.kill(slow, signal.SIGCONT)
+
+        os.kill(slow, signal.SIGSTOP)
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        learner.iterate()
+        watcher.join(10)
+    assert found == [(3, 3)], "those of the slow one under way, those of the fast one fetched"

@@ -85,8 +85,8 @@ class Experiment:
     ``vla-rl distill`` alone. ``wandb``: project of Weights & Biases that gets the metrics too (its environment
     variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes, on this machine or others;
     null: in the process of the run. ``trace``: iterations, from each start of the process on, whose timeline is written
-    to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds in which no stage of the run moves, after
-    which the stage and what every thread is doing are written to watchdog.txt.
+    to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds without progress in a stage
+    of the run after which the stage and what every thread is doing are written to watchdog.txt.
     """
 
     seed: Seed = 0
