@@ -192,7 +192,7 @@ class OffPolicy:
                     reward=empty,
                     num_executed=empty.long(),
                     terminated=empty.bool(),
-                    policy_version=chunk.experience.policy_version[chunk.timed_out],
+                    policy_version=experience.policy_version[: len(chunk.timed_out)],
                 ),
             )
         self.chunks_acted += len(experience)

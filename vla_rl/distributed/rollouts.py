@@ -168,7 +168,7 @@ class ClusterRollouts:
         self._weights = {version: ray.put(PackedTensors.of(tensors)) for version, tensors in weights.items()}
         self._ahead.clear()
         self._taken = self._asked
-        for asked in asked_ahead(state):
+        for asked in asked_ahead(state, self.device):
             self._submit(asked)
 
     def close(self) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -116,19 +117,14 @@ class RolloutsAhead:
         self._ahead.clear()
         self._weights = {}
         self.inner.load_state_dict(state)
-        for asked in asked_ahead(state):
+        for asked in asked_ahead(state, self.policy.device):
             weights = state["weights"][asked.version]
             load_weights(self.policy, self.critic, weights)
             self.publish(asked.version, weights)
-            self._collect(asked if asked.offset is None else _on(self.policy, asked))
+            self._collect(asked)
 
     def close(self) -> None:
         self.inner.close()
-
-
-def _on(policy: Policy, asked: Asked) -> Asked:
-    assert asked.offset is not None
-    return Asked(version=asked.version, offset=asked.offset.to(policy.device))
 
 
 def state_ahead(asked: Sequence[Asked], weights: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -136,9 +132,10 @@ def state_ahead(asked: Sequence[Asked], weights: Mapping[int, Mapping[str, Tenso
     return {"ahead": [asdict(one) for one in asked], "weights": dict(weights)}
 
 
-def asked_ahead(state: Mapping[str, Any]) -> list[Asked]:
+def asked_ahead(state: Mapping[str, Any], device: torch.device) -> list[Asked]:
     """From a ``state_dict`` with ``state_ahead``, or without: nothing."""
-    return [Asked(**one) for one in state.get("ahead", ())]
+    asked = [Asked(**one) for one in state.get("ahead", ())]
+    return [one if one.offset is None else replace(one, offset=one.offset.to(device)) for one in asked]
 
 
 def make_ahead(make_rollouts: MakeRollouts, staleness: int) -> MakeRollouts:

@@ -67,7 +67,7 @@ def reinforce(
             iterations.validate = partial(validation_metrics, algorithm, env, experiment)
         # The final evaluation does the same work as the first one did.
         afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if in_simulator else None
-        with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
+        with watchdog(rollouts.timer, run.dir, limit_s=experiment.watchdog_s):
             iterations.run(folder, start, afterwards_s=afterwards)
     finally:
         with learners:
