@@ -13,8 +13,9 @@ the load.
 RLPD (configs/off_policy/rlpd.yaml, with images) of as many environments in one shard, one actor and the learner,
 synchronous and with ``staleness: 1``, with an update for each fourth chunk of an environment and for each eighth.
 Synchronous and asynchronous runs take turns, ``repeats`` times; a figure is the quotient of the medians, ``values`` are
-those of the pairs, ``load`` the load averages after each pair. What one iteration acts and what it learns, in turns,
-are rows too: (acting + learning) / max(acting, learning) is all that can be gained. Writes
+those of the pairs, ``load`` the load averages after each pair. Learner and actor have a core each: where other work has
+the cores too, and this a higher priority, Linux may leave both on one. What one iteration acts and what it learns, in
+turns, are rows too: (acting + learning) / max(acting, learning) is all that can be gained. Writes
 benchmarks/results/ray_speed.json; --only leaves the rows of the other in the file.
 """
 
@@ -26,6 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ FIRST = 2  # iterations that are not measured
 ROOT = Path(__file__).parents[1]
 
 
-def train(run: Path, config: str, settings: Mapping[str, Any]) -> float:
+def train(run: Path, config: str, settings: Mapping[str, Any], *, pinned: bool = False) -> float:
     """``speed`` of a run of ``config`` with these settings, in the folder ``run``."""
     common: dict[str, Any] = {
         "run-dir": run, "device": "cpu", "start.episodes": 4, "start.equal_shares": "false", "start.bc.steps": 2,
@@ -49,8 +51,25 @@ def train(run: Path, config: str, settings: Mapping[str, Any]) -> float:
     command = [sys.executable, "-m", "vla_rl.cli", "train", config]
     for name, value in {**common, **settings}.items():
         command += [f"--{name}", str(value)]
-    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=one_thread, stdout=subprocess.DEVNULL) as process:
+        if pinned:
+            pin(process, run)
+    if process.returncode:
+        raise SystemExit(f"the run in {run} ended with exit code {process.returncode}")
     return speed(run)
+
+
+def pin(learner: subprocess.Popen[bytes], run: Path) -> None:
+    """The learner to the first core and its collectors, which must be there, to the second, once these have started."""
+    log = run / "cluster.jsonl"
+    while learner.poll() is None and not log.exists():
+        time.sleep(0.1)
+    pids = [json.loads(line)["pid"] for line in log.read_text().splitlines()]
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    for core, pid in ((first, learner.pid), *((second, pid) for pid in pids)):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
 
 
 def size(options: argparse.Namespace) -> dict[str, Any]:
@@ -111,7 +130,7 @@ def rlpd(options: argparse.Namespace, folder: Path) -> list[Row]:
                     "algorithm.utd_ratio": 1 / chunks, "algorithm.warmup": options.envs * options.chunks,
                     "algorithm.staleness": staleness, "cluster.collectors": 1,
                 }  # fmt: skip
-                pair.append(train(run, "configs/off_policy/rlpd.yaml", settings))
+                pair.append(train(run, "configs/off_policy/rlpd.yaml", settings, pinned=True))
             pairs.append(pair)
             load.append(os.getloadavg()[0])
             own.append([mean_s(folder / f"rlpd_{chunks}_{repeat}_0", f"time/{stage}_s") for stage in ("idle", "learn")])
