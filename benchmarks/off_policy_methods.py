@@ -1,4 +1,5 @@
-"""What three parts of off-policy methods are worth on a small sparse task: demonstrations, chunked values, a warm-up.
+"""What three parts of off-policy methods are worth on a small sparse task: demonstrations, chunked values, a warm-up,
+and what acting ahead of learning costs.
 
     python -m benchmarks.off_policy_methods --seeds 0 1 2
 
@@ -14,6 +15,7 @@ chunks           the same task at a sixth of the speed (240 steps), from 400 epi
 warm-up          a squashed actor that starts at zero: Cal-QL offline on 60 noisy demonstrations, which are then thrown
                  away; SAC goes on after 800 control steps of the frozen policy (WSRL), or after the 32 that make the
                  first transitions; rewards count ten times against the penalty, or once (unscaled)
+staleness        RLPD as above, whose chunks are asked for none, one or eight ahead (``algorithm.staleness``)
 
 Writes benchmarks/results/off_policy_methods.json. One thread; --only picks comparisons, the others stay in the file.
 """
@@ -52,6 +54,8 @@ from tests.reach_env import ReachEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, CalQLConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.rollouts.ahead import make_ahead
+from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 ENVS, EPISODES, EVERY = 8, 100, 800  # EVERY: control steps of an iteration
@@ -135,6 +139,10 @@ COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
         "at once": Arm(env=ReachEnv, config=dataclasses.replace(OFFLINE, warmup=2 * ENVS), steps=4000, episodes=60),
         "WSRL, unscaled": Arm(env=ReachEnv, config=UNSCALED, steps=4000, episodes=60),
     },
+    "staleness": {
+        str(staleness): Arm(env=ReachEnv, config=dataclasses.replace(RLPD, staleness=staleness))
+        for staleness in (0, 1, 8)
+    },
 }
 
 
@@ -179,7 +187,9 @@ def learn(arm: Arm, seed: int) -> list[dict[str, float]]:
         chunks = EVERY // (ENVS * arm.horizon)
         config = dataclasses.replace(arm.config, stores=(store.path,), chunks=chunks)
         policy = untrained(arm, store, RobotSpec.of(env.spec), seed)
-        made, curve, steps, cpu = OffPolicy(config, policy, env, seed=seed), list[dict[str, float]](), 0.0, 0.0
+        rollouts = make_ahead(Collector, config.staleness)
+        made = OffPolicy(config, policy, env, seed=seed, make_rollouts=rollouts)
+        curve, steps, cpu = list[dict[str, float]](), 0.0, 0.0
         while steps < arm.steps:
             began = time.process_time()
             metrics = made.iterate()

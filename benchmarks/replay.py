@@ -43,6 +43,7 @@ def filled() -> Replay:
         reward=last.float(),
         num_executed=torch.full((ENTRIES,), HORIZON),
         terminated=last,
+        policy_version=torch.zeros(ENTRIES, dtype=torch.int64),
     )
     made = Replay(
         entries.inputs[:1], (HORIZON, ACTION), streams=1, capacity=ENTRIES, gamma=0.99, seed=0,

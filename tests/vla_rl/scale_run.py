@@ -17,9 +17,12 @@ from policies.denoising.policy import DenoisingPolicyConfig
 from policies.gaussian import GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import PolicyConfig, build_policy
+from policies.residual.ensemble import EnsembleConfig
+from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.tabletop import TabletopConfig
 from vla_rl.algorithms.algorithm import AlgorithmConfig
 from vla_rl.algorithms.grpo import GRPOConfig, GRPOUpdateConfig
+from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.config.cluster import ClusterConfig
@@ -49,6 +52,10 @@ GRPO = GRPOConfig(
     rollout_shards=2,
     update=GRPOUpdateConfig(minibatch=8, micro_batch=8, epochs=1),
 )
+RLPD = OffPolicyConfig(
+    iterations=6, chunks=3, warmup=12, warmup_noise=0.5, critic_warmup=0, batch_size=16, n_step=1, rollout_shards=2,
+    failure_weight=0.5, entropy=EntropyConfig(), critic=EnsembleConfig(hidden=(16,), members=3),
+)  # fmt: skip
 
 
 def experiment(algorithm: AlgorithmConfig = PPO, cluster: ClusterConfig | None = None) -> Experiment:
@@ -84,6 +91,15 @@ def run_to_end(
             reinforce(run, env, start, folder, failures=FailureLog(folder, env), recorded=recorded)
     finally:
         env.close()
+
+
+def save_residual(folder: Path) -> None:
+    """The policy that ``RLPD`` starts from, for ``run_to_end``."""
+    env = make_env(SIM)
+    torch.manual_seed(0)
+    config = ResidualConfig(action_horizon=4, hidden=(16,), around="middle", noise=SquashedNoiseConfig())
+    save_bundle(residual_on(build_policy(SMALL, RobotSpec.of(env.spec)), config), folder / "start")
+    env.close()
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:

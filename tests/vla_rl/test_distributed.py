@@ -1,5 +1,7 @@
 """Rollouts on a real Ray cluster: the same numbers as in one process, also where processes die, hang or are stopped."""
 
+from __future__ import annotations
+
 import json
 import os
 import secrets
@@ -10,9 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,15 +25,21 @@ from safetensors.numpy import load_file
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
-from policies.residual.ensemble import EnsembleConfig
-from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS
-from tests.vla_rl.scale_run import GRPO, PPO, SIM, SMALL, experiment, numbers, run_to_end
-from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
+from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, experiment, numbers, run_to_end, save_residual
+from vla_rl.algorithms.algorithm import Algorithm
+from vla_rl.algorithms.off_policy_settings import BestOfConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
+from vla_rl.config.experiment import Experiment
+from vla_rl.distributed.arrays import PackedRecord
 from vla_rl.runners.demonstrations import collect
+from vla_rl.runners.reinforce import load_algorithm, place_rollouts
+from vla_rl.runs.run_dir import open_run
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.rollouts import ClusterRollouts
 
 # Not imported here: Ray reads its settings from the environment when it is imported.
 pytestmark = [
@@ -38,11 +48,6 @@ pytestmark = [
 ]
 
 HANG_S = 5.0
-SAC = ResidualConfig(action_horizon=4, hidden=(16,), around="middle", noise=SquashedNoiseConfig())
-RLPD = OffPolicyConfig(
-    iterations=6, chunks=3, warmup=12, warmup_noise=0.5, critic_warmup=0, batch_size=16, n_step=1, rollout_shards=2,
-    failure_weight=0.5, entropy=EntropyConfig(), critic=EnsembleConfig(hidden=(16,), members=3),
-)  # fmt: skip
 HEAD = """
 import ray, sys
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
@@ -161,11 +166,7 @@ def test_rlpd_with_two_actors_of_which_one_is_killed_equals_one_process(tmp_path
     collect(replace(experiment(), sim=replace(SIM, max_steps=200)), episodes=4, out=stores[0])
     algorithm = replace(RLPD, stores=stores)
     for name, place in (("one", None), ("cluster", cluster(address))):
-        env = make_env(SIM)
-        torch.manual_seed(0)
-        policy = residual_on(build_policy(SMALL, RobotSpec.of(env.spec)), SAC)
-        env.close()
-        save_bundle(policy, tmp_path / name / "start")
+        save_residual(tmp_path / name)
         thread = disturb(tmp_path / name, ((0, signal.SIGKILL, 2),)) if place is not None else None
         run_to_end(tmp_path / name, experiment(algorithm, place))
         if thread is not None:
@@ -193,8 +194,28 @@ def test_the_critic_that_chooses_among_samples_travels_to_the_actors(tmp_path: P
 
 
 @pytest.mark.slow
+def test_asynchronous_rlpd_with_an_actor_killed_and_other_places_equals_one_process(
+    tmp_path: Path, address: str
+) -> None:
+    """One process throughout; two actors, of which one is killed, then one process, then one actor. Warm-up with noise
+    that was drawn before the interruption."""
+    algorithm = replace(RLPD, staleness=2, demonstration_share=0.0, warmup=32)
+    for name in ("one", "moved"):
+        save_residual(tmp_path / name)
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    thread = disturb(tmp_path / "moved", ((0, signal.SIGKILL, 1),))
+    for iterations, place in ((2, cluster(address)), (4, None), (6, cluster(address, collectors=1))):
+        run_to_end(tmp_path / "moved", experiment(replace(algorithm, iterations=iterations), place))
+    thread.join(5)
+    assert_same(tmp_path / "moved", tmp_path / "one")
+    assert len(events(tmp_path / "moved", "lost")) == 1
+    assert numbers(tmp_path / "one")[-1]["age_max"] == 8  # four updates for each of two chunks
+
+
+@pytest.mark.slow
 def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Path, address: str) -> None:
-    """Terminated in the middle and resumed with another number of collectors: as if nothing had happened."""
+    """Terminated in the middle and resumed with another number of collectors, or in one process: as if nothing had
+    happened."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     algorithm = replace(PPO, staleness=2, iterations=8)
     run_to_end(whole, experiment(algorithm, cluster(address, collectors=1)))
@@ -213,3 +234,94 @@ def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Pa
     assert 3 <= len(numbers(stopped)) < 8
     run_to_end(stopped, experiment(algorithm, cluster(address)))
     assert_same(stopped, whole)
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    assert_same(tmp_path / "one", whole)
+
+
+# -- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def placed(folder: Path, wanted: Experiment) -> Iterator[tuple[Algorithm, ClusterRollouts]]:
+    """The algorithm of a run in ``folder``, whose bundle is there, and its rollouts on the cluster."""
+    from vla_rl.distributed.rollouts import ClusterRollouts
+
+    run = open_run(wanted, folder, resume=False, command="vla-rl train small.yaml")
+    env = make_env(wanted.sim)
+    start = folder / "start"
+    algorithm = load_algorithm(wanted, env, start, run.device, place_rollouts(run, start))
+    rollouts = algorithm.collector
+    assert isinstance(rollouts, ClusterRollouts)
+    try:
+        yield algorithm, rollouts
+    finally:
+        rollouts.close()
+        env.close()
+        run.lock.close()
+
+
+def pending(rollouts: ClusterRollouts) -> list:
+    """References to what was asked of collectors and not fetched."""
+    return [ref for process in rollouts.pool._processes for ref in process.pending]
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, address: str) -> None:
+    """The learner takes the next rollout when the collectors have had the time for everything they may do: as many
+    rollouts are complete as ``staleness`` allows, the collectors are idle, and memory does not grow."""
+    import ray
+
+    staleness, images = 2, replace(SIM, cameras=("agent",), image_size=(64, 64), num_envs=8)
+    algorithm = replace(PPO, staleness=staleness, chunks=8, iterations=9)
+    wanted = replace(experiment(algorithm, cluster(address, collectors=1)), sim=images)
+    env = make_env(images)
+    torch.manual_seed(0)
+    save_bundle(build_policy(FLOW, RobotSpec.of(env.spec)), tmp_path / "start")
+    env.close()
+    used: list[float] = []
+    with placed(tmp_path, wanted) as (learner, rollouts):
+        (process,) = rollouts.pool._processes
+        for _ in range(6):
+            learner.iterate()
+            refs = pending(rollouts)
+            ready, late = ray.wait(refs, num_returns=len(refs), timeout=60, fetch_local=False)
+            waiting = [*rollouts._answers.values(), *ray.get(ready)]
+            assert (len(waiting), late) == (staleness * algorithm.rollout_shards, [])
+            answers = {(answer.shard, answer.number): answer.state for answer in waiting}
+            states = ray.get(process.actor.describe.remote())["states"]
+            for shard, state in states.items():  # the collector stands where its last answer left it
+                last = answers[shard, max(number for other, number in answers if other == shard)]
+                assert (state["generator"] == last["generator"]).all()
+                assert state["starts"]["next_index"] == last["starts"]["next_index"]
+            del answers, waiting, last
+            time.sleep(1.0)  # Ray counts its memory now and then
+            total, free = ray.cluster_resources(), ray.available_resources()
+            used.append(total["object_store_memory"] - free["object_store_memory"])
+        one = sum(array.nbytes for array in PackedRecord.of(learner.collector.collect(8)).arrays)
+    # Those that wait, the one that was learned from, and the weights, which are less than another one.
+    assert max(used) < (staleness + 2) * one
+
+
+@pytest.mark.slow
+def test_a_collector_waits_for_a_slower_one(tmp_path: Path, address: str) -> None:
+    """One of two is stopped: the learner waits for it, and what the other has collected meanwhile stays bounded."""
+    wanted = experiment(replace(RLPD, staleness=2, demonstration_share=0.0), cluster(address))
+    save_residual(tmp_path)
+    found: list[tuple[int, int]] = []
+    with placed(tmp_path, wanted) as (learner, rollouts):
+        learner.iterate()
+        slow = rollouts.pool._processes[1].pid
+
+        def look() -> None:
+            while not any(shard == 0 for _, shard in rollouts._answers):
+                time.sleep(0.01)
+            time.sleep(2.0)
+            found.append((len(pending(rollouts)), len(rollouts._answers)))
+            os.kill(slow, signal.SIGCONT)
+
+        os.kill(slow, signal.SIGSTOP)
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        learner.iterate()
+        watcher.join(10)
+    assert found == [(3, 3)], "those of the slow one under way, those of the fast one fetched"

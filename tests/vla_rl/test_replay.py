@@ -40,6 +40,7 @@ def entries(count: int, executed: list[int], terminated: list[int], reward: list
         reward=torch.tensor(reward),
         num_executed=torch.tensor(executed),
         terminated=torch.tensor(terminated, dtype=torch.bool),
+        policy_version=torch.zeros(count, dtype=torch.int64),
     )
 
 
@@ -268,6 +269,7 @@ def test_longer_instructions_widen_what_is_held() -> None:
         reward=torch.zeros(1),
         num_executed=torch.tensor([4]),
         terminated=torch.tensor([False]),
+        policy_version=torch.tensor([0]),
     )
     held = replay(example, capacity=4)
     wide = dataclasses.replace(obs, instruction=torch.full((1, 128), 7, dtype=torch.uint8))

@@ -161,7 +161,6 @@ def test_records_and_weights_survive_numpy_bit_for_bit() -> None:
     ("algorithm", "cluster", "message"),
     [
         ({"rollout_shards": 3}, None, "sim.num_envs .4. must be a multiple of algorithm.rollout_shards .3."),
-        ({"staleness": 1}, None, "algorithm.staleness needs a cluster"),
         ({"rollout_shards": 1}, {"collectors": 0, "placement": "pipelined"}, "rollout_shards of 2 or more, got 1"),
         ({}, {"collectors": 3}, "cluster.collectors must be at most algorithm.rollout_shards .2., got 3"),
     ],
@@ -181,8 +180,8 @@ def test_what_needs_the_run_s_own_process_is_refused_elsewhere() -> None:
         experiment(gated, ClusterConfig())
     with pytest.raises(ValueError, match="rollout_shards 1"):
         replace(gated, rollout_shards=2)
-    with pytest.raises(ValueError, match="off_policy needs staleness 0, got 1"):
-        OffPolicyConfig(staleness=1)
+    with pytest.raises(ValueError, match="staleness 0"):
+        replace(gated, staleness=1)
 
 
 def test_groups_are_not_split_between_shards() -> None:

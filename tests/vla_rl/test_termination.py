@@ -1,4 +1,4 @@
-"""SIGTERM, hangs and the timeline."""
+"""SIGTERM and the timeline."""
 
 import json
 import os
@@ -15,7 +15,6 @@ import pytest
 from tests.vla_rl.scale_run import PPO, experiment, numbers, run_to_end
 from vla_rl.rollouts.timer import Span, Timer
 from vla_rl.runs.timeline import Timeline
-from vla_rl.runs.watchdog import watchdog
 from vla_rl.termination import Terminated, interruptible, terminable, uninterrupted
 
 
@@ -95,24 +94,6 @@ def test_a_terminated_run_is_saved_within_30_s_and_goes_on_exactly(tmp_path: Pat
     run_to_end(whole, experiment(shorter))
     assert numbers(stopped) == numbers(whole)
     assert len(numbers(whole)) == done + 3
-
-
-def test_the_watchdog_names_the_stage_that_hangs_and_every_thread(tmp_path: Path) -> None:
-    timer = Timer()
-    with watchdog(timer, tmp_path, limit_s=0.2), timer.section("render"):
-        time.sleep(0.7)
-    report = (tmp_path / "watchdog.txt").read_text()
-    assert report.count("stage 'render' has taken") == 1
-    assert "test_the_watchdog_names_the_stage" in report
-
-
-def test_a_run_that_moves_is_not_reported(tmp_path: Path) -> None:
-    timer = Timer()
-    with watchdog(timer, tmp_path, limit_s=0.3):
-        for _ in range(20):
-            with timer.section("simulate"):
-                time.sleep(0.03)
-    assert not (tmp_path / "watchdog.txt").exists()
 
 
 def test_the_timeline_is_a_chrome_trace_of_the_first_iterations(tmp_path: Path) -> None:

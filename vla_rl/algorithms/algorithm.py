@@ -46,8 +46,9 @@ class AlgorithmConfig:
 
     ``rollout_shards``: equal parts of the environments, each with its own random streams and batches, which a cluster
     collects in as many processes at most (docs/scaling.md); results depend on it, and not on the processes.
-    ``staleness``: iterations by which the weights that act are older than those that learn, so that collecting and
-    learning overlap; it needs a cluster. 0: rollouts wait for the update.
+    ``staleness``: rollouts (of algorithm off_policy: chunks) that are asked for before the one that is learned from is
+    taken, so that collectors of a cluster act while the learner learns, with weights that are as many publications
+    older. 0: rollouts wait for the update. Results depend on it, and not on whether there is a cluster.
     """
 
     iterations: Count = 60

@@ -16,6 +16,7 @@ from policies.policy import Policy
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
+from vla_rl.heartbeat import beat
 
 ENCODED_AT_ONCE = 256
 
@@ -33,6 +34,7 @@ def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) 
     with crossing("batches"):
         batch = sampler.windows(indices).to(policy.device)
     context, _ = policy.encode(batch.obs, policy.initial_state(len(batch)))
+    beat()
     return EncodedBatch(inputs=policy.store(context), targets=batch.targets)
 
 

@@ -69,7 +69,9 @@ class GRPOConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.staleness:
-            raise ValueError(f"algorithm grpo needs staleness 0, got {self.staleness}; algorithm ppo can have more")
+            raise ValueError(
+                f"algorithm grpo needs staleness 0, got {self.staleness}; algorithms ppo and off_policy can have more"
+            )
         if self.task_ucb is not None and self.failure_weight:
             raise ValueError(f"task_ucb draws the tasks: failure_weight must be 0, got {self.failure_weight}")
         if self.complete_share < 1 and self.start_rounds > 1:
@@ -140,7 +142,7 @@ class GRPO(OnPolicy):
         self.iteration += 1
         self.publish()
         if config.complete_share < 1:
-            metrics |= ages(batch, version=self.iteration - 1)
+            metrics |= ages(self.iteration - 1 - batch.policy_version)
         return {
             **metrics,
             "success": groups.success,

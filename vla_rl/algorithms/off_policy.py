@@ -34,6 +34,7 @@ from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import Actor, check_policy
 from vla_rl.algorithms.off_policy_critics import Critics, valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.on_policy import ages
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import Entries, Replay, Windows
@@ -112,8 +113,10 @@ class OffPolicy:
     def _act_and_learn(self) -> Metrics:
         collector, totals = self.collector, defaultdict[str, list[float]](list)
         acted: list[Experience] = []
+        age: list[Tensor] = []
         for _ in range(self.config.chunks):
             acted.append(self._act().experience)
+            age.append(self.updates - acted[-1].policy_version)
             with collector.timer.section("learn"):
                 while self.updates < self._updates_due():
                     self._update_into(totals)
@@ -122,13 +125,15 @@ class OffPolicy:
         return {
             **_means(totals),
             "replayed": float(min(int(self.replay.count.sum()), self.config.capacity)),
+            "replayed_age": self.replay.mean_age(self.updates),
             "success": rollout.success_rate(),
             "control_steps": float(rollout.control_steps()),
             **reward_errors([rollout.reward_counts()]),
+            **(ages(torch.stack(age)) if self.config.staleness else {}),
         }
 
     def _publish(self) -> None:
-        """The next chunk is acted by the present weights, whose version is the number of updates."""
+        """The next chunk that is asked for is acted by the present weights, whose version is the number of updates."""
         self.collector.publish(self.updates, self._trained())
 
     def _learn_offline(self) -> Metrics:
@@ -161,7 +166,7 @@ class OffPolicy:
 
     def _act(self) -> ActedChunk:
         """One chunk of every environment, into the replay."""
-        chunk = self.collector.act(self._warmup_noise())
+        chunk = self.collector.act(self._warmup_noise)
         experience, action = chunk.experience, chunk.action
         if isinstance(self.policy, CriticGuided):
             action = self.policy.valued(experience.trace, action)
@@ -174,6 +179,7 @@ class OffPolicy:
                 reward=experience.reward * known,
                 num_executed=experience.num_executed * known,
                 terminated=experience.terminated & known,
+                policy_version=experience.policy_version,
             ),
         )
         if chunk.final is not None:
@@ -186,15 +192,17 @@ class OffPolicy:
                     reward=empty,
                     num_executed=empty.long(),
                     terminated=empty.bool(),
+                    policy_version=experience.policy_version[: len(chunk.timed_out)],
                 ),
             )
         self.chunks_acted += len(experience)
         return chunk
 
-    def _warmup_noise(self) -> Float[Tensor, "N H A"] | None:
-        """Uniform noise on the actions of a chunk during the warm-up."""
+    def _warmup_noise(self, ahead: int) -> Float[Tensor, "N H A"] | None:
+        """Uniform noise on the actions of a chunk during the warm-up. ``ahead``: chunks of each environment that are
+        acted before it and not in the replay yet."""
         noise, spec = self.config.warmup_noise, self.policy.spec
-        if not noise or self.chunks_acted >= self.config.warmup:
+        if not noise or self.chunks_acted + ahead * self.collector.num_envs >= self.config.warmup:
             return None
         shape = self.collector.num_envs, spec.action_horizon, spec.robot.action_dim
         uniform = torch.rand(shape, generator=self.generator, device=self.policy.device)

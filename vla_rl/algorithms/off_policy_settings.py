@@ -138,12 +138,10 @@ class OffPolicyConfig(AlgorithmConfig):
         actors = [name for name in ("iql", "recap", "best_of", "entropy") if getattr(self, name) is not None]
         if len(actors) > 1:
             raise ValueError(f"algorithm.{actors[0]} goes without algorithm.{actors[1]}: set one of them to null")
-        if self.staleness:
+        if self.gate is not None and (self.rollout_shards > 1 or self.staleness):
             raise ValueError(
-                f"algorithm off_policy needs staleness 0, got {self.staleness}; algorithm ppo can have more"
+                "algorithm.gate judges whole episodes between chunks: it needs rollout_shards 1 and staleness 0"
             )
-        if self.gate is not None and self.rollout_shards > 1:
-            raise ValueError("algorithm.gate judges whole episodes between chunks: it needs rollout_shards 1")
         if self.gate is not None and not self.offline_iterations:
             raise ValueError("algorithm.gate judges offline iterations: set algorithm.offline_iterations")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from jaxtyping import Int
 from torch import Tensor
 
 from policies.policy import Policy
@@ -55,7 +56,6 @@ class OnPolicy:
         self.publish()
 
 
-def ages(batch: Experience, *, version: int) -> Metrics:
-    """By how many updates the weights that acted are older than ``version``."""
-    age = (version - batch.policy_version).float()
-    return read_numbers({"age_mean": age.mean(), "age_max": age.max()})
+def ages(age: Int[Tensor, "*B"]) -> Metrics:
+    """``age``: by how many updates the weights that acted are older than those that learn from it."""
+    return read_numbers({"age_mean": age.float().mean(), "age_max": age.max().float()})

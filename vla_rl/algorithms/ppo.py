@@ -88,7 +88,7 @@ class PPO(OnPolicy):
         self.iteration += 1
         self.publish()
         if config.staleness:
-            metrics |= ages(batch, version=self.iteration - 1)
+            metrics |= ages(self.iteration - 1 - batch.policy_version)
         assert batch.advantage is not None and batch.value_target is not None
         with crossing("metrics"):
             metrics["explained_variance"] = explained_variance(batch.value, batch.value_target)

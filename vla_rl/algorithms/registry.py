@@ -50,7 +50,7 @@ def build_algorithm(
         return make(config, policy, env, seed=seed)
     if "make_rollouts" not in signature(make).parameters:
         raise UserError(
-            f"algorithm {config.name} makes its own Collector: it needs rollout_shards 1 and no section cluster, or a "
-            "parameter make_rollouts (docs/extend/algorithm.md)"
+            f"algorithm {config.name} makes its own Collector: it needs rollout_shards 1, staleness 0 and no section "
+            "cluster, or a parameter make_rollouts (docs/extend/algorithm.md)"
         )
     return make(config, policy, env, seed=seed, make_rollouts=make_rollouts)

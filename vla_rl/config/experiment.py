@@ -85,8 +85,8 @@ class Experiment:
     ``vla-rl distill`` alone. ``wandb``: project of Weights & Biases that gets the metrics too (its environment
     variables apply, such as WANDB_MODE=offline). ``cluster``: rollouts in other processes, on this machine or others;
     null: in the process of the run. ``trace``: iterations, from each start of the process on, whose timeline is written
-    to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds in one stage of an iteration after which
-    the stage and what every thread is doing are written to watchdog.txt.
+    to trace.json (open it in https://ui.perfetto.dev). ``watchdog_s``: seconds without progress in a stage
+    of the run after which the stage and what every thread is doing are written to watchdog.txt.
     """
 
     seed: Seed = 0
@@ -118,8 +118,8 @@ class Experiment:
         if self.imagination is not None:
             setting = "imagination.model.imagined_env.num_envs"
             self.algorithm.check_num_envs(self.imagination.model.imagined_env.num_envs, setting)
-            if self.algorithm.rollout_shards > 1 or self.cluster is not None:
-                raise ValueError("imagination needs algorithm.rollout_shards 1 and cluster null")
+            if self.algorithm.rollout_shards > 1 or self.algorithm.staleness or self.cluster is not None:
+                raise ValueError("imagination needs algorithm.rollout_shards 1, algorithm.staleness 0 and cluster null")
             if not isinstance(self.reward, OutcomeConfig):
                 raise ValueError(
                     f"imagination needs reward outcome, got {self.reward.name}: imagined episodes have a reward model "
@@ -134,18 +134,16 @@ class Experiment:
 
     def _check_cluster(self) -> None:
         shards = self.algorithm.rollout_shards
-        if self.cluster is None or not self.cluster.collects:
-            if self.algorithm.staleness:
+        if self.cluster is not None and self.cluster.collects:
+            if getattr(self.algorithm, "gate", None) is not None:
                 raise ValueError(
-                    "algorithm.staleness needs a cluster: add the section, or --cluster auto, with collectors above 0"
+                    "algorithm.gate judges episodes in the run's own process: leave the section cluster out"
                 )
-        elif getattr(self.algorithm, "gate", None) is not None:
-            raise ValueError("algorithm.gate judges episodes in the run's own process: leave the section cluster out")
-        elif (wanted := self.cluster.collectors) is not None and wanted > shards:
-            raise ValueError(
-                f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with as "
-                "many shards in one process has the same results"
-            )
+            if (wanted := self.cluster.collectors) is not None and wanted > shards:
+                raise ValueError(
+                    f"cluster.collectors must be at most algorithm.rollout_shards ({shards}), got {wanted}; a run with "
+                    "as many shards in one process has the same results"
+                )
         if self.cluster is not None and self.cluster.placement == "pipelined":
             if shards == 1:
                 raise ValueError("cluster.placement pipelined needs algorithm.rollout_shards of 2 or more, got 1")

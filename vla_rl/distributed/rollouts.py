@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from vla_rl.distributed.arrays import PackedChunk, PackedRecord, PackedTensors, 
 from vla_rl.distributed.cluster import connect, disconnect
 from vla_rl.distributed.pool import CollectorPool
 from vla_rl.distributed.worker import Answer, Request, WorkerSettings
-from vla_rl.rollouts.collector import ActedChunk
+from vla_rl.rollouts.ahead import Asked, asked_ahead, state_ahead
+from vla_rl.rollouts.collector import ActedChunk, Offset, unchanged
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.sharded import MakeRollouts, shared_starts, split_offset, split_starts
 from vla_rl.rollouts.starts import TrainingStarts
@@ -32,11 +34,13 @@ LOG = "cluster.jsonl"
 
 
 class ClusterRollouts:
-    """Rollout r of every shard acts with the weights of version max(0, r - staleness), always: not with the newest.
+    """Rollout r of every shard acts with the weights that were published after rollout r - 1 - staleness was learned
+    from, always: not with the newest.
 
-    So no sample is ever older than ``staleness`` updates, and a run is repeated bit for bit whatever the speed of its
-    processes. With staleness 0 the learner waits for its collectors; with 1 they collect the next rollout while it
-    learns. Each shard has its part of every batch, so environments that end early are not over-represented.
+    So a run is repeated bit for bit whatever the speed of its processes, and a collector that is faster than the
+    learner waits: ``staleness`` rollouts of a shard are asked for ahead, no more. With staleness 0 the learner waits
+    for its collectors; with 1 they collect the next rollout while it learns. Each shard has its part of every batch, so
+    environments that end early are not over-represented.
     """
 
     def __init__(
@@ -46,11 +50,12 @@ class ClusterRollouts:
         self.pool, self.starts, self.shards, self.num_envs = pool, starts, shards, num_envs
         self.staleness, self.device, self.timer = staleness, device, Timer()
         self.failures: list[Any] = []
-        self._weights: dict[int, Any] = {}  # version -> reference
+        self._weights: dict[int, Any] = {}  # version -> reference, of the newest and of those of ``_ahead``
         self._states = [pool.states[shard] for shard in range(shards)]  # after the rollouts that the learner has taken
         self._answers: dict[tuple[int, int], Answer] = {}
-        self._chunks = self._taken = self._asked = self._version = 0
-        self._whole_episodes = self._by_chunk = False
+        self._ahead = deque[Asked]()
+        self._taken = self._asked = self._version = 0
+        self._whole_episodes = False
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -59,52 +64,45 @@ class ClusterRollouts:
             with self.timer.section("sync"):
                 self._weights[version] = ray.put(PackedTensors.of(tensors))
         self._version = version
-        for old in [known for known in self._weights if known < version - self.staleness]:
-            del self._weights[old]
-        if self._asked > 0 and not self._whole_episodes and not self._by_chunk:
-            self._ask_ahead()
+        needed = {version, *(asked.version for asked in self._ahead)}
+        self._weights = {known: ref for known, ref in self._weights.items() if known in needed}
 
-    # -- continuing rollouts --------------------------------------------------------------------------------------
+    # -- continuing rollouts, chunk by chunk ----------------------------------------------------------------------
 
     def collect(self, num_chunks: int) -> Experience:
-        self._chunks = num_chunks
-        if self._asked == self._taken:  # nothing is under way: rollout r is the one of iteration r
-            self._asked = self._taken = self._version
-        self._ask_ahead()
+        self._ask_ahead(lambda ahead: Asked(version=self._version, chunks=num_chunks))
         return self._take()
 
-    def _ask_ahead(self) -> None:
-        """For every rollout whose weights there are."""
-        while self._asked <= self._version + self.staleness:
-            self._ask([Request(shard=shard, chunks=self._chunks, **self._next()) for shard in range(self.shards)])
+    def act(self, offset: Offset = unchanged) -> ActedChunk:
+        self._ask_ahead(lambda ahead: Asked(version=self._version, offset=offset(ahead)))
+        packed = self._take_packed()
+        with self.timer.section("sync"):
+            return ActedChunk.side_by_side([one.unpack(self.device) for one in packed if isinstance(one, PackedChunk)])
 
-    def _next(self) -> dict[str, Any]:
-        version = max(0, self._asked - self.staleness)
-        return {"number": self._asked, "version": version, "record": self.timer.recording}
+    def _ask_ahead(self, ask: Callable[[int], Asked]) -> None:
+        while len(self._ahead) <= self.staleness:
+            self._submit(ask(len(self._ahead)))
+
+    def _submit(self, asked: Asked) -> None:
+        parts = [None if part is None else to_array(part) for part in split_offset(asked.offset, self.shards)]
+        request = self._next(asked.version) | {"chunks": asked.chunks}
+        self._ask([Request(shard=shard, offset=part, **request) for shard, part in enumerate(parts)])
+        self._ahead.append(asked)
 
     # -- whole episodes -------------------------------------------------------------------------------------------
 
     def episodes(self, starts: Sequence[StartState]) -> Experience:
         self._whole_episodes = True
-        parts = split_starts(starts, self.shards)
-        request = self._next() | {"version": self._version}
+        parts, request = split_starts(starts, self.shards), self._next(self._version)
         self._ask([Request(shard=shard, starts=part, **request) for shard, part in enumerate(parts)])
         rollout = self._take()
         self.starts.learn(rollout)
         return rollout
 
-    # -- chunk by chunk -------------------------------------------------------------------------------------------
-
-    def act(self, offset: Tensor | None = None) -> ActedChunk:
-        self._by_chunk = True
-        parts = [None if part is None else to_array(part) for part in split_offset(offset, self.shards)]
-        request = self._next() | {"version": self._version, "one_chunk": True}
-        self._ask([Request(shard=shard, offset=part, **request) for shard, part in enumerate(parts)])
-        packed = self._take_packed()
-        with self.timer.section("sync"):
-            return ActedChunk.side_by_side([one.unpack(self.device) for one in packed if isinstance(one, PackedChunk)])
-
     # -- requests -------------------------------------------------------------------------------------------------
+
+    def _next(self, version: int) -> dict[str, Any]:
+        return {"number": self._asked, "version": version, "record": self.timer.recording}
 
     def _ask(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -130,6 +128,8 @@ class ClusterRollouts:
         packed = [_rollout(answer) for answer in answers]
         self._states = [answer.state for answer in answers]
         self._taken += 1
+        if self._ahead:
+            self._ahead.popleft()
         return packed
 
     def _note(self, answers: Sequence[Answer]) -> None:
@@ -147,13 +147,15 @@ class ClusterRollouts:
         yield
 
     def state_dict(self) -> dict[str, Any]:
-        """As a run in one process saves it, and the older weights that the rollouts under way act with."""
+        """As a run in one process saves it."""
         starts = {"starts": self.starts.state_dict()}
         state: dict[str, Any] = {"shards": list(self._states)} | starts
         if self.shards == 1:
             state = dict(self._states[0]) | (starts if self._whole_episodes else {})
         if self.staleness:
-            state["weights"] = {version: ray.get(ref).unpack() for version, ref in self._weights.items()}
+            versions = {asked.version for asked in self._ahead}
+            weights = {version: ray.get(self._weights[version]).unpack() for version in sorted(versions)}
+            state |= state_ahead(self._ahead, weights)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,7 +166,10 @@ class ClusterRollouts:
             self.pool.set_state(shard, part)
         weights = state.get("weights", {})
         self._weights = {version: ray.put(PackedTensors.of(tensors)) for version, tensors in weights.items()}
-        self._taken = self._asked = 0
+        self._ahead.clear()
+        self._taken = self._asked
+        for asked in asked_ahead(state, self.device):
+            self._submit(asked)
 
     def close(self) -> None:
         self.pool.close()

@@ -49,8 +49,8 @@ class WorkerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Rollout ``number`` of a shard, by weights ``version``: ``chunks`` of each environment, episodes of ``starts``, or
-    ``one_chunk``, with ``offset`` [N, H, A] added to its actions.
+    """Rollout ``number`` of a shard, by weights ``version``: ``chunks`` of each environment, or episodes of ``starts``,
+    or else one chunk, with ``offset`` [N, H, A] added to its actions.
 
     ``state``: of the shard's collector before it, for a process that does not have it.
     """
@@ -58,9 +58,8 @@ class Request:
     shard: int
     number: int
     version: int
-    chunks: int = 0
+    chunks: int | None = None
     starts: Sequence[StartState] | None = None
-    one_chunk: bool = False
     offset: np.ndarray | None = None
     state: Mapping[str, Any] | None = None
     record: bool = False
@@ -170,9 +169,9 @@ class ShardWorker:
 
 
 def _collect(collector: Collector, request: Request) -> PackedRecord[Experience] | PackedChunk:
-    if request.one_chunk:
-        offset = None if request.offset is None else to_tensor(request.offset, torch.float32).to(collector.device)
-        return PackedChunk.of(collector.act(offset))
-    if request.starts is None:
+    if request.chunks is not None:
         return PackedRecord.of(collector.collect(request.chunks))
-    return PackedRecord.of(collector.episodes(request.starts))
+    if request.starts is not None:
+        return PackedRecord.of(collector.episodes(request.starts))
+    offset = None if request.offset is None else to_tensor(request.offset, torch.float32).to(collector.device)
+    return PackedChunk.of(collector.act_chunk(offset))

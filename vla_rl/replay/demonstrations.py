@@ -24,6 +24,7 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
+from vla_rl.heartbeat import beat
 from vla_rl.replay.replay import Entries, Replay
 from vla_rl.rollouts.collector import put
 
@@ -107,6 +108,7 @@ def recorded_replay(
     for first in range(0, len(found), ENCODED_AT_ONCE):
         group = found[first : first + ENCODED_AT_ONCE]
         replay.extend(_entries(group, _encode(policy, group)))
+        beat()
     return replay
 
 
@@ -158,4 +160,5 @@ def _entries(group: Sequence[Walk], inputs: TensorDataclass) -> Entries:
         reward=join("reward"),
         num_executed=join("num_executed"),
         terminated=join("terminated"),
+        policy_version=torch.full((len(inputs),), -1),
     )

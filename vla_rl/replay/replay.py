@@ -30,13 +30,17 @@ from sims.tensor_dataclass import TensorDataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Entries(TensorDataclass):
-    """``action``: as executed. ``reward``: discounted within the chunk, whose own discount is gamma ** num_executed."""
+    """``action``: as executed. ``reward``: discounted within the chunk, whose own discount is gamma ** num_executed.
+
+    ``policy_version``: of the weights that acted, -1 where the policy did not.
+    """
 
     inputs: TensorDataclass
     action: Float[Tensor, "*B H A"]
     reward: Float[Tensor, "*B"]
     num_executed: Int[Tensor, "*B"]
     terminated: Bool[Tensor, "*B"]
+    policy_version: Int[Tensor, "*B"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,7 @@ class Replay:
             reward=torch.zeros(total),
             num_executed=torch.zeros(total, dtype=torch.int64),
             terminated=torch.zeros(total, dtype=torch.bool),
+            policy_version=torch.zeros(total, dtype=torch.int64),
         )
         self._index()
 
@@ -100,6 +105,13 @@ class Replay:
     def nbytes(self) -> int:
         """Memory of all entries, written or not."""
         return sum(tensor.nbytes for tensor in self._entries.tensors())
+
+    def mean_age(self, version: int) -> float:
+        """By how many updates the weights that acted are older than ``version``, over what the policy acted; NaN if
+        nothing."""
+        entries = self._entries
+        acted = (entries.num_executed > 0) & (entries.policy_version >= 0)
+        return float((version - entries.policy_version[acted]).float().mean())
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -218,8 +230,10 @@ class Replay:
         self.rng.bit_generator.state = state["generator"]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """UserError if the rings had another size."""
+        """UserError if the rings or the entries were others."""
         saved = iter(state["entries"])
+        if len(state["entries"]) != len(list(self._entries.tensors())):
+            raise UserError("the replay was saved by an older version, or of another policy: start a new run")
         if (got := len(state["entries"][0])) != self.streams:
             raise UserError(f"the replay had {got} environments, now there are {self.streams}: start a new run")
 

@@ -31,6 +31,11 @@ from vla_rl.rollouts.under_way import EpisodesUnderWay
 from vla_rl.rollouts.weights import LocalWeights, WeightStore, load_weights
 
 R = TypeVar("R", bound=TensorDataclass)
+Offset = Callable[[int], Float[Tensor, "N H A"] | None]
+
+
+def unchanged(ahead: int) -> None:
+    """The Offset of actions as the policy chooses them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +188,10 @@ class Collector:
 
     # -- chunk by chunk (off-policy) --------------------------------------------------------------------------------
 
-    def act(self, offset: Float[Tensor, "N H A"] | None = None) -> ActedChunk:
+    def act(self, offset: Offset = unchanged) -> ActedChunk:
+        return self.act_chunk(offset(0))
+
+    def act_chunk(self, offset: Float[Tensor, "N H A"] | None) -> ActedChunk:
         """One chunk in every environment; where an episode ends the next begins.
 
         ``offset`` is added to what the policy chose, which stays within [-1, 1].

@@ -15,7 +15,7 @@ from torch import Tensor
 from policies.policy import Policy
 from sims.vector_env import StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.rollouts.collector import ActedChunk, Collector
+from vla_rl.rollouts.collector import ActedChunk, Collector, Offset, unchanged
 from vla_rl.rollouts.experience import Experience
 from vla_rl.rollouts.failures import FreshFailures
 from vla_rl.rollouts.shard import Shard
@@ -53,8 +53,12 @@ class Rollouts(Protocol):
         """One episode per environment, [T, N]; ``valid`` is False after its end."""
         ...
 
-    def act(self, offset: Tensor | None = None) -> ActedChunk:
-        """One chunk of every environment, ``offset`` [N, H, A] added to its actions."""
+    def act(self, offset: Offset = unchanged) -> ActedChunk:
+        """One chunk of every environment.
+
+        ``offset(ahead)``: what is added to the actions of a chunk, [N, H, A]; asked for when the chunk is, which is
+        while ``ahead`` of those before it are not taken yet (ahead.py).
+        """
         ...
 
     def suspended(self) -> AbstractContextManager[None]:
@@ -118,8 +122,8 @@ class ShardedCollector:
         self.starts.learn(rollout)
         return rollout
 
-    def act(self, offset: Tensor | None = None) -> ActedChunk:
-        acted = self._each(Collector.act, split_offset(offset, len(self.collectors)))
+    def act(self, offset: Offset = unchanged) -> ActedChunk:
+        acted = self._each(Collector.act_chunk, split_offset(offset(0), len(self.collectors)))
         self._note_failures()
         return ActedChunk.side_by_side(acted)
 

@@ -58,7 +58,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         with naming("reward"):
             with_reward(experiment.reward, SpecOnly(env.spec), experiment_device(experiment))
         with naming("algorithm"):
-            placed = Collector if collects or experiment.algorithm.rollout_shards > 1 else None
+            elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
+            placed = Collector if elsewhere else None
             build_algorithm(
                 experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
             )

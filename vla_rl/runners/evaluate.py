@@ -34,6 +34,7 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.config.controls import Control
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
+from vla_rl.heartbeat import beat
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
 from vla_rl.runners.controls import changed
@@ -108,6 +109,7 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
         with crossing("evaluation"):
             action[rows.to(action.device)] = chosen
         chunk = step_chunk(env, action, gamma=1.0)
+        beat()
         with crossing("evaluation"):
             chunk = chunk.to("cpu")
         ids = episode[rows]

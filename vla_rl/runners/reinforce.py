@@ -24,6 +24,7 @@ from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.environments import make_env, make_shard_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.rewards.registry import with_reward
+from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.sharded import MakeRollouts, make_sharded
 from vla_rl.runners.checks import SpecOnly
@@ -66,7 +67,7 @@ def reinforce(
             iterations.validate = partial(validation_metrics, algorithm, env, experiment)
         # The final evaluation does the same work as the first one did.
         afterwards = run.stages().get("evaluate_before", {}).get("wall_s") if in_simulator else None
-        with watchdog(rollouts.timer, folder, limit_s=experiment.watchdog_s):
+        with watchdog(rollouts.timer, run.dir, limit_s=experiment.watchdog_s):
             iterations.run(folder, start, afterwards_s=afterwards)
     finally:
         with learners:
@@ -86,17 +87,18 @@ def with_demonstrations(run: Run) -> Experiment:
 def place_rollouts(run: Run, start: Path) -> MakeRollouts | None:
     """Where the configuration has rollouts collected; None: by one Collector in the environment of the run."""
     experiment = run.experiment
-    shards = experiment.algorithm.rollout_shards
+    shards, staleness = experiment.algorithm.rollout_shards, experiment.algorithm.staleness
     if experiment.cluster is not None and experiment.cluster.collects:
         from vla_rl.distributed.rollouts import make_cluster_rollouts
 
         return make_cluster_rollouts(
             experiment, experiment.cluster, bundle=start, folder=run.dir, device=run.device.device
         )
+    make: MakeRollouts | None = None
     if shards > 1:
         pipelined = experiment.cluster is not None and experiment.cluster.placement == "pipelined"
-        return make_sharded(partial(rewarded_shard, experiment, run.device), shards, pipelined=pipelined)
-    return None
+        make = make_sharded(partial(rewarded_shard, experiment, run.device), shards, pipelined=pipelined)
+    return make_ahead(make or Collector, staleness) if staleness else make
 
 
 def rewarded_shard(experiment: Experiment, device: Device) -> VectorEnv:

@@ -40,6 +40,7 @@ from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
+from vla_rl.runs.watchdog import watched
 from vla_rl.termination import terminable
 
 
@@ -47,8 +48,9 @@ def train(experiment: Experiment, run_dir: Path, *, resume: bool, command: str) 
     """The whole run; returns what result.json holds. Completed stages are not repeated on ``resume``."""
     with opened(experiment, run_dir, resume=resume, command=command) as (run, env):
         run_stages(run, env)
-    result = finish(run)
-    write_report(run.dir)
+    with watched("report", run.dir, limit_s=experiment.watchdog_s):
+        result = finish(run)
+        write_report(run.dir)
     return result
 
 
@@ -57,9 +59,11 @@ def opened(experiment: Experiment, run_dir: Path, *, resume: bool, command: str)
     """The run and its environment. Everything is checked before the folder is made and anything is simulated."""
     check_folder(experiment, run_dir, resume=resume)
     imitated = read_stages(run_dir).get("imitate")
-    env = SpecOnly(recorded_spec(experiment)) if without_simulator(experiment) else make_env(experiment.sim)
+    with watched("make the simulator", None, limit_s=experiment.watchdog_s):
+        env = SpecOnly(recorded_spec(experiment)) if without_simulator(experiment) else make_env(experiment.sim)
     try:
-        check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
+        with watched("check the settings", None, limit_s=experiment.watchdog_s):
+            check_experiment(experiment, env, start=run_dir / imitated["bundle"] if imitated else None)
         run = open_run(experiment, run_dir, resume=resume, command=command)
         with run.lock, terminable():
             yield run, env

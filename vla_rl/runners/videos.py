@@ -17,6 +17,7 @@ from sims.vector_env import StartState, VectorEnv
 from sims.video import write_video
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
+from vla_rl.heartbeat import beat
 from vla_rl.runners.evaluate import PolicyActor
 
 VIDEO_SIZE = 256  # pixels of a side
@@ -85,6 +86,7 @@ def render_episodes(
             whole = action.new_zeros(env.spec.num_envs, action.shape[1])
             whole[env_ids] = action
             step = env.step(whole)
+            beat()
             if second:
                 camera.step(whole[: camera.spec.num_envs])
             shown = alive.nonzero().flatten().tolist()

@@ -24,6 +24,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from vla_rl.heartbeat import beat
+
 console = Console(stderr=True, force_jupyter=False)  # a notebook has no terminal either
 LINE_EVERY_S = 30.0
 
@@ -49,6 +51,7 @@ class ProgressLines:
         self._began = self._written = time.monotonic()
 
     def __call__(self, count: int = 1, note: str = "") -> None:
+        beat()
         self.done, self._note = self.done + count, note or self._note
         if time.monotonic() - self._written >= LINE_EVERY_S and self.done < self.total:
             self.write()
@@ -93,6 +96,7 @@ def progress(title: str, total: int, *, done: int = 0, afterwards_s: float | Non
         bar = bars.add_task(title, total=total, completed=done, note="", whole="")
 
         def advance(count: int = 1, note: str = "") -> None:
+            beat()
             bars.advance(bar, count)
             left = bars.tasks[0].time_remaining
             if afterwards_s is not None and left is not None:

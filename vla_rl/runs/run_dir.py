@@ -20,6 +20,7 @@ from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
 from vla_rl.runs.checkpoint import latest_checkpoint
 from vla_rl.runs.progress import console
+from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
 
@@ -64,13 +65,16 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """The stage's record. A pending one is written when the block ends and has set ``result``."""
+        """The stage's record. A pending one is watched, and written when the block ends and has set ``result``."""
         stage = Stage(self.stages().get(name, {}))
-        pending, started = stage.pending, time.monotonic()
-        yield stage
-        if pending:
-            stage.result = {"wall_s": round(time.monotonic() - started, 2), **stage.result}
-            write_json(self.dir / STAGES_FILE, self.stages() | {name: stage.result})
+        if not stage.pending:
+            yield stage
+            return
+        started = time.monotonic()
+        with watched(name, self.dir, limit_s=self.experiment.watchdog_s):
+            yield stage
+        stage.result = {"wall_s": round(time.monotonic() - started, 2), **stage.result}
+        write_json(self.dir / STAGES_FILE, self.stages() | {name: stage.result})
 
 
 @dataclass
