@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from policies.residual.policy import ResidualContext
+from episodes.schema import POLICY
 from sims.vector_env import Observation
 from vla_rl.bench.record import row, write_record
 from vla_rl.replay.replay import Entries, Replay
@@ -43,6 +44,8 @@ def filled() -> Replay:
         reward=last.float(),
         num_executed=torch.full((ENTRIES,), HORIZON),
         terminated=last,
+        timed_out=torch.zeros(ENTRIES, dtype=torch.bool),
+        actor=torch.full((ENTRIES,), POLICY),
     )
     made = Replay(
         entries.inputs[:1], (HORIZON, ACTION), streams=1, capacity=ENTRIES, gamma=0.99, seed=0,

@@ -18,6 +18,7 @@ from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from sims.chunk import step_chunk
 from sims.errors import UserError
+from episodes.schema import POLICY
 from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
@@ -34,12 +35,15 @@ SMALL = EnsembleConfig(hidden=(8,), members=2)
 
 
 def entries(count: int, executed: list[int], terminated: list[int], reward: list[float], first: float = 0) -> Entries:
+    """Where no chunk follows, time ran out."""
     return Entries(
         inputs=StateContext(state=first + torch.arange(count, dtype=torch.float32)[:, None]),
         action=torch.zeros(count, 4, 1),
         reward=torch.tensor(reward),
         num_executed=torch.tensor(executed),
         terminated=torch.tensor(terminated, dtype=torch.bool),
+        timed_out=torch.tensor(executed) == 0,
+        actor=torch.full((count,), POLICY),
     )
 
 
@@ -268,6 +272,8 @@ def test_longer_instructions_widen_what_is_held() -> None:
         reward=torch.zeros(1),
         num_executed=torch.tensor([4]),
         terminated=torch.tensor([False]),
+        timed_out=torch.tensor([False]),
+        actor=torch.tensor([POLICY]),
     )
     held = replay(example, capacity=4)
     wide = dataclasses.replace(obs, instruction=torch.full((1, 128), 7, dtype=torch.uint8))

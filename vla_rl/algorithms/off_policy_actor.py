@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from episodes.schema import ACTORS
 from policies.policy import Policy, executed_mask, trained_parameters
 from policies.residual.best_of import BestOfPolicy
 from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
-from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import UpdatesConfig
 from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
@@ -32,7 +34,7 @@ class Actor:
     UserError where the policy and the settings do not go together.
     """
 
-    def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
+    def __init__(self, config: UpdatesConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
         check_policy(config, policy)
@@ -170,15 +172,15 @@ class Actor:
             return self.policy.bc_loss(context, Targets(action=batch.action, mask=mask), generator), {}
         with torch.no_grad():
             advantage = critics.advantage(context, batch, proposals)
-        weight = self._cloning_weight(advantage)
+        weight = self._cloning_weight(advantage, batch)
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
-    def _cloning_weight(self, advantage: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
         if (recap := self.config.recap) is not None:
-            return positive_labels(advantage, recap.positive)
+            return positive_labels(advantage, recap.positive, chosen_by(batch, recap.positive_actors))
         assert self.config.iql is not None
         return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
 
@@ -190,7 +192,7 @@ class Actor:
         return {"actor_optimizer": self.optimizer}
 
 
-def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
+def check_policy(config: UpdatesConfig, policy: Policy) -> None:
     """UserError where the policy cannot be trained with these settings."""
     if isinstance(policy, BestOfPolicy) and config.best_of is None:
         raise UserError("the policy chooses among samples by a critic: set algorithm.best_of: {}")
@@ -202,8 +204,7 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
                 "fixed noise none"
             )
-        recorded = config.demonstration_share or config.offline_iterations or config.cloning_weight
-        if policy.steers and (recorded or config.warmup_noise):
+        if policy.steers and config.reads_actions:
             raise UserError(
                 "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
                 "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"
@@ -218,6 +219,14 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
             f"algorithm.iql, recap and best_of clone the {policy.spec.action_horizon} executed actions, but this "
             f"policy predicts {policy.spec.cloned_horizon}: add start.residual: {{}}"
         )
+
+
+def chosen_by(batch: Windows, actors: Sequence[str]) -> Bool[Tensor, " B"]:
+    """Where one of these chose the whole chunk."""
+    chosen = torch.zeros_like(batch.actor, dtype=torch.bool)
+    for actor in actors:
+        chosen |= batch.actor == ACTORS.index(actor)
+    return chosen
 
 
 def distance_from_recorded(error: Float[Tensor, "B H A"], batch: Windows) -> Float[Tensor, ""]:
