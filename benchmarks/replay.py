@@ -18,8 +18,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from policies.residual.policy import ResidualContext
 from episodes.schema import POLICY
+from policies.residual.policy import ResidualContext
 from sims.vector_env import Observation
 from vla_rl.bench.record import row, write_record
 from vla_rl.replay.replay import Entries, Replay

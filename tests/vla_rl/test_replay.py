@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from episodes.recorder import RecordedEnv
+from episodes.schema import POLICY
 from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
@@ -18,7 +19,6 @@ from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from sims.chunk import step_chunk
 from sims.errors import UserError
-from episodes.schema import POLICY
 from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv

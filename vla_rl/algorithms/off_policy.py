@@ -33,7 +33,7 @@ from vla_rl.algorithms.gate import Gate
 from vla_rl.algorithms.off_policy_actor import check_policy
 from vla_rl.algorithms.off_policy_critics import valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
-from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, stored_example
+from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.replay.demonstrations import recorded_replay
 from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
@@ -56,6 +56,7 @@ class OffPolicy(OffPolicyUpdates):
         seed: int,
         make_rollouts: MakeRollouts = Collector,
     ) -> None:
+        policy = made_conditional(policy, config)
         check_policy(config, policy)
         if config.best_of is not None:
             torch.manual_seed(spawn_seed(seed, "best of"))

@@ -14,6 +14,7 @@ from episodes.sampler import Targets
 from episodes.schema import ACTORS
 from policies.policy import Policy, executed_mask, trained_parameters
 from policies.residual.best_of import BestOfPolicy
+from policies.residual.conditioned import NOT_SAID, ConditionedPolicy
 from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
@@ -149,7 +150,8 @@ class Actor:
         correction = policy.correction(context, action).square().mean()
         metrics = {"actor_q": q.mean(), "correction": correction.sqrt()}
         if config.correction_weight or config.cloning_weight:
-            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch)
+            chosen = chosen_by(batch, config.cloned_actors)
+            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch, chosen)
             loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q)
             loss = loss + config.correction_weight * correction + config.cloning_weight * distance
             metrics["distance"] = distance.sqrt()
@@ -173,10 +175,28 @@ class Actor:
         with torch.no_grad():
             advantage = critics.advantage(context, batch, proposals)
         weight = self._cloning_weight(advantage, batch)
+        if isinstance(self.policy, ConditionedPolicy):
+            return self._clone_labelled(
+                self.policy, context, Targets(action=batch.action, mask=mask), weight, generator
+            )
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
+
+    def _clone_labelled(
+        self,
+        policy: ConditionedPolicy,
+        context: TensorDataclass,
+        targets: Targets,
+        good: Float[Tensor, " B"],
+        generator: torch.Generator,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All of it, each chunk under its label, which is dropped at random."""
+        assert self.config.recap is not None and self.config.recap.condition is not None, "check_policy"
+        kept = torch.rand(good.shape, generator=generator, device=good.device) >= self.config.recap.condition.dropped
+        label = torch.where(kept, good.long(), NOT_SAID)
+        return policy.labelled_loss(context, targets, label, generator), {"positive": good.mean()}
 
     def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
         if (recap := self.config.recap) is not None:
@@ -196,6 +216,11 @@ def check_policy(config: UpdatesConfig, policy: Policy) -> None:
     """UserError where the policy cannot be trained with these settings."""
     if isinstance(policy, BestOfPolicy) and config.best_of is None:
         raise UserError("the policy chooses among samples by a critic: set algorithm.best_of: {}")
+    told = config.recap is not None and config.recap.condition is not None
+    if told != isinstance(policy, ConditionedPolicy):
+        raise UserError(
+            "a policy that is told what is good learns by algorithm.recap with condition: {}, and no other does"
+        )
     if isinstance(policy, CriticGuided):
         if config.best_of is not None:
             raise UserError("algorithm.best_of trains the policy itself: leave start.residual out")
@@ -221,15 +246,19 @@ def check_policy(config: UpdatesConfig, policy: Policy) -> None:
         )
 
 
-def chosen_by(batch: Windows, actors: Sequence[str]) -> Bool[Tensor, " B"]:
-    """Where one of these chose the whole chunk."""
+def chosen_by(batch: Windows, actors: Sequence[str] | None) -> Bool[Tensor, " B"]:
+    """Where one of these chose the whole chunk; None: everywhere."""
+    if actors is None:
+        return torch.ones_like(batch.actor, dtype=torch.bool)
     chosen = torch.zeros_like(batch.actor, dtype=torch.bool)
     for actor in actors:
         chosen |= batch.actor == ACTORS.index(actor)
     return chosen
 
 
-def distance_from_recorded(error: Float[Tensor, "B H A"], batch: Windows) -> Float[Tensor, ""]:
-    """Mean square over the actions that were executed."""
-    mask = executed_mask(batch.num_executed, error.shape[1])
-    return (error.square().mean(-1) * mask).sum() / mask.sum()
+def distance_from_recorded(
+    error: Float[Tensor, "B H A"], batch: Windows, chosen: Bool[Tensor, " B"]
+) -> Float[Tensor, ""]:
+    """Mean square over the actions that were executed in the ``chosen`` chunks; 0 where there are none."""
+    mask = executed_mask(batch.num_executed, error.shape[1]) & chosen[:, None]
+    return (error.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)

@@ -43,16 +43,26 @@ class IQLConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConditionConfig:
+    """The policy clones all and is told the label (policies/residual/conditioned.py), but for a ``dropped`` share of
+    the chunks; it acts under "good", with ``guidance`` away from what is done without a label (1: none)."""
+
+    dropped: Annotated[float, Interval(ge=0, lt=1)] = 0.1
+    guidance: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecapConfig:
-    """RECAP's labels (Physical Intelligence 2025, pi*0.6): V is a histogram of the recorded episodes' returns from a
-    state on, the advantage of a window is its reward and V at its end, minus V, and the ``positive`` share of largest
-    advantages of a batch is good; so is every chunk that one of ``positive_actors`` chose alone. The actor goes on cloning these alone, by its own cloning loss; RECAP itself clones
-    all and tells the policy the label.
+    """RECAP (Physical Intelligence 2025, pi*0.6): V is a histogram of the recorded episodes' returns from a state on,
+    the advantage of a window is its reward and V at its end, minus V, and the ``positive`` share of largest advantages
+    of a batch is good; so is every chunk that one of ``positive_actors`` chose alone. ``condition``: how the policy
+    learns from the labels, by its own cloning loss; null: it goes on cloning what is good alone.
     """
 
     positive: Annotated[float, Interval(gt=0, le=1)] = 0.3
     positive_actors: tuple[Literal["human", "expert"], ...] = ("human",)
     histogram: HistogramConfig = field(default_factory=lambda: HistogramConfig(bins=201))
+    condition: ConditionConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +105,8 @@ class UpdatesConfig:
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
     from the action that was recorded, in units of the demonstrations' range: TD3+BC (Fujimoto and Gu 2021, Eq. 5),
-    whose alpha is its inverse. ``iql``, ``recap``, ``best_of`` and ``cal_ql``: null: off.
+    whose alpha is its inverse; ``cloned_actors``: only where one of these chose the whole chunk (RLT clones a person's
+    corrections so); null: everywhere. ``iql``, ``recap``, ``best_of`` and ``cal_ql``: null: off.
     """
 
     n_step: PositiveInt = 3
@@ -107,6 +118,7 @@ class UpdatesConfig:
     actor_learning_rate: PositiveFloat = 3e-4
     correction_weight: NonNegativeFloat = 0.0
     cloning_weight: NonNegativeFloat = 0.0
+    cloned_actors: tuple[Literal["human", "expert"], ...] | None = None
     target_noise: NonNegativeFloat = 0.05
     entropy: EntropyConfig | None = None
     iql: IQLConfig | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from policies.device import make_generator, restore_generator
 from policies.policy import Policy
+from policies.residual.conditioned import conditioned
 from policies.residual.policy import ResidualPolicy
 from sims.devices.crossing import read_numbers
 from sims.numbers.finite import check_metrics
@@ -171,6 +172,13 @@ class RecordedUpdates(OffPolicyUpdates):
         super().load_state_dict(state)
         self.own.go_on_from(state["own"])
         self.demonstrations.go_on_from(state["demonstrations"])
+
+
+def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
+    """``policy`` as RECAP's condition needs it, where that is set."""
+    if config.recap is None or config.recap.condition is None:
+        return policy
+    return conditioned(policy, guidance=config.recap.condition.guidance)
 
 
 @torch.no_grad()

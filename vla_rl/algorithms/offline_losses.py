@@ -21,11 +21,8 @@ def cloning_weights(advantage: Float[Tensor, " B"], temperature: float, limit: f
     return (temperature * advantage).exp().clamp(max=limit)
 
 
-def positive_labels(
-    advantage: Float[Tensor, " B"], share: float, forced: Bool[Tensor, " B"]
-) -> Float[Tensor, " B"]:
-    """1 where ``forced``, and for the ``share`` of largest advantages of the rest (and those equal to the last of them),
-    else 0."""
+def positive_labels(advantage: Float[Tensor, " B"], share: float, forced: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """1 where ``forced`` and for the ``share`` of largest advantages of the rest (and those equal to its last)."""
     label, rest = forced.to(advantage.dtype), ~forced
     if rest.any():
         others = advantage[rest]

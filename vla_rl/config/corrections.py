@@ -75,7 +75,9 @@ class LearningConfig:
         if self.adaptive is not None and self.own_steps is not None:
             raise ValueError("learning.adaptive goes without learning.own_steps: set one of them to null")
         if self.off_policy is not None and (self.adaptive is not None or self.own_steps is not None):
-            raise ValueError("learning.off_policy divides no batch by losses or actors: set adaptive, own_steps to null")
+            raise ValueError(
+                "learning.off_policy divides no batch by losses or actors: set adaptive, own_steps to null"
+            )
         if self.residual is not None and self.residual.around != "base":
             raise ValueError("learning.residual corrects the policy's actions: set learning.residual.around to base")
 

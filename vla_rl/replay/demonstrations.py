@@ -9,7 +9,7 @@ steps later. Each walk begins with the policy's initial state.
 A chunk is stored as it was executed, whoever chose its actions; it is a person's only if the person chose them all:
 
     actor         p  p  p  p  p  h  h  h  h  h  h  h       p: policy, h: human
-    observed at   0           4  5  6  7  8  9  10 11 12   h = 4: the chunk at 4 is of several, those from 5 on a person's
+    observed at   0           4  5  6  7  8  9  10 11 12   h = 4: at 4 of several, from 5 on a person's
 """
 
 from __future__ import annotations

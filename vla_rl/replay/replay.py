@@ -52,8 +52,8 @@ class Entries(TensorDataclass):
 class Windows(TensorDataclass):
     """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended.
 
-    ``action``, ``num_executed`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted sum from its start to the
-    episode's end, -inf where that is not known yet; None where it was not asked for.
+    ``action``, ``num_executed`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted sum from its
+    start to the episode's end, -inf where that is not known; None where it was not asked for.
     """
 
     inputs: TensorDataclass

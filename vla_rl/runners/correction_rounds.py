@@ -30,6 +30,7 @@ from real_robot.corrections.training import LEARNING, round_number, sorted_round
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import encode_windows
+from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
 from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
@@ -192,8 +193,10 @@ def _replays(folder: Path, config: CorrectionsConfig, policy: Policy, ids: froze
 
 
 def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
-    """What is trained: the published policy, or a residual on it."""
+    """What is trained: the published policy, a residual on it, or the policy with labels."""
     policy = load_bundle(bundle, device=select_device(config.device))
+    if config.learning.off_policy is not None:
+        policy = made_conditional(policy, config.learning.off_policy)
     if config.learning.residual is None or isinstance(policy, ResidualPolicy):
         return policy
     torch.manual_seed(spawn_seed(config.seed, "residual"))
