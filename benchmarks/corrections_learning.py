@@ -124,6 +124,8 @@ class Comparison:
             f"--start.episodes={episodes}",
             f"--start.bc.steps={steps}",
             "--start.bc.batch_size=64",
+            "--sim.acceleration_limits=false",
+            "--sim.action_delay=0",
         )
 
     @property

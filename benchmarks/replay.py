@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from episodes.schema import POLICY
 from policies.residual.policy import ResidualContext
 from sims.vector_env import Observation
 from vla_rl.bench.record import row, write_record
@@ -44,6 +45,8 @@ def filled() -> Replay:
         num_executed=torch.full((ENTRIES,), HORIZON),
         terminated=last,
         policy_version=torch.zeros(ENTRIES, dtype=torch.int64),
+        timed_out=torch.zeros(ENTRIES, dtype=torch.bool),
+        actor=torch.full((ENTRIES,), POLICY),
     )
     made = Replay(
         entries.inputs[:1], (HORIZON, ACTION), streams=1, capacity=ENTRIES, gamma=0.99, seed=0,

@@ -86,6 +86,15 @@ def integrate(predict: Predict, kernel: Kernel, x_1: Float[Tensor, "B H A"]) -> 
     return x_t.squeeze(1)
 
 
+def between(first: Predict, second: Predict, weight: float) -> Predict:
+    """(1 - weight) first + weight second: classifier-free guidance (Ho and Salimans 2022) of deterministic steps."""
+
+    def predict(x_t: Tensor, t: Tensor) -> Prediction:
+        return Prediction(target=torch.lerp(first(x_t, t).target, second(x_t, t).target, weight))
+
+    return predict
+
+
 def trace_transition(predict: Predict, kernel: Kernel, trace: DenoisingTrace) -> tuple[Transition, Tensor]:
     """The trained transitions of ``trace`` ([B, S, H, A]) in one network call, and the states they led to."""
     x_t, x_next = _take(trace.states, trace.steps), _take(trace.states, trace.steps + 1)

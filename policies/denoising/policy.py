@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, P
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
+    between,
     counted_transitions,
     denoise,
     integrate,
@@ -168,7 +169,15 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         """``committed`` actions are held clean at t = 0 through every step."""
-        predict = self._predict(context)
+        return self._from_noise(self._predict(context), noise, committed, known)
+
+    def _from_noise(
+        self,
+        predict: Predict,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None,
+        known: Bool[Tensor, " H"] | None,
+    ) -> Float[Tensor, "B H A"]:
         if committed is not None and known is not None:
             predict = _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
         action = self._deploy(predict, noise)
@@ -192,6 +201,28 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         previous = self.normalizer.normalize_action(previous).unsqueeze(1)
         predict = guided(self._predict(context), previous=previous, weights=weights, jacobian=jacobian)
         return self._deploy(predict, noise)
+
+    # -- conditioning ------------------------------------------------------------------------------------------------
+
+    @property
+    def condition_width(self) -> int:
+        return self.encoder.pooled_width
+
+    def conditioned(self, context: EncodedContext, embedding: Float[Tensor, "B width"]) -> EncodedContext:
+        encoding = replace(context.encoding, pooled=context.encoding.pooled + embedding)
+        return replace(context, encoding=encoding)
+
+    def act_between(
+        self,
+        first: EncodedContext,
+        second: EncodedContext,
+        weight: float,
+        noise: Float[Tensor, "B H A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        predict = between(self._predict(first), self._predict(second), weight)
+        return self._from_noise(predict, noise, committed, known)
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ executed, explored and scored.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from episodes.sampler import Targets
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
+    between,
     counted_transitions,
     denoise,
     integrate,
@@ -221,6 +223,36 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
     ) -> Float[Tensor, "B H A"]:
         action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context.state)
         return keep_committed(action, committed, known)
+
+    @property
+    def condition_width(self) -> int:
+        """A number for each number that the cache holds of a token."""
+        return math.prod(self._cached_of_token)
+
+    @property
+    def _cached_of_token(self) -> tuple[int, int, int, int, int]:
+        language: Any = self.config.language  # type: ignore[attr-defined]  # every subclass's configuration has it
+        return language.depth, 2, language.kv_heads, 1, language.head_dim
+
+    def conditioned(self, context: VLAContext, embedding: Float[Tensor, "B width"]) -> VLAContext:
+        """To the keys and values of every token of the prefix."""
+        cache = context.cache
+        added = embedding.unflatten(1, self._cached_of_token).to(cache.keys_values.dtype)
+        return replace(context, cache=replace(cache, keys_values=cache.keys_values + added))
+
+    def act_between(
+        self,
+        first: VLAContext,
+        second: VLAContext,
+        weight: float,
+        noise: Float[Tensor, "B chunk padded"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        predict = between(self._predict(first), self._predict(second), weight)
+        return keep_committed(
+            self._to_action(integrate(predict, self.act_kernel, noise), first.state), committed, known
+        )
 
     def log_prob(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)

@@ -77,7 +77,7 @@ class ResidualConfig:
 
     ``around``: what is corrected; "middle" of that range leaves the base's actions out and uses its features alone;
     "noise" chooses the base's noise, of which ``scale`` is the largest.
-    ``action_horizon``: control steps per correction; it divides the base's chunk (noise: is as long).
+    ``action_horizon``: control steps per correction; it divides the base's chunk (noise: is as long); null: its chunk.
     ``hidden``: widths of the network, with ``layer_norm`` after each. ``trunk_width``: of a first layer that reads the
     features; null: none, which suits few numbers.
     ``encoder``: the residual's own image encoder, trained by the critic of an off-policy algorithm; null: the base's
@@ -86,7 +86,7 @@ class ResidualConfig:
 
     scale: Annotated[float, Interval(gt=0, le=3)] = 0.2
     around: Literal["base", "middle", "noise"] = "base"
-    action_horizon: Width = 1
+    action_horizon: Width | None = 1
     hidden: tuple[Width, ...] = (256, 256)
     layer_norm: bool = True
     trunk_width: Width | None = TRUNK_WIDTH
@@ -153,7 +153,8 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         self.config, self.residual_config = config, config.residual
         residual = config.residual
         self.base = build_policy(config.base, robot).requires_grad_(False).eval()
-        chunk, horizon = self.base.spec.action_horizon, residual.action_horizon
+        chunk = self.base.spec.action_horizon
+        horizon = chunk if residual.action_horizon is None else residual.action_horizon
         if residual.around == "base" and chunk % horizon:
             raise ValueError(f"residual.action_horizon ({horizon}) must divide the chunk of the base, {chunk} actions")
         self.steers = residual.around == "noise"
@@ -193,6 +194,11 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         """Of the states that the residual's own encoder reads and of its corrections; the base keeps its scales."""
         if not self.steers:  # noise has the scale that it has
             self.normalizer.fit(state, action)
+
+    @property
+    def features_are_unscaled(self) -> bool:
+        """Whether ``fit_features`` has measured nothing yet."""
+        return bool((self.feature_mean == 0).all() and (self.feature_std == 1).all())
 
     @torch.no_grad()
     def fit_features(self, record: ResidualContext) -> None:

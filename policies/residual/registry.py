@@ -1,4 +1,4 @@
-"""What a bundle may hold: a policy of the registry, a residual on one, or the best of its samples."""
+"""What a bundle may hold: a policy of the registry, a residual on one, the best of its samples, or one with labels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pydantic import Field
 from policies.policy import Policy, RobotSpec
 from policies.registry import POLICIES
 from policies.residual.best_of import BestOfPolicy, BestOfPolicyConfig
+from policies.residual.conditioned import ConditionedPolicy, ConditionedPolicyConfig
 from policies.residual.policy import ResidualPolicy, ResidualPolicyConfig
 
 BUNDLED: Mapping[type[Any], Callable[[Any, RobotSpec], Policy[Any, Any]]] = {
     **POLICIES,
     ResidualPolicyConfig: ResidualPolicy,
     BestOfPolicyConfig: BestOfPolicy,
+    ConditionedPolicyConfig: ConditionedPolicy,
 }
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from real_robot.corrections.browsing import EpisodeBrowser
 LEARNING = "learning"  # in the folder of `vla-rl correct`; a folder round-NNN for each round
 SHOWN_ROUNDS = 8
 SHOWN_POINTS = 200  # of a round's loss
+LOSSES = ("bc_loss", "q_loss", "value_loss")  # the first of these that a round records
 
 
 class TrainingReader:
@@ -81,7 +82,7 @@ def _round(path: Path) -> dict[str, Any]:
         "round": round_number(path),
         "version": read_bundle_info(bundle).sha256[:12] if done else None,
         "steps": [one["iteration"] for one in records],
-        "loss": [one["bc_loss"] for one in records],
+        "loss": [_loss(one) for one in records],
     }
 
 
@@ -91,7 +92,11 @@ def _records(path: Path) -> list[dict[str, Any]]:
         return []
     *lines, _ = path.read_bytes().split(b"\n")
     records = [json.loads(line) for line in lines if line]
-    return [one for one in records if one.get("bc_loss") is not None]
+    return [one for one in records if _loss(one) is not None]
+
+
+def _loss(record: dict[str, Any]) -> float | None:
+    return next((record[name] for name in LOSSES if record.get(name) is not None), None)
 
 
 def _share(flags: Sequence[bool]) -> float | None:

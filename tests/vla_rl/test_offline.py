@@ -123,9 +123,16 @@ def test_cloning_weights_are_exponential_and_limited() -> None:
 
 
 def test_the_largest_advantages_are_good() -> None:
-    labels = positive_labels(torch.tensor([0.1, -0.2, 0.4, 0.0, 0.3, -1.0, 0.2, -0.1, -0.3, -0.4]), 0.3)
+    labels = positive_labels(
+        torch.tensor([0.1, -0.2, 0.4, 0.0, 0.3, -1.0, 0.2, -0.1, -0.3, -0.4]), 0.3, torch.zeros(10, dtype=torch.bool)
+    )
     assert labels.nonzero().flatten().tolist() == [2, 4, 6]
-    assert positive_labels(torch.zeros(4), 0.3).sum() == 4  # nothing is known to be better
+    none = torch.zeros(4, dtype=torch.bool)
+    assert positive_labels(torch.zeros(4), 0.3, none).sum() == 4  # nothing is known to be better
+    forced = torch.tensor([False, True, False, False, True])  # half of the other three is good
+    labels = positive_labels(torch.tensor([0.1, -5.0, 0.3, 0.2, 9.0]), 0.5, forced)
+    assert labels.tolist() == [0, 1, 1, 1, 1]
+    assert positive_labels(torch.tensor([-1.0, -2.0]), 0.3, torch.ones(2, dtype=torch.bool)).tolist() == [1, 1]
 
 
 def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> None:

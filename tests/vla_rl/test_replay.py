@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from episodes.recorder import RecordedEnv
+from episodes.schema import POLICY
 from episodes.store import EpisodeStore
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig, StateContext
 from policies.policy import RobotSpec
@@ -34,6 +35,7 @@ SMALL = EnsembleConfig(hidden=(8,), members=2)
 
 
 def entries(count: int, executed: list[int], terminated: list[int], reward: list[float], first: float = 0) -> Entries:
+    """Where no chunk follows, time ran out."""
     return Entries(
         inputs=StateContext(state=first + torch.arange(count, dtype=torch.float32)[:, None]),
         action=torch.zeros(count, 4, 1),
@@ -41,6 +43,8 @@ def entries(count: int, executed: list[int], terminated: list[int], reward: list
         num_executed=torch.tensor(executed),
         terminated=torch.tensor(terminated, dtype=torch.bool),
         policy_version=torch.zeros(count, dtype=torch.int64),
+        timed_out=torch.tensor(executed) == 0,
+        actor=torch.full((count,), POLICY),
     )
 
 
@@ -270,6 +274,8 @@ def test_longer_instructions_widen_what_is_held() -> None:
         num_executed=torch.tensor([4]),
         terminated=torch.tensor([False]),
         policy_version=torch.tensor([0]),
+        timed_out=torch.tensor([False]),
+        actor=torch.tensor([POLICY]),
     )
     held = replay(example, capacity=4)
     wide = dataclasses.replace(obs, instruction=torch.full((1, 128), 7, dtype=torch.uint8))

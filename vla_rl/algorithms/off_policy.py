@@ -1,7 +1,7 @@
 """Off-policy and offline learning with a critic ensemble: one learner whose settings are the methods.
 
-Top to bottom: act, update, draw. Losses are in ``off_policy_critics.py`` and ``off_policy_actor.py``, settings in
-``off_policy_settings.py``; ``configs/off_policy`` has the methods as settings. With squashed noise and ``entropy`` it
+Here it acts; its updates are in ``off_policy_updates.py``, settings in ``off_policy_settings.py``;
+``configs/off_policy`` has the methods as settings. With squashed noise and ``entropy`` it
 is SAC (Haarnoja et al. 2018), with fixed noise and ``target_noise`` TD3 without delayed actor (Fujimoto et al. 2018;
 as DrQ-v2, Yarats et al. 2022).
 """
@@ -17,37 +17,36 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from episodes.schema import POLICY
-from policies.device import make_generator, restore_generator
+from policies.device import make_generator
 from policies.normalizer import HasNormalizer
 from policies.policy import Policy, set_frozen
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.critic_guided import CriticGuided
-from sims.devices.crossing import crossing, read_numbers
+from sims.devices.crossing import crossing
 from sims.errors import UserError
-from sims.numbers.finite import check_metrics
 from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
 from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation, VectorEnv
+from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.gate import Gate
-from vla_rl.algorithms.off_policy_actor import Actor, check_policy
-from vla_rl.algorithms.off_policy_critics import Critics, valued_shape
+from vla_rl.algorithms.off_policy_actor import check_policy
+from vla_rl.algorithms.off_policy_critics import valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
-from vla_rl.replay.augmentation import shift_images
 from vla_rl.replay.demonstrations import recorded_replay
-from vla_rl.replay.replay import Entries, Replay, Windows
+from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
 from vla_rl.rollouts.sharded import MakeRollouts
-from vla_rl.rollouts.weights import load_weights, named_weights
-
-FITTED = 1024  # observations that the scale of features is measured on
+from vla_rl.rollouts.weights import load_weights
 
 
-class OffPolicy:
+class OffPolicy(OffPolicyUpdates):
     """One iteration: chunks of every environment into the replay, with updates after each of them."""
+
+    config: OffPolicyConfig
 
     def __init__(
         self,
@@ -58,31 +57,27 @@ class OffPolicy:
         seed: int,
         make_rollouts: MakeRollouts = Collector,
     ) -> None:
-        self.config, self.iteration = config, 0
+        policy = made_conditional(policy, config)
         check_policy(config, policy)
         if config.best_of is not None:
             torch.manual_seed(spawn_seed(seed, "best of"))
             policy = best_of(policy, samples=config.best_of.samples, critic=config.critic)
             _check_samples(policy)
-        self.policy = policy
         set_frozen(policy, config.frozen)
+        super().__init__(config, policy, seed=seed)
+        self.iteration = self.chunks_acted = 0
         self.num_tasks = len(env.spec.tasks)
         self.collector = make_rollouts(
             env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
         )
-        example, device = _example(policy), policy.device
+        example, device = stored_example(policy), policy.device
         self.replay = Replay(
             example, valued_shape(policy), streams=env.spec.num_envs,
             capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
         self.demonstrations = self._load_demonstrations(example, seed)
-        torch.manual_seed(spawn_seed(seed, "critic"))
-        self.critics = Critics(config, policy)
-        self.actor = Actor(config, policy)
-        self.generator = make_generator(device, spawn_seed(seed, "updates"))
         self.gate = None if config.gate is None else Gate(config.gate)
         self.gate_seed = spawn_seed(seed, "gate")
-        self.chunks_acted = self.updates = 0
         self._publish()
 
     def _load_demonstrations(self, example: TensorDataclass, seed: int) -> Replay | None:
@@ -180,6 +175,8 @@ class OffPolicy:
                 num_executed=experience.num_executed * known,
                 terminated=experience.terminated & known,
                 policy_version=experience.policy_version,
+                timed_out=torch.zeros_like(known),
+                actor=experience.actor,
             ),
         )
         if chunk.final is not None:
@@ -193,6 +190,8 @@ class OffPolicy:
                     num_executed=empty.long(),
                     terminated=empty.bool(),
                     policy_version=experience.policy_version[: len(chunk.timed_out)],
+                    timed_out=~empty.bool(),
+                    actor=torch.full_like(empty, SEVERAL).long(),
                 ),
             )
         self.chunks_acted += len(experience)
@@ -223,95 +222,39 @@ class OffPolicy:
         for name, value in self._update().items():
             totals[name].append(value)
 
-    def _update(self) -> dict[str, float]:
-        """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
-        config, critics, actor = self.config, self.critics, self.actor
-        if not self.updates:
-            critics.fit_features(self._draw(FITTED).inputs)
-        batch = self._draw(config.batch_size)
-        context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
-        conservative = self._conservative_weight()
-        proposals = actor.propose(context, following, batch, critics, self.generator, compare=conservative > 0)
-        found = critics.gradients(context, following, batch, proposals, self.generator, conservative=conservative)
-        metrics = self._check(found, batch)
-        critics.apply()
-        self.updates += 1
-        if self.updates > config.critic_warmup and self.updates % config.actor_every == 0:
-            metrics |= self._check(actor.gradients(context, batch, proposals, critics, self.generator), batch)
-            actor.apply()
-        return metrics
-
     def _conservative_weight(self) -> float:
         cal_ql = self.config.cal_ql
         return 0.0 if cal_ql is None else cal_ql.weight if self.offline else cal_ql.online_weight
 
     def _draw(self, size: int) -> Windows:
-        """Demonstrations and own experience in their shares, rewards scaled; images are shifted at random."""
-        config, recorded = self.config, self.demonstrations
-        share = 1.0 if self.offline else config.demonstration_share
-        count = round(size * share) if recorded is not None else 0
-        returns = self._conservative_weight() > 0 or config.recap is not None
-        parts = [
-            source.sample(number, chunks=config.n_step, returns=returns)
-            for source, number in ((recorded, count), (self.replay, size - count))
-            if source is not None and number
-        ]
-        batch = (Windows.cat(parts) if len(parts) > 1 else parts[0]).scaled(config.reward_scale)
-        return shift_images(batch, config.shift, self.generator) if config.shift else batch
-
-    def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
-        """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""
-        numbers = read_numbers({name: value.float() for name, value in metrics.items()})
-        suspects = {
-            "critic optimizer": self.critics.optimizer, "actor optimizer": self.actor.optimizer,
-            "policy weight": self.policy,
-            **{f"{name} weight": network for name, network in self.critics.networks.items()},
-        }  # fmt: skip
-        check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
-        return numbers
+        """Demonstrations and own experience in their shares."""
+        share = 1.0 if self.offline else self.config.demonstration_share
+        count = round(size * share) if self.demonstrations is not None else 0
+        return self._drawn([(self.demonstrations, count), (self.replay, size - count)])
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
     def deployed(self) -> Policy:
         return self.policy
 
-    def _trained(self) -> dict[str, Tensor]:
-        """Weights that are trained, and the scale of their inputs."""
-        buffers = self.policy.named_buffers()
-        scales = {name: value for name, value in buffers if name.rpartition(".")[2].startswith("feature_")}
-        return named_weights(self.policy, None) | scales
-
     def _stateful(self) -> dict[str, Any]:
-        """Everything with a ``state_dict`` of its own."""
-        parts = {"replay": self.replay, **self.critics.stateful(), **self.actor.stateful()}
+        parts = {"replay": self.replay, **super()._stateful()}
         return parts if self.gate is None else parts | {"gate": self.gate}
 
     def state_dict(self) -> dict[str, Any]:
         recorded = self.demonstrations
-        return {
+        return super().state_dict() | {
             "iteration": self.iteration,
             "chunks_acted": self.chunks_acted,
-            "updates": self.updates,
-            "policy": {name: value.detach() for name, value in self._trained().items()},
-            "log_temperature": self.actor.log_temperature.detach(),
-            "generator": self.generator.get_state(),
             "demonstrations": None if recorded is None else recorded.position(),
-            **{name: part.state_dict() for name, part in self._stateful().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """UserError if the demonstrations are others."""
-        self.iteration, self.chunks_acted, self.updates = (
-            state[name] for name in ("iteration", "chunks_acted", "updates")
-        )
-        load_weights(self.policy, None, state["policy"])
-        with torch.no_grad():
-            self.actor.log_temperature.copy_(state["log_temperature"])
-        restore_generator(self.generator, state["generator"])
+        super().load_state_dict(state)
+        self.iteration, self.chunks_acted = state["iteration"], state["chunks_acted"]
         if self.demonstrations is not None:
             self.demonstrations.go_on_from(state["demonstrations"])
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
         self._publish()
 
 
@@ -323,27 +266,9 @@ def _means(totals: Mapping[str, Sequence[float]]) -> Metrics:
 def _check_samples(policy: BestOfPolicy) -> None:
     """UserError where the base's chunk is the same whatever its noise."""
     base, generator = policy.base, make_generator(policy.device, 0)
-    first, second = (base.act(_context_of_zeros(base), generator) for _ in range(2))
+    first, second = (base.act(context_of_zeros(base), generator) for _ in range(2))
     if torch.equal(first, second):
         raise UserError(
             "algorithm.best_of chooses among samples, but the policy acts without noise: start from a flow or "
             "diffusion policy with start.policy.initial_noise above 0"
         )
-
-
-@torch.no_grad()
-def _example(policy: Policy) -> TensorDataclass:
-    """A stored record of one observation, all zeros: its shapes."""
-    return policy.store(_context_of_zeros(policy))
-
-
-def _context_of_zeros(policy: Policy) -> TensorDataclass:
-    """Of one observation."""
-    robot, device = policy.spec.robot, policy.device
-    obs = Observation(
-        images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
-        state=torch.zeros(1, robot.state_dim, device=device),
-        instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
-    )
-    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
-    return context

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from episodes.schema import ACTORS
 from policies.policy import Policy, executed_mask, trained_parameters
 from policies.residual.best_of import BestOfPolicy
+from policies.residual.conditioned import NOT_SAID, ConditionedPolicy
 from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
-from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import UpdatesConfig
 from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
@@ -32,7 +35,7 @@ class Actor:
     UserError where the policy and the settings do not go together.
     """
 
-    def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
+    def __init__(self, config: UpdatesConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
         check_policy(config, policy)
@@ -147,7 +150,8 @@ class Actor:
         correction = policy.correction(context, action).square().mean()
         metrics = {"actor_q": q.mean(), "correction": correction.sqrt()}
         if config.correction_weight or config.cloning_weight:
-            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch)
+            chosen = chosen_by(batch, config.cloned_actors)
+            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch, chosen)
             loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q)
             loss = loss + config.correction_weight * correction + config.cloning_weight * distance
             metrics["distance"] = distance.sqrt()
@@ -170,15 +174,33 @@ class Actor:
             return self.policy.bc_loss(context, Targets(action=batch.action, mask=mask), generator), {}
         with torch.no_grad():
             advantage = critics.advantage(context, batch, proposals)
-        weight = self._cloning_weight(advantage)
+        weight = self._cloning_weight(advantage, batch)
+        if isinstance(self.policy, ConditionedPolicy):
+            return self._clone_labelled(
+                self.policy, context, Targets(action=batch.action, mask=mask), weight, generator
+            )
         weighted = mask * weight[:, None]
         loss = self.policy.bc_loss(context, Targets(action=batch.action, mask=weighted), generator)
         loss = loss * weighted.sum().clamp(min=1) / mask.sum()  # bc_loss divides by the sum of its mask
         return loss, {"advantage": advantage.mean(), "cloning_weight": weight.mean()}
 
-    def _cloning_weight(self, advantage: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def _clone_labelled(
+        self,
+        policy: ConditionedPolicy,
+        context: TensorDataclass,
+        targets: Targets,
+        good: Float[Tensor, " B"],
+        generator: torch.Generator,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All of it, each chunk under its label, which is dropped at random."""
+        assert self.config.recap is not None and self.config.recap.condition is not None, "check_policy"
+        kept = torch.rand(good.shape, generator=generator, device=good.device) >= self.config.recap.condition.dropped
+        label = torch.where(kept, good.long(), NOT_SAID)
+        return policy.labelled_loss(context, targets, label, generator), {"positive": good.mean()}
+
+    def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:
         if (recap := self.config.recap) is not None:
-            return positive_labels(advantage, recap.positive)
+            return positive_labels(advantage, recap.positive, chosen_by(batch, recap.positive_actors))
         assert self.config.iql is not None
         return cloning_weights(advantage, self.config.iql.temperature, self.config.iql.max_weight)
 
@@ -190,10 +212,15 @@ class Actor:
         return {"actor_optimizer": self.optimizer}
 
 
-def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
+def check_policy(config: UpdatesConfig, policy: Policy) -> None:
     """UserError where the policy cannot be trained with these settings."""
     if isinstance(policy, BestOfPolicy) and config.best_of is None:
         raise UserError("the policy chooses among samples by a critic: set algorithm.best_of: {}")
+    told = config.recap is not None and config.recap.condition is not None
+    if told != isinstance(policy, ConditionedPolicy):
+        raise UserError(
+            "a policy that is told what is good learns by algorithm.recap with condition: {}, and no other does"
+        )
     if isinstance(policy, CriticGuided):
         if config.best_of is not None:
             raise UserError("algorithm.best_of trains the policy itself: leave start.residual out")
@@ -202,8 +229,7 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
                 "start.residual.noise and algorithm.entropy belong together: squashed noise needs entropy: {}, "
                 "fixed noise none"
             )
-        recorded = config.demonstration_share or config.offline_iterations or config.cloning_weight
-        if policy.steers and (recorded or config.warmup_noise):
+        if policy.steers and config.reads_actions:
             raise UserError(
                 "start.residual.around noise learns from what it acts itself, as recorded actions have no noise: set "
                 "algorithm.demonstration_share, offline_iterations, cloning_weight and warmup_noise to 0"
@@ -220,7 +246,19 @@ def check_policy(config: OffPolicyConfig, policy: Policy) -> None:
         )
 
 
-def distance_from_recorded(error: Float[Tensor, "B H A"], batch: Windows) -> Float[Tensor, ""]:
-    """Mean square over the actions that were executed."""
-    mask = executed_mask(batch.num_executed, error.shape[1])
-    return (error.square().mean(-1) * mask).sum() / mask.sum()
+def chosen_by(batch: Windows, actors: Sequence[str] | None) -> Bool[Tensor, " B"]:
+    """Where one of these chose the whole chunk; None: everywhere."""
+    if actors is None:
+        return torch.ones_like(batch.actor, dtype=torch.bool)
+    chosen = torch.zeros_like(batch.actor, dtype=torch.bool)
+    for actor in actors:
+        chosen |= batch.actor == ACTORS.index(actor)
+    return chosen
+
+
+def distance_from_recorded(
+    error: Float[Tensor, "B H A"], batch: Windows, chosen: Bool[Tensor, " B"]
+) -> Float[Tensor, ""]:
+    """Mean square over the actions that were executed in the ``chosen`` chunks; 0 where there are none."""
+    mask = executed_mask(batch.num_executed, error.shape[1]) & chosen[:, None]
+    return (error.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)

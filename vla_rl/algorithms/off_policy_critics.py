@@ -18,7 +18,7 @@ from policies.residual.critic_guided import CriticGuided
 from policies.residual.ensemble import QEnsemble, follow
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
-from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import UpdatesConfig
 from vla_rl.algorithms.offline_losses import conservative_gap, expectile_loss
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.replay.replay import Windows
@@ -62,7 +62,7 @@ class Critics:
     slow copy "target", "value"; RECAP learns the value alone, and a policy that chooses by its critic holds that one.
     """
 
-    def __init__(self, config: OffPolicyConfig, policy: Policy) -> None:
+    def __init__(self, config: UpdatesConfig, policy: Policy) -> None:
         self.config, self.policy = config, policy
         self.guided = policy if isinstance(policy, CriticGuided) else None
         with crossing("weights"):

@@ -43,15 +43,26 @@ class IQLConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConditionConfig:
+    """The policy clones all and is told the label (policies/residual/conditioned.py), but for a ``dropped`` share of
+    the chunks; it acts under "good", with ``guidance`` away from what is done without a label (1: none)."""
+
+    dropped: Annotated[float, Interval(ge=0, lt=1)] = 0.1
+    guidance: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecapConfig:
-    """RECAP's labels (Physical Intelligence 2025, pi*0.6): V is a histogram of the recorded episodes' returns from a
-    state on, the advantage of a window is its reward and V at its end, minus V, and the ``positive`` share of largest
-    advantages of a batch is good. The actor goes on cloning these alone, by its own cloning loss; RECAP itself clones
-    all and tells the policy the label.
+    """RECAP (Physical Intelligence 2025, pi*0.6): V is a histogram of the recorded episodes' returns from a state on,
+    the advantage of a window is its reward and V at its end, minus V, and the ``positive`` share of largest advantages
+    of a batch is good; so is every chunk that one of ``positive_actors`` chose alone. ``condition``: how the policy
+    learns from the labels, by its own cloning loss; null: it goes on cloning what is good alone.
     """
 
     positive: Annotated[float, Interval(gt=0, le=1)] = 0.3
+    positive_actors: tuple[Literal["human", "expert"], ...] = ("human",)
     histogram: HistogramConfig = field(default_factory=lambda: HistogramConfig(bins=201))
+    condition: ConditionConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,47 +91,34 @@ class CalQLConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(AlgorithmConfig):
-    """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
-    of an environment, and every ``actor_every``th update also changes the actor. ``actor_learning_rate``: of its Adam.
+class UpdatesConfig:
+    """What the updates of critic and actor depend on, wherever the windows come from.
 
-    The first ``offline_iterations`` act nothing and make ``offline_updates`` updates each from recorded episodes alone.
-    ``gate``: which of these are kept; null: all. Before updates of what it acts itself, ``warmup`` chunks of all
-    environments together are acted, with uniform noise of up to ``warmup_noise`` added (1 is half of the range that
-    demonstrations span). The first ``critic_warmup`` of all updates train the critic alone. ``n_step``: chunks per
-    target. ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every batch is
-    drawn from them once the policy acts. ``capacity``: chunks of the replay. ``target_noise``: std of the noise on the
-    next action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at
-    random; without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
-    ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
-    are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
+    The first ``critic_warmup`` of all updates train the critic alone, then every ``actor_every``th update also changes
+    the actor. ``actor_learning_rate``: of its Adam. ``n_step``: chunks per target. ``demonstration_share`` of every
+    batch is drawn from demonstrations. ``target_noise``: std of the noise on the next action of a target, clipped at
+    0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random; without effect where the
+    replay holds features. ``frozen``: parameter groups that stay as they are. ``reward_scale``: of the rewards as the
+    critic learns them, against the entropy bonus and Cal-QL's penalty, which are in nats (Haarnoja et al. 2018, SAC,
+    Sec. 5.2).
 
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
     from the action that was recorded, in units of the demonstrations' range: TD3+BC (Fujimoto and Gu 2021, Eq. 5),
-    whose alpha is its inverse. ``iql``, ``recap``, ``best_of`` and ``cal_ql``: null: off.
+    whose alpha is its inverse; ``cloned_actors``: only where one of these chose the whole chunk (RLT clones a person's
+    corrections so); null: everywhere. ``iql``, ``recap``, ``best_of`` and ``cal_ql``: null: off.
     """
 
-    name: Literal["off_policy"] = "off_policy"
-    iterations: Count = 100
-    chunks: PositiveInt = 50
-    utd_ratio: PositiveFloat = 1.0
     n_step: PositiveInt = 3
     batch_size: PositiveInt = 256
     reward_scale: PositiveFloat = 1.0
-    stores: tuple[Path, ...] | None = None
     demonstration_share: Share = 0.5
-    offline_iterations: Count = 0
-    offline_updates: PositiveInt = 1000
-    gate: GateConfig | None = None
-    capacity: PositiveInt = 100_000
-    warmup: PositiveInt = 500
-    warmup_noise: NonNegativeFloat = 0.0
     critic_warmup: Count = 500
     actor_every: PositiveInt = 2
     actor_learning_rate: PositiveFloat = 3e-4
     correction_weight: NonNegativeFloat = 0.0
     cloning_weight: NonNegativeFloat = 0.0
+    cloned_actors: tuple[Literal["human", "expert"], ...] | None = None
     target_noise: NonNegativeFloat = 0.05
     entropy: EntropyConfig | None = None
     iql: IQLConfig | None = None
@@ -138,6 +136,61 @@ class OffPolicyConfig(AlgorithmConfig):
         actors = [name for name in ("iql", "recap", "best_of", "entropy") if getattr(self, name) is not None]
         if len(actors) > 1:
             raise ValueError(f"algorithm.{actors[0]} goes without algorithm.{actors[1]}: set one of them to null")
+
+    @property
+    def clones(self) -> bool:
+        """Whether the policy itself clones, weighted or not, and does not follow Q."""
+        return self.iql is not None or self.recap is not None or self.best_of is not None
+
+    @property
+    def reads_actions(self) -> bool:
+        """Whether it learns from actions that were not made from a known noise."""
+        return bool(self.demonstration_share or self.cloning_weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedUpdatesConfig(UpdatesConfig):
+    """``steps`` updates from recorded episodes alone. ``gamma``: discount per control step."""
+
+    steps: PositiveInt = 1000
+    gamma: Annotated[float, Interval(gt=0, le=1)] = 0.97
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_of is not None:
+            raise ValueError("off_policy.best_of chooses while it acts: set it to null where nothing is acted")
+
+    @property
+    def reads_actions(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(AlgorithmConfig, UpdatesConfig):
+    """An iteration acts ``chunks`` chunks in every environment; ``utd_ratio`` updates of the critic follow each chunk
+    of an environment.
+
+    The first ``offline_iterations`` act nothing and make ``offline_updates`` updates each from recorded episodes alone.
+    ``gate``: which of these are kept; null: all. Before updates of what it acts itself, ``warmup`` chunks of all
+    environments together are acted, with uniform noise of up to ``warmup_noise`` added (1 is half of the range that
+    demonstrations span). ``stores``: recorded episodes; null: those that start cloned. ``demonstration_share`` of every
+    batch is drawn from them once the policy acts. ``capacity``: chunks of the replay.
+    """
+
+    name: Literal["off_policy"] = "off_policy"
+    iterations: Count = 100
+    chunks: PositiveInt = 50
+    utd_ratio: PositiveFloat = 1.0
+    stores: tuple[Path, ...] | None = None
+    offline_iterations: Count = 0
+    offline_updates: PositiveInt = 1000
+    gate: GateConfig | None = None
+    capacity: PositiveInt = 100_000
+    warmup: PositiveInt = 500
+    warmup_noise: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.gate is not None and (self.rollout_shards > 1 or self.staleness):
             raise ValueError(
                 "algorithm.gate judges whole episodes between chunks: it needs rollout_shards 1 and staleness 0"
@@ -152,9 +205,8 @@ class OffPolicyConfig(AlgorithmConfig):
         return replace(self, capacity=1, stores=None)
 
     @property
-    def clones(self) -> bool:
-        """Whether the policy itself clones, weighted or not, and does not follow Q."""
-        return self.iql is not None or self.recap is not None or self.best_of is not None
+    def reads_actions(self) -> bool:
+        return super().reads_actions or bool(self.offline_iterations or self.warmup_noise)
 
     @property
     def all_offline_updates(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -21,9 +21,13 @@ def cloning_weights(advantage: Float[Tensor, " B"], temperature: float, limit: f
     return (temperature * advantage).exp().clamp(max=limit)
 
 
-def positive_labels(advantage: Float[Tensor, " B"], share: float) -> Float[Tensor, " B"]:
-    """1 for the ``share`` of largest advantages of the batch (and those equal to the last of them), else 0."""
-    return (advantage >= advantage.quantile(1 - share)).to(advantage.dtype)
+def positive_labels(advantage: Float[Tensor, " B"], share: float, forced: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """1 where ``forced`` and for the ``share`` of largest advantages of the rest (and those equal to its last)."""
+    label, rest = forced.to(advantage.dtype), ~forced
+    if rest.any():
+        others = advantage[rest]
+        label[rest] = (others >= others.quantile(1 - share)).to(label.dtype)
+    return label
 
 
 def conservative_gap(

@@ -10,6 +10,7 @@ from policies.residual.policy import ResidualConfig
 from real_robot.corrections.settings import ControlSettings
 from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Seed
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.off_policy_settings import RecordedUpdatesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class LearningConfig:
     of all windows, the policy's own steps the rest; null: none of these.
     ``adaptive``: instead of ``human_share``. ``residual``: only a correction of the policy is trained, which itself
     stays as it is; its target is what the person did minus what the policy proposes there. null: the policy is trained.
+    ``off_policy``: instead of cloning, updates of critics and actor from all episodes, failures too
+    (vla_rl/runners/correction_replays.py).
     ``episodes_per_round``: new successes with steps of ``actors`` after which a policy is trained and published.
     """
 
@@ -61,6 +64,7 @@ class LearningConfig:
     own_steps: OwnSteps | None = None
     adaptive: AdaptiveShare | None = None
     residual: ResidualConfig | None = None
+    off_policy: RecordedUpdatesConfig | None = None
     episodes_per_round: PositiveInt = 5
 
     def __post_init__(self) -> None:
@@ -70,6 +74,10 @@ class LearningConfig:
             )
         if self.adaptive is not None and self.own_steps is not None:
             raise ValueError("learning.adaptive goes without learning.own_steps: set one of them to null")
+        if self.off_policy is not None and (self.adaptive is not None or self.own_steps is not None):
+            raise ValueError(
+                "learning.off_policy divides no batch by losses or actors: set adaptive, own_steps to null"
+            )
         if self.residual is not None and self.residual.around != "base":
             raise ValueError("learning.residual corrects the policy's actions: set learning.residual.around to base")
 

@@ -5,19 +5,24 @@ one for each remainder of t / h, so that every recorded observation is used and 
 steps later. Each walk begins with the policy's initial state.
 
     observed at   0  2  4  6  8    h = 4: walks 0 4 8 and 2 6
+
+A chunk is stored as it was executed, whoever chose its actions; it is a person's only if the person chose them all:
+
+    actor         p  p  p  p  p  h  h  h  h  h  h  h       p: policy, h: human
+    observed at   0           4  5  6  7  8  9  10 11 12   h = 4: at 4 of several, from 5 on a person's
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 
-from episodes.schema import Episode
+from episodes.schema import EXPERT, HUMAN, Episode
 from episodes.store import EpisodeStore
 from policies.policy import Policy
 from sims.devices.crossing import crossing
@@ -25,17 +30,19 @@ from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.heartbeat import beat
-from vla_rl.replay.replay import Entries, Replay
+from vla_rl.replay.replay import SEVERAL, Entries, Replay
 from vla_rl.rollouts.collector import put
 
 ENCODED_AT_ONCE = 128
+DEMONSTRATORS = (EXPERT, HUMAN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
     """Observations of one episode that are a chunk apart (their indices), and the chunks between them.
 
-    The last one may be an observation that no known chunk follows: ``num_executed`` 0.
+    The last one may be an observation that no known chunk follows: ``num_executed`` 0. ``timed_out``, ``actor``: as of
+    ``Entries``.
     """
 
     episode: Episode
@@ -44,6 +51,8 @@ class Walk:
     reward: Float32[np.ndarray, " n"]
     num_executed: Int64[np.ndarray, " n"]
     terminated: Bool[np.ndarray, " n"]
+    timed_out: Bool[np.ndarray, " n"]
+    actor: Int64[np.ndarray, " n"]
 
     def __len__(self) -> int:
         return len(self.observation)
@@ -77,6 +86,8 @@ def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon
     within = np.arange(action_horizon) < executed[:, None]
     inside = np.minimum(ahead, steps - 1)
     reward = (episode.reward[inside] * within * gamma ** np.arange(action_horizon)).sum(1).astype(np.float32)
+    first = episode.actor[inside[:, 0]].astype(np.int64)
+    alone = ((episode.actor[inside] == first[:, None]) | ~within).all(1)
     return Walk(
         episode=episode,
         observation=observation,
@@ -84,13 +95,34 @@ def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon
         reward=reward,
         num_executed=executed,
         terminated=terminated,
+        timed_out=(start == steps) & bool(episode.truncated[-1]),
+        actor=np.where(alone, first, SEVERAL),
+    )
+
+
+def demonstrated(walk: Walk) -> Walk:
+    """Only the chunks that an expert or a person chose; of others the observation is left, the true successor."""
+    kept = np.isin(walk.actor, DEMONSTRATORS)
+    return replace(
+        walk, reward=walk.reward * kept, num_executed=walk.num_executed * kept, terminated=walk.terminated & kept
+    )
+
+
+def with_outcome(episode: Episode, success: bool) -> Episode:
+    """With the reward of its outcome as it is labelled now: 1 at the end of a success, which ends the task, else 0."""
+    last = np.arange(episode.num_steps) == episode.num_steps - 1
+    return replace(
+        episode,
+        reward=(last & success).astype(np.float32),
+        terminated=(episode.terminated | success) & last,
+        truncated=episode.truncated & (not success),
     )
 
 
 def recorded_replay(
     policy: Policy, stores: Sequence[Path], example: TensorDataclass, *, gamma: float, seed: int
 ) -> Replay:
-    """All episodes of ``stores``, each observation encoded once. UserError where none has a transition."""
+    """All episodes of ``stores`` with their rewards as recorded. UserError where none has a transition."""
     horizon, found = policy.spec.action_horizon, list[Walk]()
     for path in stores:
         with EpisodeStore(path) as store:
@@ -101,7 +133,12 @@ def recorded_replay(
             f"{', '.join(map(str, stores))}: no recorded observation is followed by one {horizon} control steps later, "
             f"the policy's action horizon; record with start.observe_every that divides {horizon}"
         )
-    actions = (horizon, policy.spec.robot.action_dim)
+    return replay_of(found, policy, example, gamma=gamma, seed=seed)
+
+
+def replay_of(found: Sequence[Walk], policy: Policy, example: TensorDataclass, *, gamma: float, seed: int) -> Replay:
+    """These walks, each observation encoded once. ``example``: as of ``Replay``."""
+    actions = (policy.spec.action_horizon, policy.spec.robot.action_dim)
     replay = Replay(
         example, actions, streams=1, capacity=sum(map(len, found)), gamma=gamma, seed=seed, device=policy.device
     )
@@ -161,4 +198,6 @@ def _entries(group: Sequence[Walk], inputs: TensorDataclass) -> Entries:
         num_executed=join("num_executed"),
         terminated=join("terminated"),
         policy_version=torch.full((len(inputs),), -1),
+        timed_out=join("timed_out"),
+        actor=join("actor"),
     )

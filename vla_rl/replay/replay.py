@@ -3,7 +3,8 @@
 An entry is what the policy stored of one observation (features, or a uint8 frame: each observation once) and the
 action chunk that followed. Entries of one stream (an environment, or the recorded episodes one after another) lie in
 order in a ring; the true successor of a chunk is the next entry. An entry with ``num_executed`` 0 is an observation
-that no action followed: the last one of an episode whose time ran out, or where the simulator failed.
+that no known chunk followed: where time ran out (``timed_out``), the simulator failed, or others acted than are learned
+from. Beyond the latter two an episode's return is not known.
 
     entry          0   1   2   3   4   5   6      chunks of 4 steps, two episodes
     num_executed   4   4   2   4   4   3   0      the first succeeds at its step 10, the second times out after 11 steps
@@ -27,12 +28,16 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 
+SEVERAL = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entries(TensorDataclass):
     """``action``: as executed. ``reward``: discounted within the chunk, whose own discount is gamma ** num_executed.
 
     ``policy_version``: of the weights that acted, -1 where the policy did not.
+    ``timed_out``: the last observation of an episode whose time ran out. ``actor``: who chose all of its
+    actions, an index into ``episodes.schema.ACTORS``; SEVERAL: not one of them alone.
     """
 
     inputs: TensorDataclass
@@ -41,19 +46,22 @@ class Entries(TensorDataclass):
     num_executed: Int[Tensor, "*B"]
     terminated: Bool[Tensor, "*B"]
     policy_version: Int[Tensor, "*B"]
+    timed_out: Bool[Tensor, "*B"]
+    actor: Int[Tensor, "*B"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(TensorDataclass):
     """``reward``: the discounted sum over the window; ``discount``: of the value at its end, 0 where the task ended.
 
-    ``action`` and ``num_executed`` are of its first chunk. ``return_to_go``: the discounted sum from its start to the
-    episode's end, -inf where that is not known yet; None where it was not asked for.
+    ``action``, ``num_executed`` and ``actor`` are of its first chunk. ``return_to_go``: the discounted sum from its
+    start to the episode's end, -inf where that is not known; None where it was not asked for.
     """
 
     inputs: TensorDataclass
     action: Float[Tensor, "B H A"]
     num_executed: Int[Tensor, " B"]
+    actor: Int[Tensor, " B"]
     reward: Float[Tensor, " B"]
     discount: Float[Tensor, " B"]
     next_inputs: TensorDataclass
@@ -94,6 +102,8 @@ class Replay:
             num_executed=torch.zeros(total, dtype=torch.int64),
             terminated=torch.zeros(total, dtype=torch.bool),
             policy_version=torch.zeros(total, dtype=torch.int64),
+            timed_out=torch.zeros(total, dtype=torch.bool),
+            actor=torch.full((total,), SEVERAL),
         )
         self._index()
 
@@ -165,6 +175,7 @@ class Replay:
             inputs=entries.inputs[first],
             action=entries.action[first],
             num_executed=entries.num_executed[first],
+            actor=entries.actor[first],
             reward=torch.from_numpy(reward).float(),
             discount=torch.from_numpy(discount).float(),
             next_inputs=entries.inputs[last],
@@ -193,7 +204,7 @@ class Replay:
 
     def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
         reward, discount, end = self._walk(start, self.length)
-        return np.where((discount == 0) | self._ends[end], reward, -np.inf)
+        return np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
 
     def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         return at // self.length * self.length + (at + 1) % self.length
@@ -201,9 +212,7 @@ class Replay:
     def _index(self) -> None:
         """Find the entries with a chunk whose outcome is known: the next observation, or that the task ended."""
         usable = self._entries.num_executed.numpy() > 0
-        self._ends: Bool[np.ndarray, " entries"] = ~usable  # observations that no action followed
         newest = (np.arange(self.streams) * self.length + (self.count - 1) % self.length)[self.count > 0]
-        usable = usable.copy()
         usable[newest] &= self._entries.terminated.numpy()[newest]
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)

@@ -30,8 +30,10 @@ from real_robot.corrections.training import LEARNING, round_number, sorted_round
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import encode_windows
+from vla_rl.algorithms.off_policy_updates import made_conditional
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.loader import flat_settings
+from vla_rl.runners.correction_replays import Replays, all_episodes, correction_replays, learn_replays
 from vla_rl.runners.correction_sources import cloned_sources, corrected_episodes, measured_share, successful_episodes
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import clone_windows, window_samplers
@@ -45,8 +47,9 @@ RECORD = "round.json"
 class Round:
     """What a round learns from. It is continued only as long as nothing of it changes.
 
-    ``parent``: hash of the weights that it starts from. ``episodes``: successful ones of the corrections' store, of
-    which a person corrected ``corrected``. ``human_share``: of a batch. ``data``: every sampler's order of windows.
+    ``parent``: hash of the weights that it starts from. ``episodes``: those of the corrections' store that are learned
+    from, ``corrected``: successes that a person corrected. ``human_share``: of a batch. ``data``: every sampler's order
+    of windows, or what is replayed.
     """
 
     parent: str
@@ -92,32 +95,43 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
         if not begun.published and _is_trained(path, begun, version):
             return _publish(folder, path, begun)
     policy = _policy(folder / BUNDLE, config)
-    path, begun, samplers = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
-    _scale_features(policy, folder / BUNDLE, samplers[0])
-    bc = config.learning.bc
-    clone_windows(policy, samplers, bc, path, seed=config.seed, parent=version, checkpoint_s=CHECKPOINT_S)
+    path, begun, data = _continued(folder, config, policy, version) or _next(folder, config, policy, version)
+    same: Any = {"seed": config.seed, "parent": version, "checkpoint_s": CHECKPOINT_S}
+    if isinstance(data, Replays):
+        assert config.learning.off_policy is not None
+        learn_replays(policy, data, config.learning.off_policy, path, **same)
+    else:
+        _scale_features(policy, folder / BUNDLE, data[0])
+        clone_windows(policy, data, config.learning.bc, path, **same)
     return _publish(folder, path, begun)
 
 
-Opened = tuple[Path, Round, list[WindowSampler]]
+Data = list[WindowSampler] | Replays
+Opened = tuple[Path, Round, Data]
+
+
+def _ids(folder: Path, config: CorrectionsConfig) -> frozenset[str]:
+    """Of the episodes that a round learns from; cloning has no use for failures."""
+    known = successful_episodes if config.learning.off_policy is None else all_episodes
+    return known(folder / EPISODES)
 
 
 def _continued(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened | None:
     """The newest round, if it is not published and what it began with is as it was."""
     for path, begun in read_rounds(folder)[-1:]:
-        if not begun.published and begun.episodes <= successful_episodes(folder / EPISODES):
-            now, samplers = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
-            return (path, begun, samplers) if now == begun else None
+        if not begun.published and begun.episodes <= _ids(folder, config):
+            now, data = _begin(folder, config, policy, version, ids=begun.episodes, share=begun.human_share)
+            return (path, begun, data) if now == begun else None
     return None
 
 
 def _next(folder: Path, config: CorrectionsConfig, policy: Policy, version: str) -> Opened:
     """A round of what there is now."""
     number = 1 + max(map(round_number, sorted_rounds(folder / LEARNING)), default=0)
-    path, ids = folder / LEARNING / f"round-{number:03d}", successful_episodes(folder / EPISODES)
-    begun, samplers = _begin(folder, config, policy, version, ids=ids, share=None)
+    path, ids = folder / LEARNING / f"round-{number:03d}", _ids(folder, config)
+    begun, data = _begin(folder, config, policy, version, ids=ids, share=None)
     _write(path, begun)
-    return path, begun, samplers
+    return path, begun, data
 
 
 def _begin(
@@ -128,8 +142,32 @@ def _begin(
     *,
     ids: frozenset[str],
     share: float | None,
-) -> tuple[Round, list[WindowSampler]]:
+) -> tuple[Round, Data]:
     """``share``: of the corrections in a batch; None: as configured, or measured."""
+    settings = config.learning
+    made: Data
+    if settings.off_policy is not None:
+        share = settings.off_policy.demonstration_share
+        made = _replays(folder, config, policy, ids)
+        data = [{"digest": made.digest}]
+    else:
+        share, made = _samplers(folder, config, policy, ids, share)
+        data = [sampler.state_dict() for sampler in made]
+    begun = Round(
+        parent=version,
+        episodes=ids,
+        corrected=ids & set(corrected_episodes(folder / EPISODES, settings.actors)),
+        human_share=share,
+        settings=flat_settings(config.learning) | {"seed": config.seed},
+        data=data,
+    )
+    return begun, made
+
+
+def _samplers(
+    folder: Path, config: CorrectionsConfig, policy: Policy, ids: frozenset[str], share: float | None
+) -> tuple[float, list[WindowSampler]]:
+    """The corrections' share of a batch, as ``_begin``'s, and what is cloned."""
     episodes, settings = folder / EPISODES, config.learning
     if share is None:
         share = settings.human_share
@@ -138,21 +176,27 @@ def _begin(
             share = measured_share(policy, sources, settings.adaptive, seed=config.seed)
     settings = dataclasses.replace(settings, human_share=share)
     sources = cloned_sources(episodes, settings, ids=ids)
-    samplers = window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
-    begun = Round(
-        parent=version,
-        episodes=ids,
-        corrected=ids & set(corrected_episodes(episodes, settings.actors)),
-        human_share=share,
-        settings=flat_settings(config.learning) | {"seed": config.seed},
-        data=[sampler.state_dict() for sampler in samplers],
+    return share, window_samplers(policy.spec, sources, batch_size=settings.bc.batch_size, seed=config.seed)
+
+
+def _replays(folder: Path, config: CorrectionsConfig, policy: Policy, ids: frozenset[str]) -> Replays:
+    settings = config.learning
+    assert settings.off_policy is not None
+    return correction_replays(
+        policy,
+        folder / EPISODES,
+        settings.demonstrations,
+        ids=ids,
+        settings=settings.off_policy,
+        seed=config.seed,
     )
-    return begun, samplers
 
 
 def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
-    """What is trained: the published policy, or a residual on it."""
+    """What is trained: the published policy, a residual on it, or the policy with labels."""
     policy = load_bundle(bundle, device=select_device(config.device))
+    if config.learning.off_policy is not None:
+        policy = made_conditional(policy, config.learning.off_policy)
     if config.learning.residual is None or isinstance(policy, ResidualPolicy):
         return policy
     torch.manual_seed(spawn_seed(config.seed, "residual"))

@@ -15,6 +15,7 @@ from episodes.sampler import Targets
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
+    between,
     counted_transitions,
     denoise,
     integrate,
@@ -191,6 +192,25 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
     ) -> Float[Tensor, "B H A"]:
         action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context)
         return keep_committed(action, committed, known)
+
+    @property
+    def condition_width(self) -> int:
+        return self.spec.value_dim // self.config.obs_steps
+
+    def conditioned(self, context: HistoryContext, embedding: Float[Tensor, "B width"]) -> HistoryContext:
+        return replace(context, features=context.features + embedding.unsqueeze(1))
+
+    def act_between(
+        self,
+        first: HistoryContext,
+        second: HistoryContext,
+        weight: float,
+        noise: Float[Tensor, "B chunk A"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        predict = between(self._predict(first), self._predict(second), weight)
+        return keep_committed(self._to_action(integrate(predict, self.act_kernel, noise), first), committed, known)
 
     def log_prob(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
         transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)

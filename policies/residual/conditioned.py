@@ -1,0 +1,191 @@
+"""A policy that is told whether the actions it is to predict are good (pi*0.6's advantage conditioning).
+
+    pi(a | s, I),   I: good, not good, or not said     (Physical Intelligence 2025, arXiv:2511.14759)
+
+All that was recorded is cloned, each chunk under its label, and the policy acts under "good". A part of the chunks is
+cloned without a label, so that acting can be guided away from what is done anyway (Ho and Salimans 2022):
+
+    prediction = (1 - guidance) prediction(not said) + guidance prediction(good)
+
+The label is an embedding that the policy adds to what it made of the observation. Both embeddings start at zero: the
+new policy is the base, whatever the guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from episodes.sampler import Targets
+from policies.device import Precision
+from policies.normalizer import Normalizer
+from policies.policy import ActionSample, Policy, RobotSpec
+from policies.registry import POLICIES, PolicyConfig, build_policy
+from sims.errors import UserError
+from sims.numbers.ranges import NonNegativeFloat
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+NOT_SAID, NOT_GOOD, GOOD = -1, 0, 1
+
+
+@runtime_checkable
+class Conditionable(Protocol):
+    """A denoising policy whose context an embedding of ``condition_width`` numbers can be added to."""
+
+    @property
+    def condition_width(self) -> int: ...
+
+    def conditioned(self, context: Any, embedding: Float[Tensor, "B width"]) -> Any:
+        """``context`` with ``embedding`` added; differentiable in it."""
+        ...
+
+    def act_between(
+        self,
+        first: Any,
+        second: Any,
+        weight: float,
+        noise: Float[Tensor, "B noise_length noise_width"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        """``act_from_noise`` by (1 - weight) times the predictions for ``first`` plus weight times ``second``'s."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionedPolicyConfig:
+    """What a bundle says of such a policy. ``guidance``: 1 acts under "good" alone, which takes half as long."""
+
+    name: Literal["conditioned"] = "conditioned"
+    base: PolicyConfig
+    guidance: NonNegativeFloat = 1.0
+
+
+class ConditionedPolicy(Policy[Any, Any]):
+    """A policy of the registry that is ``Conditionable``, and the embeddings of "not good" and "good"."""
+
+    config: ConditionedPolicyConfig
+
+    def __init__(self, config: ConditionedPolicyConfig, robot: RobotSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.base = build_policy(config.base, robot)
+        if not isinstance(self.base, Conditionable):
+            raise UserError(f"a policy that is a {config.base.name} cannot be conditioned: set recap.condition to null")
+        self.can_be_traced, self.spec = self.base.can_be_traced, self.base.spec
+        self.labels = nn.Parameter(torch.zeros(2, self.base.condition_width))
+
+    @property
+    def normalizer(self) -> Normalizer:
+        """Of the base."""
+        return cast(Normalizer, self.base.normalizer)
+
+    @property
+    def precision(self) -> Precision:
+        """Of the base."""
+        return self.base.precision
+
+    @precision.setter
+    def precision(self, precision: Precision) -> None:
+        self.base.precision = precision
+
+    def prepare_to_explore(self) -> None:
+        self.base.prepare_to_explore()
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        return {**self.base.parameter_groups(), "labels": [self.labels]}
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.base.fit_normalizer(state, action)
+
+    def labelled(self, context: Any, label: Int[Tensor, " B"]) -> Any:
+        """``label``: NOT_SAID, NOT_GOOD or GOOD for each."""
+        embedding = self.labels[label.clamp(min=0)] * (label != NOT_SAID)[:, None]
+        return cast(Conditionable, self.base).conditioned(context, embedding)
+
+    def _good(self, context: Any) -> Any:
+        return self.labelled(context, torch.full((len(context),), GOOD, device=self.device))
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> TensorDataclass:
+        return self.base.initial_state(num_envs)
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Any, TensorDataclass]:
+        return self.base.encode(obs, state)
+
+    def sample(self, context: Any, generator: torch.Generator) -> ActionSample:
+        """Under "good", without guidance: its likelihood is that of one prediction."""
+        return self.base.sample(self._good(context), generator)
+
+    def act_from_noise(
+        self,
+        context: Any,
+        noise: Float[Tensor, "B noise_length noise_width"],
+        committed: Float[Tensor, "B H A"] | None = None,
+        known: Bool[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H A"]:
+        good, guidance = self._good(context), self.config.guidance
+        if guidance == 1:
+            return self.base.act_from_noise(good, noise, committed, known)
+        return cast(Conditionable, self.base).act_between(context, good, guidance, noise, committed, known)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def store(self, context: Any) -> TensorDataclass:
+        return self.base.store(context)
+
+    def plan_storage(self, records: int) -> None:
+        self.base.plan_storage(records)
+
+    def restore(self, record: TensorDataclass) -> Any:
+        return self.base.restore(record)
+
+    def log_prob(self, context: Any, trace: Any) -> Float[Tensor, "B S H A"]:
+        return self.base.log_prob(self._good(context), trace)
+
+    def counted(self, trace: Any, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
+        return self.base.counted(trace, num_executed)
+
+    @property
+    def log_prob_steps(self) -> int:
+        return self.base.log_prob_steps
+
+    def entropy(self, context: Any, trace: Any) -> Float[Tensor, "B S H A"]:
+        return self.base.entropy(self._good(context), trace)
+
+    def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
+        """Without the label."""
+        return self.base.value_features(context)
+
+    def bc_loss(self, context: Any, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
+        """All under "good"."""
+        return self.base.bc_loss(self._good(context), targets, generator)
+
+    def labelled_loss(
+        self, context: Any, targets: Targets, label: Int[Tensor, " B"], generator: torch.Generator
+    ) -> Float[Tensor, ""]:
+        """The base's cloning loss, each chunk under its label."""
+        return self.base.bc_loss(self.labelled(context, label), targets, generator)
+
+
+def conditioned(base: Policy[Any, Any], *, guidance: float) -> ConditionedPolicy:
+    """A copy of ``base`` that can be told what is good; one that can already keeps its embeddings.
+
+    UserError where ``base`` is no policy of the registry that denoises.
+    """
+    inner = base.base if isinstance(base, ConditionedPolicy) else base
+    if type(inner.config) not in POLICIES:
+        raise UserError(f"a policy that is a {inner.config.name} already cannot be conditioned: start from its base")
+    policy = ConditionedPolicy(ConditionedPolicyConfig(base=inner.config, guidance=guidance), inner.spec.robot)
+    policy.to(inner.device).base.load_state_dict(inner.state_dict())
+    if isinstance(base, ConditionedPolicy):
+        policy.labels.data.copy_(base.labels)
+    policy.precision = inner.precision
+    return policy.eval()

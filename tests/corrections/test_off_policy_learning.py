@@ -1,0 +1,215 @@
+"""A policy learns off-policy from corrected episodes: what is replayed, whose chunks are good, exact restart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, Episode
+from episodes.store import EpisodeStore
+from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.policy import RobotSpec
+from policies.residual.policy import ResidualPolicy
+from real_robot.corrections.training import LEARNING, sorted_rounds
+from sims.errors import UserError
+from tests.episodes.episode_examples import make_episode
+from tests.real_robot.small_policies import small_policy
+from vla_rl.cli import main as cli
+from vla_rl.config.corrections import CorrectionsConfig
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
+from vla_rl.replay.replay import SEVERAL
+from vla_rl.runners.correction_replays import Replays, correction_replays
+from vla_rl.runners.correction_rounds import learn_round, read_rounds
+from vla_rl.runners.corrections import BUNDLE, EPISODES
+from vla_rl.runs.checkpoint import latest_checkpoint
+
+RECIPES = ("hil_serl", "recap")
+SMALLER = (
+    "--device=cpu", "--learning.off_policy.steps=24", "--learning.off_policy.batch_size=8",
+    "--learning.off_policy.critic_warmup=4",
+)  # fmt: skip
+ROBOT = RobotSpec(action_dim=3, state_dim=4, cameras=("front", "wrist"), image_size=(8, 8), control_hz=20.0)
+H = small_policy(robot=ROBOT).spec.action_horizon
+DRIVES_FROM, STEPS = 2 * H + 2, 5 * H  # the chunk at 2 H is shared, a person chose every step behind it
+
+
+def recipe(name: str, folder: Path, *overrides: str) -> CorrectionsConfig:
+    demonstrations = f"--learning.demonstrations=[{folder / 'given'}]"
+    return load_config(
+        CorrectionsConfig, find_config(Path(name), "corrections"), [*SMALLER, demonstrations, *overrides]
+    )
+
+
+def corrected(actors: str, seen: set[int], **changes: Any) -> Episode:
+    """``actors``: one letter a step, p, h or -; observed before the steps ``seen``."""
+    actor = np.array([{"p": POLICY, "h": HUMAN, "-": HOLD}[one] for one in actors], dtype=np.uint8)
+    episode = make_episode(steps=len(actors), actor=actor, source="policy", **changes)
+    kept = [i for i, step in enumerate(episode.observation_steps) if int(step) in seen]
+    return replace(
+        episode,
+        observation_steps=episode.observation_steps[kept],
+        state=episode.state[kept],
+        images={name: frames[kept] for name, frames in episode.images.items()},
+    )
+
+
+def driven_to_the_end(seed: int = 0, **changes: Any) -> Episode:
+    """A person drives from DRIVES_FROM on; observed as the page does."""
+    actors = "p" * (DRIVES_FROM - 1) + "-" + "h" * (STEPS - DRIVES_FROM)
+    return corrected(actors, {*range(0, DRIVES_FROM, H), *range(DRIVES_FROM, STEPS + 1)}, seed=seed, **changes)
+
+
+def folder_of(path: Path, episodes: int = 3) -> list[str]:
+    """A folder of ``vla-rl correct``, and a store of demonstrations."""
+    if not (path / BUNDLE).exists():
+        save_bundle(small_policy(robot=ROBOT), path / BUNDLE)
+        with EpisodeStore(path / "given", create=True) as store:
+            store.add(make_episode(steps=3 * H, seed=90, actor=np.full(3 * H, EXPERT, dtype=np.uint8)))
+    with EpisodeStore(path / EPISODES, create=True) as store:
+        return [store.add(driven_to_the_end(seed)) for seed in range(episodes)]
+
+
+def replays(path: Path, ids: list[str]) -> Replays:
+    config = recipe("recap", path).learning
+    assert config.off_policy is not None
+    return correction_replays(
+        load_bundle(path / BUNDLE), path / EPISODES, config.demonstrations, ids=frozenset(ids),
+        settings=config.off_policy, seed=0,
+    )  # fmt: skip
+
+
+def test_a_person_s_chunks_are_in_both_replays_and_a_shared_one_is_kept_as_executed(tmp_path: Path) -> None:
+    ids = folder_of(tmp_path, episodes=1)
+    made = replays(tmp_path, ids)
+    own = made.own.windows(made.own._starts, chunks=1, returns=True)
+    step = (own.action[:, 0, 0] * 1000).round().long()  # the first action says when the chunk began
+    found = dict(zip(step.tolist(), own.actor.tolist(), strict=True))
+    assert found[0] == found[H] == POLICY
+    assert found[2 * H] == SEVERAL
+    assert all(found[at] == HUMAN for at in range(DRIVES_FROM, STEPS))
+    shared = own.action[step == 2 * H][0, :, 0]
+    torch.testing.assert_close(shared, torch.arange(2 * H, 3 * H) / 1000)  # the policy's steps, the hold, the person's
+    gamma = recipe("recap", tmp_path).learning.off_policy.gamma  # type: ignore[union-attr]
+    assert own.return_to_go is not None
+    torch.testing.assert_close(own.return_to_go.double(), gamma ** (STEPS - 1 - step.double()), rtol=1e-5, atol=0)
+    chosen = made.demonstrations.windows(made.demonstrations._starts, chunks=1)
+    assert set(chosen.actor.tolist()) == {EXPERT, HUMAN}
+    assert int((chosen.actor == HUMAN).sum()) == int((own.actor == HUMAN).sum()) == STEPS - DRIVES_FROM
+
+
+def test_rewards_are_of_the_outcome_as_it_is_labelled_now(tmp_path: Path) -> None:
+    ids = folder_of(tmp_path, episodes=2)
+    before = replays(tmp_path, ids)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], "success", False, author="anna")
+    after = replays(tmp_path, ids)
+    rewarded = [int((made.own.entries().reward > 0).sum()) for made in (before, after)]
+    assert rewarded == [2 * H, H]  # an episode's last H chunks hold its last step
+    assert after.digest != before.digest
+
+
+def test_the_return_behind_a_hand_back_is_unknown_and_a_time_limit_s_is_not(tmp_path: Path) -> None:
+    """A person drives a while, then the policy again: the person's chunks lead to no observation behind it."""
+    folder_of(tmp_path, episodes=0)
+    back, last = DRIVES_FROM + H + 1, np.arange(STEPS) == STEPS - 1
+    time_limit = {"terminated": last & False, "truncated": last, "success": last & False}
+    actors = "p" * DRIVES_FROM + "h" * (back - DRIVES_FROM) + "p" * (STEPS - back)
+    seen = {*range(0, DRIVES_FROM, H), *range(DRIVES_FROM, back), *range(back, STEPS, H), STEPS}
+    with EpisodeStore(tmp_path / EPISODES, create=True) as store:
+        given = (driven_to_the_end(**time_limit), corrected(actors, seen, **time_limit))
+        ids = [store.add(one) for one in given]
+    timed_out = replays(tmp_path, ids[:1]).own
+    returns = timed_out.windows(timed_out._starts, chunks=1, returns=True).return_to_go
+    assert returns is not None and (returns == 0).all()
+    own = replays(tmp_path, ids[1:]).own
+    windows = own.windows(own._starts, chunks=1, returns=True)
+    assert windows.return_to_go is not None
+    by = {one: windows.return_to_go[windows.actor == one] for one in (HUMAN, POLICY)}
+    assert len(by[HUMAN]) and by[HUMAN].isneginf().any()
+    assert (by[POLICY] == 0).any()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_round_learns_from_failures_too_and_publishes(tmp_path: Path, name: str) -> None:
+    ids = folder_of(tmp_path)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], "success", False, author="anna")
+    before = load_bundle(tmp_path / BUNDLE)
+    found = learn_round(tmp_path, recipe(name, tmp_path))
+    assert (found["round"], found["corrected_episodes"]) == (1, 2)
+    ((path, begun),) = read_rounds(tmp_path)
+    assert begun.episodes == set(ids)
+    after = load_bundle(tmp_path / BUNDLE)
+    assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == found["version"]
+    if name == "hil_serl":
+        assert isinstance(after, ResidualPolicy)
+        assert after.spec.action_horizon == H
+        assert all(torch.equal(after.base.state_dict()[key], one) for key, one in before.state_dict().items())
+        scale = after.feature_std.clone()
+        learn_round(tmp_path, recipe(name, tmp_path))  # goes on with the same residual, whose features keep their scale
+        again = load_bundle(tmp_path / BUNDLE)
+        assert isinstance(again, ResidualPolicy) and torch.equal(again.feature_std, scale)
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert {"actor_loss", "q_loss" if name == "hil_serl" else "value_loss"} <= set(metrics[-1])
+
+
+def test_an_episode_that_is_labelled_anew_gives_the_round_up(tmp_path: Path) -> None:
+    ids = folder_of(tmp_path)
+    learn_round(tmp_path, recipe("recap", tmp_path))
+    (path,) = sorted_rounds(tmp_path / LEARNING)
+    shutil.rmtree(path / BUNDLE)
+    record = json.loads((path / "round.json").read_text())
+    (path / "round.json").write_text(json.dumps(record | {"published": False, "parent": _version(tmp_path)}))
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(ids[0], "success", False, author="anna")
+    assert learn_round(tmp_path, recipe("recap", tmp_path))["round"] == 2
+
+
+def _version(folder: Path) -> str:
+    return read_bundle_info(folder / BUNDLE).sha256
+
+
+def test_without_a_chunk_of_a_person_there_is_nothing_to_learn(tmp_path: Path) -> None:
+    folder_of(tmp_path, episodes=0)
+    actor = np.full(STEPS, POLICY, dtype=np.uint8)
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.add(make_episode(steps=STEPS, actor=actor))
+    with pytest.raises(UserError, match="nowhere did a person drive"):
+        learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
+    """It ends with exactly the weights of an undisturbed one, without the episodes that arrived meanwhile."""
+    folder_of(tmp_path / "killed")
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    settings = [*SMALLER[:1], *SMALLER[2:], "--learning.off_policy.steps=300", "--config", name]
+    often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
+    start = often + "from vla_rl.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
+    checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + 120
+        while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.poll() is None, process.returncode
+        process.kill()
+    assert latest_checkpoint(checkpoints) is not None
+    assert not (checkpoints.parent / BUNDLE).exists()
+    folder_of(tmp_path / "killed", episodes=2)
+    cli.main(["learn", str(tmp_path / "killed"), *settings])
+    cli.main(["learn", str(tmp_path / "alone"), *settings])
+    assert _version(tmp_path / "killed") == _version(tmp_path / "alone")
+    assert [path.name for path, _ in read_rounds(tmp_path / "killed")] == ["round-001"]

@@ -1,0 +1,199 @@
+"""Updates of a critic ensemble and an actor from windows, wherever these come from.
+
+``OffPolicy`` (off_policy.py) acts between them, ``RecordedUpdates`` (below) has recorded episodes alone. Losses are in
+``off_policy_critics.py`` and ``off_policy_actor.py``, settings in ``off_policy_settings.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from policies.device import make_generator, restore_generator
+from policies.policy import Policy
+from policies.residual.conditioned import conditioned
+from policies.residual.policy import ResidualPolicy
+from sims.devices.crossing import read_numbers
+from sims.numbers.finite import check_metrics
+from sims.numbers.seeding import spawn_seed
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
+from vla_rl.algorithms.algorithm import Metrics
+from vla_rl.algorithms.off_policy_actor import Actor
+from vla_rl.algorithms.off_policy_critics import Critics
+from vla_rl.algorithms.off_policy_settings import RecordedUpdatesConfig, UpdatesConfig
+from vla_rl.replay.augmentation import shift_images
+from vla_rl.replay.replay import Replay, Windows
+from vla_rl.rollouts.weights import load_weights, named_weights
+
+FITTED = 1024  # observations that the scale of features is measured on
+
+
+class OffPolicyUpdates(ABC):
+    """Critics, actor and their one random stream; subclasses draw the windows."""
+
+    config: UpdatesConfig
+    fit_features = True  # before the first update
+
+    def __init__(self, config: UpdatesConfig, policy: Policy, *, seed: int) -> None:
+        self.config, self.policy = config, policy
+        torch.manual_seed(spawn_seed(seed, "critic"))
+        self.critics = Critics(config, policy)
+        self.actor = Actor(config, policy)
+        self.generator = make_generator(policy.device, spawn_seed(seed, "updates"))
+        self.updates = 0
+
+    @abstractmethod
+    def _draw(self, size: int) -> Windows:
+        """A batch of windows."""
+
+    @abstractmethod
+    def _conservative_weight(self) -> float:
+        """Cal-QL's, of the next update."""
+
+    def _update(self) -> dict[str, float]:
+        """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
+        config, critics, actor = self.config, self.critics, self.actor
+        if not self.updates and self.fit_features:
+            critics.fit_features(self._draw(FITTED).inputs)
+        batch = self._draw(config.batch_size)
+        context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
+        conservative = self._conservative_weight()
+        proposals = actor.propose(context, following, batch, critics, self.generator, compare=conservative > 0)
+        found = critics.gradients(context, following, batch, proposals, self.generator, conservative=conservative)
+        metrics = self._check(found, batch)
+        critics.apply()
+        self.updates += 1
+        if self.updates > config.critic_warmup and self.updates % config.actor_every == 0:
+            metrics |= self._check(actor.gradients(context, batch, proposals, critics, self.generator), batch)
+            actor.apply()
+        return metrics
+
+    def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
+        """So many windows of each, rewards scaled; images are shifted at random."""
+        config = self.config
+        returns = self._conservative_weight() > 0 or config.recap is not None
+        drawn = [
+            source.sample(number, chunks=config.n_step, returns=returns)
+            for source, number in parts
+            if source is not None and number
+        ]
+        batch = (Windows.cat(drawn) if len(drawn) > 1 else drawn[0]).scaled(config.reward_scale)
+        return shift_images(batch, config.shift, self.generator) if config.shift else batch
+
+    def _check(self, metrics: dict[str, Tensor], batch: Windows) -> Metrics:
+        """``metrics`` as numbers. Raises NotFinite, with ``batch``, if one of them is not finite."""
+        numbers = read_numbers({name: value.float() for name, value in metrics.items()})
+        suspects = {
+            "critic optimizer": self.critics.optimizer, "actor optimizer": self.actor.optimizer,
+            "policy weight": self.policy,
+            **{f"{name} weight": network for name, network in self.critics.networks.items()},
+        }  # fmt: skip
+        check_metrics(numbers, where=f"update {self.updates}", batch=batch, suspects=suspects)
+        return numbers
+
+    # -- exact state --------------------------------------------------------------------------------------------------
+
+    def _trained(self) -> dict[str, Tensor]:
+        """Weights that are trained, and the scale of their inputs."""
+        buffers = self.policy.named_buffers()
+        scales = {name: value for name, value in buffers if name.rpartition(".")[2].startswith("feature_")}
+        return named_weights(self.policy, None) | scales
+
+    def _stateful(self) -> dict[str, Any]:
+        """Everything with a ``state_dict`` of its own."""
+        return {**self.critics.stateful(), **self.actor.stateful()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "updates": self.updates,
+            "policy": {name: value.detach() for name, value in self._trained().items()},
+            "log_temperature": self.actor.log_temperature.detach(),
+            "generator": self.generator.get_state(),
+            **{name: part.state_dict() for name, part in self._stateful().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        load_weights(self.policy, None, state["policy"])
+        with torch.no_grad():
+            self.actor.log_temperature.copy_(state["log_temperature"])
+        restore_generator(self.generator, state["generator"])
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
+
+
+class RecordedUpdates(OffPolicyUpdates):
+    """One fit (vla_rl/runners/fit.py) of recorded episodes: ``config.steps`` updates.
+
+    ``own``: episodes in which the policy acted; ``demonstrations``: chunks that people chose, of which
+    ``config.demonstration_share`` of a batch is drawn; either may hold windows of the other. A residual that comes with
+    its scale of features keeps it. What ``config.frozen`` names is frozen before anything is stored.
+    """
+
+    config: RecordedUpdatesConfig
+
+    def __init__(
+        self, config: RecordedUpdatesConfig, policy: Policy, own: Replay, demonstrations: Replay, *, seed: int
+    ) -> None:
+        super().__init__(config, policy, seed=seed)
+        self.own, self.demonstrations = own, demonstrations
+        self.fit_features = not isinstance(policy, ResidualPolicy) or policy.features_are_unscaled
+
+    @property
+    def step(self) -> int:
+        return self.updates
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    def update(self) -> dict[str, float]:
+        return self._update()
+
+    def _draw(self, size: int) -> Windows:
+        count = round(size * self.config.demonstration_share)
+        return self._drawn([(self.demonstrations, count), (self.own, size - count)])
+
+    def _conservative_weight(self) -> float:
+        return 0.0 if self.config.cal_ql is None else self.config.cal_ql.weight
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "own": self.own.position(), "demonstrations": self.demonstrations.position()
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """UserError if the episodes are others."""
+        super().load_state_dict(state)
+        self.own.go_on_from(state["own"])
+        self.demonstrations.go_on_from(state["demonstrations"])
+
+
+def made_conditional(policy: Policy, config: UpdatesConfig) -> Policy:
+    """``policy`` as RECAP's condition needs it, where that is set."""
+    if config.recap is None or config.recap.condition is None:
+        return policy
+    return conditioned(policy, guidance=config.recap.condition.guidance)
+
+
+@torch.no_grad()
+def stored_example(policy: Policy) -> TensorDataclass:
+    """A stored record of one observation, all zeros: its shapes."""
+    return policy.store(context_of_zeros(policy))
+
+
+def context_of_zeros(policy: Policy) -> TensorDataclass:
+    """Of one observation."""
+    robot, device = policy.spec.robot, policy.device
+    obs = Observation(
+        images=torch.zeros(1, len(robot.cameras), *robot.image_size, 3, dtype=torch.uint8, device=device),
+        state=torch.zeros(1, robot.state_dim, device=device),
+        instruction=torch.zeros(1, MIN_INSTRUCTION_BYTES, dtype=torch.uint8, device=device),
+    )
+    context: TensorDataclass = policy.encode(obs, policy.initial_state(1))[0]
+    return context
