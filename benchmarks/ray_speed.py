@@ -44,9 +44,9 @@ ROOT = Path(__file__).parents[1]
 def train(run: Path, config: str, settings: Mapping[str, Any], *, pinned: bool = False) -> float:
     """``speed`` of a run of ``config`` with these settings, in the folder ``run``."""
     common: dict[str, Any] = {
-        "run-dir": run, "device": "cpu", "start.episodes": 4, "start.equal_shares": "false", "start.bc.steps": 2,
-        "sim.threads": 1, "evaluation.episodes": 4, "evaluation.validate_every": 0, "evaluation.videos_per_task": 0,
-        "cluster": "auto", "cluster.threads": 1, "cluster.cpus": 0.5,
+        "run-dir": run, "device": "cpu", "sim.threads": 1, "start.episodes": 4, "start.equal_shares": "false",
+        "start.missing_tasks": "skip", "start.bc.steps": 2, "evaluation.episodes": 4, "evaluation.validate_every": 0,
+        "evaluation.videos_per_task": 0, "cluster": "auto", "cluster.threads": 1, "cluster.cpus": 0.5,
     }  # fmt: skip
     command = [sys.executable, "-m", "vla_rl.cli", "train", config]
     for name, value in {**common, **settings}.items():
@@ -63,7 +63,9 @@ def train(run: Path, config: str, settings: Mapping[str, Any], *, pinned: bool =
 def pin(learner: subprocess.Popen[bytes], run: Path) -> None:
     """The learner to the first core and its collectors, which must be there, to the second, once these have started."""
     log = run / "cluster.jsonl"
-    while learner.poll() is None and not log.exists():
+    while not log.exists():
+        if learner.poll() is not None:
+            return
         time.sleep(0.1)
     pids = [json.loads(line)["pid"] for line in log.read_text().splitlines()]
     first, second = sorted(os.sched_getaffinity(0))[:2]
