@@ -71,6 +71,7 @@ class ConditionedPolicy(Policy[Any, Any]):
     """A policy of the registry that is ``Conditionable``, and the embeddings of "not good" and "good"."""
 
     config: ConditionedPolicyConfig
+    can_be_traced = False  # nobody has exported one yet
 
     def __init__(self, config: ConditionedPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class ConditionedPolicy(Policy[Any, Any]):
         self.base = build_policy(config.base, robot)
         if not isinstance(self.base, Conditionable):
             raise UserError(f"a policy that is a {config.base.name} cannot be conditioned: set recap.condition to null")
-        self.can_be_traced, self.spec = self.base.can_be_traced, self.base.spec
+        self.spec = self.base.spec
         self.labels = nn.Parameter(torch.zeros(2, self.base.condition_width))
 
     @property

@@ -34,7 +34,7 @@ from vla_rl.runners.correction_rounds import learn_round, read_rounds
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runs.checkpoint import latest_checkpoint
 
-RECIPES = ("hil_serl", "recap")
+RECIPES = ("hil_serl", "recap", "recap_positives")
 SMALLER = (
     "--device=cpu", "--learning.off_policy.steps=24", "--learning.off_policy.batch_size=8",
     "--learning.off_policy.critic_warmup=4",

@@ -13,6 +13,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
@@ -25,12 +26,19 @@ from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import (
     BestOfConfig,
     CalQLConfig,
+    ConditionConfig,
     EntropyConfig,
     IQLConfig,
     OffPolicyConfig,
     RecapConfig,
 )
-from vla_rl.algorithms.offline_losses import cloning_weights, conservative_gap, expectile_loss, positive_labels
+from vla_rl.algorithms.offline_losses import (
+    cloning_weights,
+    conservative_gap,
+    expectile_loss,
+    positive_labels,
+    said_labels,
+)
 from vla_rl.algorithms.td_target import td_target
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -45,6 +53,7 @@ TD3 = ResidualConfig(action_horizon=HORIZON, hidden=(16,), scale=1.0)
 METHODS: dict[str, tuple[ResidualConfig | None, dict[str, Any]]] = {
     "iql": (None, {"iql": IQLConfig()}),
     "recap": (None, {"recap": RecapConfig()}),
+    "recap_told": (None, {"recap": RecapConfig(condition=ConditionConfig(guidance=1.5)), "frozen": ("encoder",)}),
     "q_chunking": (None, {"best_of": BestOfConfig(samples=3)}),
     "td3_bc": (TD3, {"cloning_weight": 0.4}),
     "cal_ql": (SAC, {"cal_ql": CalQLConfig(draws=3), "entropy": EntropyConfig()}),
@@ -73,7 +82,8 @@ def learner(method: str, store: Path, *, envs: int = 4, **settings: Any) -> OffP
     env = ReachEnv(num_envs=envs)
     residual, own = METHODS[method]
     torch.manual_seed(0)
-    policy = build_policy(CONFIGS["denoising" if "best_of" in own else "gaussian"], RobotSpec.of(env.spec))
+    denoises = method in ("q_chunking", "recap_told")
+    policy = build_policy(CONFIGS["denoising" if denoises else "gaussian"], RobotSpec.of(env.spec))
     if residual is not None:
         policy = residual_on(policy, residual)
     return OffPolicy(dataclasses.replace(SMALL, stores=(store,), **own | settings), policy, env, seed=0)
@@ -197,6 +207,15 @@ def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> 
     expected = (error.square().mean(-1) * inside * weights[:, None]).sum() / inside.sum()
     assert inside.all(1).sum() < len(inside) or weights.std() > 0
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_half_of_the_labels_is_not_said() -> None:
+    good = (torch.arange(4000) % 4 == 0).float()
+    label = said_labels(good, 0.5, torch.Generator().manual_seed(0))
+    said = label != NOT_SAID
+    assert 0.45 < said.float().mean() < 0.55
+    assert torch.equal(label[said], torch.where(good[said] == 1, GOOD, NOT_GOOD))
+    assert torch.equal(said_labels(good, 0.0, torch.Generator()), good.long())
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ from episodes.sampler import Targets
 from episodes.schema import ACTORS
 from policies.policy import Policy, executed_mask, trained_parameters
 from policies.residual.best_of import BestOfPolicy
-from policies.residual.conditioned import NOT_SAID, ConditionedPolicy
+from policies.residual.conditioned import ConditionedPolicy
 from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.algorithms.off_policy_critics import Alternatives, Critics, Proposals
 from vla_rl.algorithms.off_policy_settings import UpdatesConfig
-from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels
+from vla_rl.algorithms.offline_losses import cloning_weights, positive_labels, said_labels
 from vla_rl.algorithms.td_target import temperature_loss
 from vla_rl.replay.replay import Windows
 
@@ -194,8 +194,7 @@ class Actor:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All of it, each chunk under its label, which is dropped at random."""
         assert self.config.recap is not None and self.config.recap.condition is not None, "check_policy"
-        kept = torch.rand(good.shape, generator=generator, device=good.device) >= self.config.recap.condition.dropped
-        label = torch.where(kept, good.long(), NOT_SAID)
+        label = said_labels(good, self.config.recap.condition.dropped, generator)
         return policy.labelled_loss(context, targets, label, generator), {"positive": good.mean()}
 
     def _cloning_weight(self, advantage: Float[Tensor, " B"], batch: Windows) -> Float[Tensor, " B"]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID
 
 
 def expectile_loss(difference: Float[Tensor, " B"], expectile: float) -> Float[Tensor, ""]:
@@ -28,6 +30,12 @@ def positive_labels(advantage: Float[Tensor, " B"], share: float, forced: Bool[T
         others = advantage[rest]
         label[rest] = (others >= others.quantile(1 - share)).to(label.dtype)
     return label
+
+
+def said_labels(good: Float[Tensor, " B"], dropped: float, generator: torch.Generator) -> Int[Tensor, " B"]:
+    """The label that a policy is told for each chunk: GOOD or NOT_GOOD, but NOT_SAID for a random share ``dropped``."""
+    said = torch.rand(good.shape, generator=generator, device=good.device) >= dropped
+    return torch.where(said, torch.where(good == 1, GOOD, NOT_GOOD), NOT_SAID)
 
 
 def conservative_gap(
