@@ -61,7 +61,7 @@ def filter_rows() -> list[Row]:
 def simulated(bundle: Path, tasks: Sequence[str], episodes: int, *, limits: bool | None = None) -> TabletopEnv:
     """The suite, drawn as by the fake arm's cameras, with the delay that the policy was trained with.
 
-    ``limits``: of acceleration; None: where there is a delay (configs/quickstart_arm.yaml).
+    ``limits``: of acceleration; None: where there is a delay, as in the quick start.
     """
     delay = read_bundle_info(bundle).robot.action_delay
     return TabletopEnv(
@@ -130,12 +130,13 @@ def success_over_wire(cell: Cell, tasks: Sequence[str], starts: Sequence[StartSt
 
 
 @contextlib.contextmanager
-def arm_as_environment(cell: Cell, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
-    """The arm as a VectorEnv: it brakes and waits during inference."""
+def arm_as_environment(cell: Cell, bundle: Path, tasks: Sequence[str], max_steps: int) -> Iterator[RobotEnv]:
+    """The arm as a VectorEnv: it brakes and waits during inference, unless the policy was trained with a delay."""
+    delay = read_bundle_info(bundle).robot.action_delay
     with cell.environment():
         from real_robot.robot_env import RobotConfig, RobotEnv
 
-        env = RobotEnv(RobotConfig(file=ROBOT, tasks=tuple(tasks), max_steps=max_steps))
+        env = RobotEnv(RobotConfig(file=ROBOT, tasks=tuple(tasks), max_steps=max_steps, action_delay=delay))
         try:
             yield env
         finally:
@@ -163,7 +164,7 @@ def endurance(cell: Cell, port: int, seconds: float) -> list[Row]:
 def endurance_synchronously(cell: Cell, bundle: Path, task: str, seconds: float, inference_s: float) -> list[Row]:
     """The same policy and delay over ``seconds`` of observing, waiting for the answer at rest, and acting."""
     execute_steps = load_robot(ROBOT).control.chunking.execute_steps
-    with arm_as_environment(cell, [task], max_steps=10**9) as env:
+    with arm_as_environment(cell, bundle, [task], max_steps=10**9) as env:
         act = deployed_actor(bundle, env)
         env.reset(start=[StartState(task=0, seed=0)])
         act.begin([0])
@@ -231,7 +232,7 @@ def measure(
             if seconds:
                 rows += endurance_synchronously(cell, bundle, tasks[0], seconds, slow_inference_s)
             if episodes:
-                with arm_as_environment(cell, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
+                with arm_as_environment(cell, bundle, tasks, max(TASKS[task].max_steps for task in tasks)) as env:
                     rows.append(success_row("success_over_wire_synchronous", evaluate(bundle, env, starts)))
                 sim = simulated(bundle, tasks, episodes)
                 rows.append(success_row("success_in_sim", evaluate(bundle, sim, starts)))

@@ -71,13 +71,13 @@ class Stream:
     end_s: float
 
 
-def make_stream(seed: int) -> Stream:
+def make_stream(seed: int, names: Sequence[str] = NAMES, max_loss: float = MAX_LOSS) -> Stream:
     """Adversarial commands through the filter, and what the network makes of its messages."""
     draw = random.Random(seed)
-    limits = limits_of(NAMES[seed % len(NAMES)])
+    limits = limits_of(names[seed % len(names)])
     safety = SafetyFilter(limits, lead_s=limits.command_lead_s)
     dt, start = safety.dt, _start(limits, safety, draw)
-    loss, late_s = draw.uniform(0.0, MAX_LOSS), draw.uniform(0.0, MAX_LATE_S)
+    loss, late_s = draw.uniform(0.0, max_loss), draw.uniform(0.0, MAX_LATE_S)
     offset_s = draw.uniform(-MAX_OFFSET_S, MAX_OFFSET_S)
     messages, tick, target = [], 0, list(start)
     stop_at, wild = safety.tick + draw.randrange(4 * TICKS), draw.choice((0.02, 0.2, 2.0))
@@ -222,11 +222,11 @@ def end_effectors(box: Workspace, joints: Floats) -> Floats:
     return point
 
 
-def check(seeds: Sequence[int]) -> dict[str, int]:
+def check(seeds: Sequence[int], names: Sequence[str] = NAMES, max_loss: float = MAX_LOSS) -> dict[str, int]:
     """Streams with a broken limit, by interpolation."""
     broken = {"cubic": 0, "quintic": 0}
     for at in range(0, len(seeds), BATCH):
-        streams = [make_stream(seed) for seed in seeds[at : at + BATCH]]
+        streams = [make_stream(seed, names, max_loss) for seed in seeds[at : at + BATCH]]
         steps = int(max(stream.end_s for stream in streams) / SAMPLE_S)
         for name in broken:
             controllers = Controllers(streams, with_accelerations=name == "quintic")
@@ -244,11 +244,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=20000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first stream")
+    parser.add_argument("--robots", nargs="+", default=NAMES, help="files in configs/robots")
+    parser.add_argument("--loss", type=float, default=MAX_LOSS, help="of messages, at most")
+    parser.add_argument("--name", default="robot_controller", help="of the file in benchmarks/results")
     options = parser.parse_args()
-    broken = check(range(options.first, options.first + options.streams))
+    broken = check(range(options.first, options.first + options.streams), options.robots, options.loss)
     rows = [row("streams", options.streams, "streams"), row("violations", sum(broken.values()), "streams")]
     rows += [row(f"violations, {name}", count, "streams") for name, count in broken.items()]
-    write_record("robot_controller", rows, command="python -m benchmarks.robot_controller " + " ".join(sys.argv[1:]))
+    write_record(options.name, rows, command="python -m benchmarks.robot_controller " + " ".join(sys.argv[1:]))
     for entry in rows:
         print(f"{entry['name']:24} {entry['value']}")
     sys.exit(1 if any(broken.values()) else 0)

@@ -203,9 +203,14 @@ def episode(cell: FakeCell, backend: PolicyBackend, setting: Setting, task: str,
     if setting.chunking is None:
         policy = Immediate(cell, backend, embodiment, instruction)
     else:
-        server = Server(cell, backend, np.random.default_rng(seed))
+        server, chunking = Server(cell, backend, np.random.default_rng(seed)), setting.chunking
         policy = remote = RemotePolicy(
-            backend.hello, setting.chunking, embodiment=embodiment, client=server, cameras=server, max_image_age_s=1.0
+            backend.hello,
+            chunking.for_policy(backend.hello.action_delay),
+            embodiment=embodiment,
+            client=server,
+            cameras=server,
+            max_image_age_s=1.0,
         )
         remote.begin_episode(instruction)
     loop = ControlLoop(

@@ -81,7 +81,8 @@ class Recorder:
         self._put({"kind": "begin", **head, "policy_version": policy_version, "fingerprint": dict(fingerprint)})
 
     def observation(self, step: int, images: Mapping[str, NDArray[np.uint8]], state: NDArray[np.float32]) -> None:
-        """The observation after ``step`` actions; a later one at the same step replaces the earlier.
+        """The observation before action ``step``, or before the first action that is chosen by it where a policy was
+        trained with a delay; a later one at the same step replaces the earlier.
 
         ``images``: camera -> [height, width, 3]; ``state`` [state_dim].
         """
@@ -198,7 +199,7 @@ class EpisodeBuilder:
 
     def continued(self) -> EpisodeBuilder | None:
         """The builder of the next part, if this one is long enough and its last observation is there."""
-        last = max(self._observations, default=0)
+        last = max((step for step in self._observations if step <= len(self._actions)), default=0)
         if last < MAX_STEPS:
             return None
         part = EpisodeBuilder(self._head, self._first_step + last)

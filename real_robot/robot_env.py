@@ -1,8 +1,12 @@
 """The robot as an environment: one arm in real time behind the interface of the simulators.
 
 Evaluation and learning on the arm use the code that they use in simulation. ``step`` hands an action to the control
-thread and returns when it is taken, so the actions of a chunk follow each other without a gap; ``observe`` waits until
-the last one has been executed. While nobody steps (policy inference, an update) the arm brakes and holds.
+thread and returns when it is taken, so the actions of a chunk follow each other without a gap. While nobody steps
+(policy inference, an update) the arm brakes and holds.
+
+    action_delay 0   | chunk, executed | observe: at rest | chunk ...      ``observe`` waits for the last action
+    action_delay d   | chunk, executed ........| chunk ...                 the policy has d control steps
+                             observe |<-- d -->|                           less the lead of the commands
 
 Episodes come from the robot file's ``episode_node``, which sets up a (task, seed) and publishes success and failure.
 ``~/stop`` of the node ``vla_rl_env`` latches a protective hold; ``~/release`` and ``~/resume`` let the arm move again.
@@ -28,7 +32,7 @@ from real_robot.control.thread import ControlThread
 from real_robot.images import observation_of
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
-from sims.numbers.ranges import ImageSize, PositiveFloat, PositiveInt, SomeNames
+from sims.numbers.ranges import Count, ImageSize, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
 
@@ -38,7 +42,9 @@ class RobotConfig:
 
     ``image_size``: (height, width) of observations. ``control_hz``: rate of actions; the robot file's command rate is a
     multiple of it. ``timeout_s``: an action that is not taken, or an observation that does not arrive, within this time
-    is a failure. ``reset_timeout_s``: the same for setting up an episode, which may need people.
+    is a failure. ``reset_timeout_s``: the same for setting up an episode, which may need people. ``action_delay``:
+    control steps from an observation to the execution of the first action that is chosen by it, as in the simulator
+    that the policy was trained in; more than the robot file's ``command_lead`` takes.
     """
 
     name: Literal["robot"] = "robot"
@@ -50,6 +56,7 @@ class RobotConfig:
     max_steps: PositiveInt = 100
     timeout_s: PositiveFloat = 10.0
     reset_timeout_s: PositiveFloat = 600.0
+    action_delay: Count = 0
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
@@ -72,7 +79,10 @@ class RobotEnv:
         try:
             self._robot = robot = load_robot(config.file)
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
-            self._actions = SteppedSource()
+            robot.chunking_for(config.action_delay, config.control_hz)  # whether the lead allows this delay
+            # one is being taken, and those of the lead are sent
+            waiting = max(0, config.action_delay - robot.lead_steps(config.control_hz) - 1)
+            self._actions = SteppedSource(waiting=waiting)
             loop = ControlLoop(
                 robot.limits,
                 control_hz=config.control_hz,
@@ -98,6 +108,7 @@ class RobotEnv:
             device=torch.device("cpu"),
             fingerprint={"robot": config.file.stem},
             can_capture=False,
+            action_delay=config.action_delay,
         )
         require_ros()
         from real_robot.ros.connection import EpisodeService, RobotConnection
@@ -171,12 +182,16 @@ class RobotEnv:
         return Step(reward=torch.tensor([reward]), intervened=torch.zeros(1, dtype=torch.bool), **flags)
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """The observation after the last action has been executed; the same again until the next action."""
+        """The observation after the last action has been executed, or ``action_delay`` control steps before that; the
+        same again until the next action.
+        """
         if not self._started:
             raise RobotError("observe: reset() comes first")
         if self._observation is None:
-            self._settle()
-            self._observation = self._observe()
+            max_age_s = self._robot.control.max_image_age_s
+            if not self.config.action_delay:
+                self._settle()
+            self._observation = self._observe(max_image_age_s=max_age_s if self._moving else 0.0)
         return self._observation[[0] if env_ids is None else list(env_ids)].map(torch.clone)
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -216,15 +231,15 @@ class RobotEnv:
         settled_s = time.monotonic() + max_age_s
         self._wait(lambda: joints.fresh(max_age_s) and joints.stamp_s >= settled_s, lambda: joints.problem)
 
-    def _observe(self) -> Observation:
-        """Images and joints that are newer than this call, so that they show the effect of the last action."""
+    def _observe(self, *, max_image_age_s: float) -> Observation:
+        """The newest images and joints; at age 0 newer than this call, to show the effect of the last action."""
         joints, cameras = self._connection.joints, self._connection.cameras
         asked_s, measured = time.monotonic(), None
 
         def arrived() -> bool:
             nonlocal measured
             newest, measured = cameras.newest(), joints.measure()
-            return measured is not None and newest is not None and newest[1] >= asked_s
+            return measured is not None and newest is not None and newest[1] >= asked_s - max_image_age_s
 
         self._wait(arrived, lambda: joints.problem or "no new image from some camera")
         newest = cameras.images(self.spec.image_size)

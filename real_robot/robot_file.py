@@ -142,6 +142,14 @@ class Robot:
         timed = self.ros.command_type in ("joint_trajectory", "follow_joint_trajectory")
         return self.limits.command_lead_s if timed else 0.0
 
+    def lead_steps(self, control_hz: float) -> int:
+        """``lead_s`` in control steps."""
+        return round(self.lead_s * control_hz)
+
+    def chunking_for(self, action_delay: int, control_hz: float) -> ChunkingConfig:
+        """How the chunks of a policy with this delay [control steps] follow each other; ValueError: ``for_policy``."""
+        return self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+
 
 def load_robot(path: Path) -> Robot:
     """The whole file. ValueError names the file and the place of what is wrong."""

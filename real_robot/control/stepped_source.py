@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 import numpy as np
 from jaxtyping import Float
@@ -13,16 +14,19 @@ from real_robot.safety.commands import Measurement
 
 
 class SteppedSource:
-    """At most one action waits, none is repeated. ``put`` and ``finish`` block; the control thread never does."""
+    """Actions are taken in the order of ``put``, one a control tick, none is repeated.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: Action | None = None
+    ``waiting``: that may still wait when ``put`` returns. ``put`` and ``finish`` block; the control thread never does.
+    """
+
+    def __init__(self, *, waiting: int = 0) -> None:
+        self._changed, self._may_wait = threading.Condition(), waiting
+        self._waiting: deque[Action] = deque()
         self._num_taken = self._num_idle = 0
 
     def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
         with self._changed:
-            action, self._waiting = self._waiting, None
+            action = self._waiting.popleft() if self._waiting else None
             self._num_taken += action is not None
             self._num_idle += action is None
             self._changed.notify_all()
@@ -33,15 +37,16 @@ class SteppedSource:
 
     def clear(self) -> None:
         with self._changed:
-            self._waiting = None
+            self._waiting.clear()
 
     def put(self, action: Float[np.ndarray, " A"], timeout_s: float) -> bool:
-        """Whether the control loop took it in time; if not, it is withdrawn."""
+        """Whether the control loop took actions in time, so that no more wait than may; if not, all are withdrawn."""
         with self._changed:
-            self._waiting, before = Action(action, time.monotonic()), self._num_taken
-            if self._changed.wait_for(lambda: self._num_taken > before, timeout_s):
+            self._waiting.append(Action(action, time.monotonic()))
+            due = self._num_taken + len(self._waiting) - self._may_wait
+            if self._changed.wait_for(lambda: self._num_taken >= due, timeout_s):
                 return True
-            self._waiting = None
+            self._waiting.clear()
             return False
 
     def finish(self, timeout_s: float) -> bool:

@@ -2,7 +2,7 @@
 
 Its time does not stand still. ``step`` hands an action to the control loop, which puts it through the safety filter,
 and returns when it is taken, at a control tick; whoever is late lets the arm brake. ``observe`` never waits for the
-arm: what it returns was taken when the last ``ahead`` actions had not begun yet.
+arm: the first action that it chooses is the last but ``ahead``, or one that is still to come.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
     ``held``: action dimensions that keep their value; the others must be motions. ``max_steps``: of an episode.
+    ``ask_steps``: so many control steps before a chunk ends the next is to be observed for, to be as late after its
+    observation as the policy's ``action_delay``.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ArmEnv:
         self._robot, self._connection, self._instruction = robot, connection, instruction
         self._actions = ExecutedActions()
         try:
+            robot.chunking_for(policy.action_delay, policy.control_hz)  # whether the lead allows this delay
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
             loop = ControlLoop(
                 robot.limits,
@@ -84,6 +87,9 @@ class ArmEnv:
         self._control = connection.connect(loop)
         self._taken: deque[float] = deque(maxlen=64)  # when the last actions were taken
         self._elapsed, self._begun, self.ahead = 0, False, 0
+        self._delay = policy.action_delay
+        # usually the one taken last and those of the lead have not begun when something is observed
+        self.ask_steps = max(0, self._delay - robot.lead_steps(policy.control_hz) - 1)
         try:
             self._wait(lambda: not self._sensors_problem(), self._sensors_problem)
             self._check_motions(held)
@@ -122,11 +128,17 @@ class ArmEnv:
         )
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        """The newest images and joints; ``ahead`` is then how many of the actions had not begun when it was taken."""
+        """The newest images and joints.
+
+        ``ahead`` is then how many of the actions had not begun when it was taken, less the policy's ``action_delay``:
+        below zero, so many more come before the first that it chooses. 0 at rest, when it can follow at once.
+        """
         images, taken_s = self._images(self.spec.image_size)
         measured = self._connection.joints.measure()
         assert measured is not None
-        self.ahead = sum(at_s + self._robot.lead_s > taken_s for at_s in self._taken)
+        under_way = sum(at_s + self._robot.lead_s > taken_s for at_s in self._taken)
+        rests_s = self.taken_s + self._robot.lead_s + TAKEN_PERIODS / self.spec.control_hz
+        self.ahead = under_way - self._delay if taken_s < rests_s else 0
         obs = observation_of(images, self._embodiment.state(measured.positions), self._instruction)
         return obs[[0] if env_ids is None else list(env_ids)]
 

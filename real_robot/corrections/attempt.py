@@ -50,7 +50,10 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """``snapshots[t]``: before step ``t``, where the environment has any. ``operators``: of each intervention."""
+    """``snapshots[t]``: before step ``t``, where the environment has any. ``operators``: of each intervention.
+
+    ``observations[t]``: step ``t`` is the first that was chosen by it (``RobotSpec.action_delay``).
+    """
 
     start: StartState
     instruction: str
@@ -93,7 +96,7 @@ class Attempt:
         self, *, task: str, split: str, control_hz: float, weights: int, fingerprint: Mapping[str, str]
     ) -> Episode:
         """``weights``: number of the policy's weights. It must have steps, and observations from the first on."""
-        observed = sorted(self.observations)
+        observed = sorted(at for at in self.observations if at <= self.length)
         cameras = self.observations[observed[0]][0]
         return Episode(
             images={name: np.stack([self.observations[at][0][name] for at in observed]) for name in cameras},

@@ -27,6 +27,7 @@ from real_robot.corrections.attempt import Attempt, ExecutedStep, Snapshot
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
+from real_robot.corrections.plan import Plan
 from real_robot.corrections.settings import ControlSettings
 from real_robot.serving.backends import UnusableActions
 from real_robot.serving.protocol import ActRequest, EpisodeEnd
@@ -79,6 +80,7 @@ class CorrectionSession:
         self.arm = env if isinstance(env, ArmEnv) else None
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
+        self.plan = Plan(env.spec.action_dim)
         self.handover = Handover(
             self.human.moving, control_hz=env.spec.control_hz, blend_s=settings.blend_s, ramp_s=settings.ramp_s
         )
@@ -155,14 +157,9 @@ class CorrectionSession:
         self.handover.begin(rest)
         self._memory = memory
         self._observed_at, self._ahead = -1, 0
-        self._drop_plan()
+        self.plan.drop(attempt.length)
         if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
-
-    def _drop_plan(self) -> None:
-        """The policy plans anew from what it sees in the next step."""
-        self._chunk = np.zeros((0, self.spec.action_dim), dtype=np.float32)
-        self._chunk_at = self._plan_until = self.attempt.length
 
     def _open_hand(self) -> Action:
         action = np.zeros(self.spec.action_dim, dtype=np.float32)
@@ -218,8 +215,8 @@ class CorrectionSession:
         """To the policy, which plans anew from what it sees now."""
         self._refuse_to_move()
         if self.mode != "policy":
-            if self._chunk_at != self.attempt.length:
-                self._drop_plan()
+            if self.plan.begins != self.attempt.length:
+                self.plan.drop(self.attempt.length)
             self._audit.write("policy drives", person=person, step=self.attempt.length)
         self.mode, self.reason = "policy", ""
 
@@ -249,7 +246,7 @@ class CorrectionSession:
         if not 0 < len(text.strip()) <= MAX_INSTRUCTION or not text.isprintable():
             raise Refused(f"an instruction is one line of 1 to {MAX_INSTRUCTION} characters")
         self.attempt.instruction = text.strip()
-        self._drop_plan()
+        self.plan.drop(self.attempt.length)
         self._audit.write("instruction", person=person, text=text.strip())
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -292,7 +289,7 @@ class CorrectionSession:
     def _at_rest(self) -> None:
         """A real arm has stopped, whatever it was to do."""
         self.handover.begin(self.human.hold(self.handover.last))
-        self._drop_plan()
+        self.plan.drop(self.attempt.length)
 
     def _usable_proposal(self, *, observe: bool) -> Action | None:
         """As ``_proposal``; after actions that no arm can follow None, and the arm holds."""
@@ -306,10 +303,10 @@ class CorrectionSession:
     def _proposal(self, *, observe: bool) -> Action:
         """What the policy would do in this step; a new chunk where the last one is used up."""
         at = self.attempt.length
-        used_up = at >= self._plan_until
-        if (observe or used_up) and self._must_observe():
+        due = self.plan.due(at)
+        if (observe or due) and self._must_observe():
             self._observe()
-        if used_up:
+        if due:
             images, state = self.attempt.observations[at - self._ahead]
             request = ActRequest(
                 id=at,
@@ -321,11 +318,10 @@ class CorrectionSession:
                 delay=0,
                 execute_steps=self.settings.execute_steps or self.backend.hello.action_horizon,
             )
-            self._chunk, self._memory = self.backend.act(request, self._memory)
-            # what is under way takes the place of the first actions
-            self._chunk_at = at - min(self._ahead, len(self._chunk) - 1)
-            self._plan_until = min(at + request.execute_steps, self._chunk_at + len(self._chunk))
-        return np.clip(self._chunk[at - self._chunk_at], -1.0, 1.0)
+            chunk, self._memory = self.backend.act(request, self._memory)
+            ask_steps = 0 if self.arm is None else self.arm.ask_steps
+            self.plan.add(chunk, at, ahead=self._ahead, execute_steps=request.execute_steps, ask_steps=ask_steps)
+        return self.plan.action(at)
 
     def _must_observe(self) -> bool:
         """Whether what was observed last is older than the last step."""
@@ -383,7 +379,7 @@ class CorrectionSession:
     @property
     def planned(self) -> np.ndarray:
         """The rest of the policy's chunk, [n, A]."""
-        return self._chunk[max(0, self.attempt.length - self._chunk_at) :]
+        return self.plan.rest(self.attempt.length)
 
     def paths(self) -> dict[str, list[list[Point]]] | None:
         """{planned, executed}: of each camera the line of the end effector in its picture; None where unknown.

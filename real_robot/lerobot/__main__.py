@@ -34,7 +34,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
     policy = RemotePolicy(
         hello,
-        robot.control.chunking,
+        robot.chunking_for(hello.action_delay, hello.control_hz),
         embodiment=embodiment,
         client=client,
         cameras=arm,

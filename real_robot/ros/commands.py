@@ -82,9 +82,8 @@ def _check(bundle: Path, robot: Path) -> None:
             f"{bundle} has the cameras {list(spec.robot.cameras)}, {robot} has {list(described.ros.cameras)}; "
             "rename them under ros.cameras"
         )
-    lead_steps = round(described.lead_s * spec.robot.control_hz)
     try:
-        chunking = described.control.chunking.for_policy(spec.robot.action_delay, lead_steps=lead_steps)
+        chunking = described.chunking_for(spec.robot.action_delay, spec.robot.control_hz)
     except ValueError as error:
         raise RobotError(f"{bundle} on {robot}: {error}") from error
     if chunking.method == "prefix" and chunking.max_delay > spec.max_prefix:

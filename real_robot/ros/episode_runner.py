@@ -160,7 +160,7 @@ class EpisodeRunner:
         embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
         policy = RemotePolicy(
             hello,
-            robot.control.chunking,
+            robot.chunking_for(hello.action_delay, hello.control_hz),
             embodiment=embodiment,
             client=self._client,
             cameras=self._cameras,

@@ -69,7 +69,6 @@ class RemotePolicy:
         max_image_age_s: float,
         log: EpisodeLog | None = None,
     ) -> None:
-        chunking = chunking.for_policy(hello.action_delay)
         check_policy(hello, embodiment, chunking)
         self.counters = PolicyCounters()
         self.instruction = ""
@@ -78,7 +77,7 @@ class RemotePolicy:
         self._embodiment, self._client, self._cameras, self._log = embodiment, client, cameras, log
         self._scheduler = ChunkScheduler(chunking, horizon=hello.action_horizon, action_dim=hello.action_dim)
         self._num_requests, self._steps = 0, ExecutedSteps()
-        self._due: tuple[ChunkRequest, int, Measurement] | None = None  # with the number of steps before it
+        self._due: tuple[ChunkRequest, int, Measurement] | None = None  # with the step that it is recorded at
         self._sent: tuple[ChunkRequest, float] | None = None  # with the time of its observation
         self._observed_s = 0.0  # of the observation that the plan is based on
 
@@ -87,7 +86,10 @@ class RemotePolicy:
         self._collect(tick)
         request = self._scheduler.request(tick, lead_ticks)
         if request is not None:
-            self._due = request, self._steps.before(tick - lead_ticks), measured
+            step = self._steps.before(tick - lead_ticks)
+            if self._chunking.method == "queue":  # as in training: before the first action that is chosen by it
+                step += len(request.leftover)
+            self._due = request, step, measured
         values = self._scheduler.action(tick)
         return None if values is None else Action(values, self._observed_s)
 

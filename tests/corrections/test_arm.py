@@ -55,9 +55,9 @@ def robot_file(folder: Path) -> Path:
     return path
 
 
-def bundle(folder: Path) -> Path:
-    policy = small_policy(robot=SPEC)
-    policy.fit_normalizer(torch.randn(100, 6), 0.1 * torch.randn(100, 6))
+def bundle(folder: Path, robot: RobotSpec = SPEC, actions: torch.Tensor | None = None) -> Path:
+    policy = small_policy(robot=robot)
+    policy.fit_normalizer(torch.randn(100, 6), 0.1 * torch.randn(100, 6) if actions is None else actions)
     save_bundle(policy, folder / "given")
     return folder / "given"
 
@@ -150,6 +150,39 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
     assert (np.abs(np.diff(goals[:, 0])) <= 2.0 * (np.diff(times) + 0.02)).all()
 
 
+def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
+    tmp_path: Path, servos: SimulatedServos
+) -> None:
+    """The policy turns the first joint at a constant speed, so that a state says after which step it was observed."""
+    delay, turns = 3, 0.2
+    actions = 1e-4 * torch.randn(100, 6) + torch.tensor([turns, 0.0, 0.0, 0.0, 0.0, 0.0])
+    given = bundle(tmp_path, replace(SPEC, action_delay=delay), actions)
+    config, file = CorrectionsConfig(control=SETTINGS), robot_file(tmp_path)
+    with serving_arm(given, config, tmp_path / "out", robot=file, instruction="wave") as server:
+        session = server.robot.session
+        assert session.arm is not None
+        assert session.arm.ask_steps == 1  # of three control steps, the lead takes one and an action one
+        with open_control(*open_session(server.invite("Anna"))) as socket:
+            page = Page(socket)
+            state = page.receive("state")
+            while state["step"] < 26:
+                if state["mode"] == "hold":  # also after pictures that a loaded machine took late
+                    page.do("hand_back")
+                state = page.drive_until([], lambda state: state["step"] >= 26 or bool(state["reason"]))
+            page.do("failure")
+            page.drive_until([], lambda state: state["mode"] == "ended")
+        assert session.last_episode is not None
+        with EpisodeStore(server.folder / "episodes") as store:
+            episode = store.read(session.last_episode)
+    observed = episode.observation_steps
+    assert observed[0] == 0
+    assert observed[-1] == episode.num_steps
+    turned = np.concatenate([[0.0], STEP * episode.action[:, 0].cumsum()])  # [rad] before each step
+    begun = np.interp(episode.state[:, 0] * PAN_RANGE, turned, np.arange(len(turned)))
+    assert delay - 0.5 < np.median((observed - begun)[1:-1]) < delay + 1.5
+    assert abs(np.median(np.diff(observed[:-1])) - 4) <= 1  # of SETTINGS.execute_steps
+
+
 def test_the_arm_holds_when_the_page_is_closed_even_if_the_policy_drives(
     running: CorrectionServer, servos: SimulatedServos
 ) -> None:
@@ -220,6 +253,8 @@ def test_what_an_arm_cannot_do_is_refused_in_one_line(
         other = replace(SPEC, state_dim=7)
         with pytest.raises(RobotError, match="made for another robot: state_dim 7, not 6"):
             make(robot, LeRobotConnection(arm), other)
+        with pytest.raises(RobotError, match=r"action_delay of 1 control steps, but limits\.command_lead takes 1"):
+            make(robot, LeRobotConnection(arm), replace(SPEC, action_delay=1))
         positions = replace(robot, control=replace(robot.control, embodiment="joint_positions"))
         with pytest.raises(RobotError, match="actions of joint_positions are positions"):
             make(positions, LeRobotConnection(arm), SPEC)

@@ -72,12 +72,14 @@ def plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     """Packages that LeRobot finds by the names of their distributions, as installed."""
     pytest.importorskip("lerobot", reason="LeRobot is not installed")
     installed = tmp_path_factory.mktemp("installed")
-    for name in ("lerobot_robot_simulated", "lerobot_teleoperator_simulated", "lerobot_policy_vla_rl"):
+    ours = ("lerobot_robot_vla_rl", "lerobot_teleoperator_vla_rl", "lerobot_policy_vla_rl")
+    for name in ("lerobot_robot_simulated", "lerobot_teleoperator_simulated", *ours):
         (installed / f"{name}-1.dist-info").mkdir()
         (installed / f"{name}-1.dist-info" / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
         )
-    for folder in (installed, ROOT / "tests/real_robot/lerobot_plugins", ROOT / "plugins/lerobot_policy_vla_rl"):
+    packages = [ROOT / "plugins" / name for name in ours]
+    for folder in (installed, ROOT / "tests/real_robot/lerobot_plugins", *packages):
         monkeypatch.syspath_prepend(str(folder))
 
 
@@ -173,11 +175,13 @@ def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, m
         load_robot(so101(tmp_path, **change))
 
 
+SO101 = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """Of an untrained policy with the SO-101's sizes."""
-    robot = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
-    save_bundle(small_policy(robot=robot), tmp_path / "bundle")
+    save_bundle(small_policy(robot=SO101), tmp_path / "bundle")
     return tmp_path / "bundle"
 
 
@@ -229,6 +233,22 @@ def test_a_bundle_is_a_policy_of_lerobot(plugins: None, bundle: Path) -> None:
     actions = act(bundle, "observation.images.agent", JOINTS, state, image, len(wanted) + 1)
     np.testing.assert_allclose(actions[:-1], wanted, atol=1e-6)
     assert np.abs(actions[-1] - wanted[0]).max() > 1e-3  # of a new chunk
+
+
+def test_chunks_in_lerobot_begin_as_late_after_their_observation_as_in_training(plugins: None, tmp_path: Path) -> None:
+    from lerobot_policy_vla_rl import VlaRlPolicy
+    from lerobot_policy_vla_rl.__main__ import prepare
+
+    save_bundle(small_policy(robot=replace(SO101, action_delay=2)), tmp_path / "bundle")
+    prepare(tmp_path / "bundle")
+    policy = VlaRlPolicy.from_pretrained(tmp_path / "bundle")
+    batch = {"observation.state": torch.zeros(1, 6), "observation.images.agent": torch.zeros(1, 3, 24, 32)}
+    left, horizon = [], policy.policy.spec.action_horizon
+    for _ in range(2 * horizon):
+        policy.select_action(batch | {"task": "wave"})
+        left.append(len(policy._queue))
+    follows = [step for step in range(1, len(left)) if left[step] > left[step - 1]]
+    assert follows == [horizon - 2, 2 * horizon - 2]  # observed with two actions of the chunk before to come
 
 
 def test_a_bundle_drives_an_arm_of_lerobot_in_its_own_units(plugins: None, bundle: Path, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_a_file_that_cannot_be_an_environment_is_refused(tmp_path: Path) -> None
         ENVIRONMENTS[RobotConfig](RobotConfig(file=ROBOTS / "generic.yaml", tasks=("reach",)))
     with pytest.raises(RobotError, match="must be a multiple of the policy's 30 Hz"):
         ENVIRONMENTS[RobotConfig](RobotConfig(file=CONFIG.file, tasks=("reach",), control_hz=30.0))
+    with pytest.raises(RobotError, match=r"limits.command_lead takes 1 and inference one"):
+        ENVIRONMENTS[RobotConfig](RobotConfig(file=CONFIG.file, tasks=("reach",), action_delay=1))
     with pytest.raises(RobotError, match="cannot be read"):
         ENVIRONMENTS[RobotConfig](RobotConfig(file=tmp_path / "absent.yaml", tasks=("reach",)))
 

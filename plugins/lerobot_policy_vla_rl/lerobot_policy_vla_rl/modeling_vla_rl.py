@@ -47,6 +47,7 @@ class VlaRlPolicy(PreTrainedPolicy):
             self._arm = ArmValues(Path(config.robot_file), policy.spec, meta.features if meta is not None else None)
         executed = config.n_action_steps or (self._arm.execute_steps if self._arm else 0)
         self._executed = min(executed or policy.spec.action_horizon, policy.spec.action_horizon)
+        self._delay = policy.spec.robot.action_delay  # so many actions come before a chunk, as in training
         self._generator = make_generator(policy.device, config.seed)
         self.reset()
 
@@ -70,7 +71,7 @@ class VlaRlPolicy(PreTrainedPolicy):
     @torch.no_grad()
     def select_action(self, batch: dict[str, Any], **kwargs: Any) -> Tensor:
         """The next action [B, n]."""
-        if not self._queue:
+        if len(self._queue) <= self._delay:
             self._queue.extend(self._act(batch)[:, : self._executed].unbind(1))
         action = self._queue.popleft()
         if self._arm is None:
