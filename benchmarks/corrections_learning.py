@@ -202,7 +202,9 @@ class Comparison:
     def _config(self, recipe: str) -> CorrectionsConfig:
         shipped = load_config(CorrectionsConfig, find_config(Path(recipe), "corrections"))
         learning = replace(shipped.learning, demonstrations=(self.folder / "start" / EPISODES,))
-        if learning.residual is None:  # the encoder stays, as where the policy was cloned
+        if (
+            learning.residual is None and learning.off_policy is None
+        ):  # the encoder stays, as where the policy was cloned
             learning = replace(learning, bc=replace(learning.bc, frozen=("encoder",)))
         return replace(shipped, seed=self.seed, control=PROGRAM, learning=learning)
 

@@ -189,6 +189,12 @@ def test_without_a_chunk_of_a_person_there_is_nothing_to_learn(tmp_path: Path) -
         learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
 
 
+@pytest.mark.parametrize("setting", ["bc.steps=5", "human_share=0.4", "own_steps={}"])
+def test_settings_of_cloning_are_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(UserError, match=r"learning\.off_policy (reads neither|divides no batch)"):
+        recipe("recap", tmp_path, f"--learning.{setting}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path, name: str) -> None:

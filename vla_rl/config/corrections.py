@@ -12,6 +12,8 @@ from sims.numbers.ranges import Interval, PositiveFloat, PositiveInt, Seed
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.off_policy_settings import RecordedUpdatesConfig
 
+CLONING, HUMAN_SHARE = BCConfig(steps=400, batch_size=64, learning_rate=3e-4), 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSteps:
@@ -52,14 +54,14 @@ class LearningConfig:
     of all windows, the policy's own steps the rest; null: none of these.
     ``adaptive``: instead of ``human_share``. ``residual``: only a correction of the policy is trained, which itself
     stays as it is; its target is what the person did minus what the policy proposes there. null: the policy is trained.
-    ``off_policy``: instead of cloning, updates of critics and actor from all episodes, failures too
-    (vla_rl/runners/correction_replays.py).
+    ``off_policy``: instead of cloning by ``bc`` in the shares above, updates of critics and actor from all episodes,
+    failures too (vla_rl/runners/correction_replays.py).
     ``episodes_per_round``: new successes with steps of ``actors`` after which a policy is trained and published.
     """
 
-    bc: BCConfig = field(default_factory=lambda: BCConfig(steps=400, batch_size=64, learning_rate=3e-4))
+    bc: BCConfig = CLONING
     demonstrations: tuple[Path, ...] = ()
-    human_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    human_share: Annotated[float, Interval(gt=0, lt=1)] = HUMAN_SHARE
     actors: tuple[Literal["human", "policy", "expert"], ...] = ("human",)
     own_steps: OwnSteps | None = None
     adaptive: AdaptiveShare | None = None
@@ -77,6 +79,11 @@ class LearningConfig:
         if self.off_policy is not None and (self.adaptive is not None or self.own_steps is not None):
             raise ValueError(
                 "learning.off_policy divides no batch by losses or actors: set adaptive, own_steps to null"
+            )
+        if self.off_policy is not None and (self.bc, self.human_share) != (CLONING, HUMAN_SHARE):
+            raise ValueError(
+                "learning.off_policy reads neither bc nor human_share: its own are off_policy.steps, batch_size, "
+                "actor_learning_rate and demonstration_share"
             )
         if self.residual is not None and self.residual.around != "base":
             raise ValueError("learning.residual corrects the policy's actions: set learning.residual.around to base")
