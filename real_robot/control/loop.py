@@ -30,6 +30,7 @@ from real_robot.safety.limits import RobotLimits
 Mode = Literal["stopped", "paused", "running"]
 # After a stop the highest speed rises from this share to the whole within this time.
 _RAMP_FROM, _RAMP_S = 0.1, 3.0
+LIMIT_TOLERANCE = 1e-3  # [rad or m] of a joint at its limit, which is measured on either side of it
 
 
 class Action(NamedTuple):
@@ -117,7 +118,7 @@ class ControlLoop:
             return "stopped"
         return "paused" if self._paused else "running"
 
-    def warm_up(self, joints: list[float]) -> None:
+    def warm_up(self, joints: Sequence[float]) -> None:
         """Run the embodiment once before ``start``: the first call of numerical code is slow."""
         self._embodiment.begin(joints)
         self._embodiment.targets(np.zeros(self._embodiment.action_dim, dtype=np.float32), joints)
@@ -126,12 +127,20 @@ class ControlLoop:
         """Hold at ``joints`` and take actions. ValueError while stopped, and as ``SafetyFilter.start``."""
         if self.filter.stopped:
             raise ValueError(f"stopped: {self.filter.stopped}; release the stop first")
-        self.filter.start(joints, now_s)
+        self.filter.start(self._within_limits(joints), now_s)
         self._tick, self._control_tick = self.filter.tick, -1
         self.live, self._paused = True, False
         self._ramp_from_s, self._ramp_is_due = (self.filter.last_point_s if self._ramp_is_due else None), False
         self._goal = self._executing = None
         self._clear_plan()
+
+    def _within_limits(self, positions: Sequence[float]) -> list[float]:
+        """Joints that are measured up to ``LIMIT_TOLERANCE`` beyond a limit are set to the limit."""
+        inside = []
+        for axis, q in zip(self.filter.limits.axes, positions, strict=True):
+            clipped = min(max(q, axis.position[0]), axis.position[1])
+            inside.append(clipped if abs(q - clipped) <= LIMIT_TOLERANCE else q)
+        return inside
 
     def resume(self, measured: Measurement, now_s: float) -> None:
         """Take actions again, slowly at first if there was a stop.

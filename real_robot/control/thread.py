@@ -22,7 +22,6 @@ from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
-LIMIT_TOLERANCE = 1e-3  # [rad or m]
 CHECK_EVERY = 10  # ticks
 
 
@@ -93,8 +92,7 @@ class ControlThread:
 
     def start(self) -> None:
         """Start from rest at the measured position. ValueError if that is unknown, old, or not inside the limits."""
-        measured = self._measured()
-        joints = self._within_limits(measured.positions)
+        joints = self._measured().positions
         with self.lock:
             self.loop.warm_up(joints)
             if not self._running:
@@ -109,7 +107,7 @@ class ControlThread:
         """Take actions again. ValueError as ``ControlLoop.resume``, and if the arm's position is not known."""
         measured = self._measured()
         with self.lock:
-            self.loop.resume(measured._replace(positions=self._within_limits(measured.positions)), time.monotonic())
+            self.loop.resume(measured, time.monotonic())
 
     def stop(self, reason: str) -> None:
         """Latched protective hold."""
@@ -134,14 +132,6 @@ class ControlThread:
         measured = self._joints.measure()
         assert measured is not None
         return measured
-
-    def _within_limits(self, positions: Sequence[float]) -> list[float]:
-        """Joints that are measured up to ``LIMIT_TOLERANCE`` beyond a limit are set to the limit."""
-        inside = []
-        for axis, q in zip(self.loop.filter.limits.axes, positions, strict=True):
-            clipped = min(max(q, axis.position[0]), axis.position[1])
-            inside.append(clipped if abs(q - clipped) <= LIMIT_TOLERANCE else q)
-        return inside
 
     def _run(self) -> None:
         self.real_time = take_priority(PRIORITY)

@@ -36,8 +36,6 @@ class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
     ``held``: action dimensions that keep their value; the others must be motions. ``max_steps``: of an episode.
-    ``ask_steps``: so many control steps before a chunk ends the next is to be observed for, to be as late after its
-    observation as the policy's ``action_delay``.
     """
 
     def __init__(
@@ -88,8 +86,6 @@ class ArmEnv:
         self._taken: deque[float] = deque(maxlen=64)  # when the last actions were taken
         self._elapsed, self._begun, self.ahead = 0, False, 0
         self._delay = policy.action_delay
-        # usually the one taken last and those of the lead have not begun when something is observed
-        self.ask_steps = max(0, self._delay - robot.lead_steps(policy.control_hz) - 1)
         try:
             self._wait(lambda: not self._sensors_problem(), self._sensors_problem)
             self._check_motions(held)
@@ -150,6 +146,13 @@ class ArmEnv:
         self._connection.close()
 
     # -- the arm ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ask_steps(self) -> int:
+        """So many control steps before a chunk ends, the next is to be observed for, to be as late after that as the
+        policy's ``action_delay``: usually the action taken last and those of the lead have then not begun.
+        """
+        return max(0, self._delay - self._robot.lead_steps(self.spec.control_hz) - 1)
 
     @property
     def taken_s(self) -> float:

@@ -236,15 +236,15 @@ def test_after_lost_measurements_the_arm_goes_on_only_from_where_it_stopped(away
 
 
 def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
-    """A policy that wants twice the speed limit; the steps add up to the way that was commanded."""
+    """A policy that wants steps of 0.4, of which the speed allows 0.15; they add up to the way that was commanded."""
     arm = SimulatedArm()
-    arm.loop.speed = 0.3
+    arm.loop.speed = 0.15
     arm.run(100)
     start, count = arm.loop.filter.positions, len(arm.executed)
     arm.run(100)
     arm.run(5)
     actions = np.stack(arm.executed[count:])
-    assert np.abs(actions).max() < 0.4
+    assert 0.1 < np.abs(actions).max() < 0.16
     went = np.array(arm.loop.filter.positions) - start
     assert 0.05 * actions.sum(axis=0) == pytest.approx(went, abs=0.03)
 
@@ -284,6 +284,18 @@ def test_a_control_rate_that_does_not_divide_the_command_rate_is_refused() -> No
         )
 
 
+@pytest.mark.parametrize(("beyond", "goes_on"), [(5e-4, True), (5e-3, False)])
+def test_a_joint_at_its_limit_goes_on_after_lost_measurements_unless_it_is_beyond(beyond: float, goes_on: bool) -> None:
+    source, embodiment = SimulatedArm().policy, JointSteps(SCALES.ranges, SCALES.steps)
+    loop, high = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=source), LIMITS.axes[0].position[1]
+    loop.start([high, 0.0], 0.0)
+    for tick in range(1, 200):
+        measured = Measurement([high + beyond, 0.0], tick / 100)
+        loop.tick(None if 80 < tick < 120 else measured, tick / 100)
+        assert tick < 120 or loop.live or not goes_on
+    assert (loop.filter.stopped is None) == goes_on
+
+
 def test_joint_embodiments_by_hand() -> None:
     spans = JointPositions(((0.0, 2.0),))
     assert spans.targets(np.array([0.5]), [0.0]) == [1.5]
@@ -304,9 +316,11 @@ def test_a_lower_limit_does_not_change_what_an_action_means() -> None:
     action, joints = np.full(7, 0.5, dtype=np.float32), [0.0] * 7
     answers = []
     for axes in (robot.limits.axes, slow):
-        embodiment = build_embodiment("joint_steps", axes, robot.control.scales)
-        embodiment.begin(joints)
-        answers.append((embodiment.targets(action, joints), embodiment.state(joints).tolist()))
+        answers.append([])
+        for name in ("joint_steps", "joint_positions"):
+            embodiment = build_embodiment(name, axes, robot.control.scales)
+            embodiment.begin(joints)
+            answers[-1].append((embodiment.targets(action, joints), embodiment.state(joints).tolist()))
     assert answers[0] == answers[1]
 
 
