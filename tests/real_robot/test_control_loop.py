@@ -94,9 +94,10 @@ class SimulatedArm:
         self.loop.start([0.0, 0.0], 0.0)
         self.positions = [0.0, 0.0]
         self.executed: list[np.ndarray] = []
+        self.observed: list[int] = []
 
     def observation(self, step: int, images: dict, state: np.ndarray) -> None:
-        """Nothing is kept of it."""
+        self.observed.append(step)
 
     def action(self, action: np.ndarray, actor: int) -> None:
         assert actor == POLICY
@@ -247,6 +248,13 @@ def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
     assert 0.1 < np.abs(actions).max() < 0.16
     went = np.array(arm.loop.filter.positions) - start
     assert 0.05 * actions.sum(axis=0) == pytest.approx(went, abs=0.03)
+
+
+def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
+    arm = SimulatedArm(delay=3, method="queue")
+    arm.run(400)
+    assert len(arm.executed) > 50
+    assert arm.observed == list(range(0, 8 * len(arm.observed), 8))  # whole chunks of 8 actions
 
 
 def test_a_plan_that_is_too_old_is_not_followed() -> None:
