@@ -6,6 +6,7 @@ A point must touch the square on the side that its state shows; the other one en
 to either side by chance, and a flow policy clones all of them. From that policy:
 
 RECAP's labels   it goes on cloning the half of the episodes' chunks with the larger advantages; acts nothing
+RECAP            it goes on cloning all of them, is told which half each is of, and acts as in that half
 DSRL             it stays as it is, SAC chooses its noise (Wagenmaker et al. 2025), reward 1 for success, else 0
 
 Success is of the deployed policy (the base: drawing its noise), 100 held-out starts. Writes
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.algorithms.off_policy import OffPolicy
-from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig, RecapConfig
+from vla_rl.algorithms.off_policy_settings import ConditionConfig, EntropyConfig, OffPolicyConfig, RecapConfig
 from vla_rl.bench.record import row, write_record
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
@@ -143,8 +145,12 @@ def steer(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
     return made.deployed(), int(steps)
 
 
-def clone_good(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, int]:
-    config = dataclasses.replace(RECAP, stores=(store.path,))
+def clone_good(
+    base: Policy, store: EpisodeStore, seed: int, *, condition: ConditionConfig | None = None
+) -> tuple[Policy, int]:
+    assert RECAP.recap is not None
+    recap = dataclasses.replace(RECAP.recap, condition=condition)
+    config = dataclasses.replace(RECAP, stores=(store.path,), recap=recap)
     made = OffPolicy(config, copy.deepcopy(base), TwoSides(num_envs=8), seed=seed)
     print({name: round(value, 3) for name, value in made.iterate().items()}, file=sys.stderr, flush=True)
     return made.deployed(), 0
@@ -152,6 +158,7 @@ def clone_good(base: Policy, store: EpisodeStore, seed: int) -> tuple[Policy, in
 
 METHODS: Mapping[str, Callable[[Policy, EpisodeStore, int], tuple[Policy, int]]] = {
     "RECAP's labels": clone_good,
+    "RECAP": partial(clone_good, condition=ConditionConfig()),
     "DSRL": steer,
 }
 

@@ -18,9 +18,11 @@ import torch
 from episodes.schema import EXPERT, HOLD, HUMAN, POLICY, Episode
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
+from policies.device import select_device
 from policies.policy import RobotSpec
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.training import LEARNING, sorted_rounds
+from real_robot.serving.registry import load_backend
 from sims.errors import UserError
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
@@ -151,7 +153,8 @@ def test_a_round_learns_from_failures_too_and_publishes(tmp_path: Path, name: st
     ((path, begun),) = read_rounds(tmp_path)
     assert begun.episodes == set(ids)
     after = load_bundle(tmp_path / BUNDLE)
-    assert read_bundle_info(tmp_path / BUNDLE).sha256[:12] == found["version"]
+    served = load_backend(tmp_path / BUNDLE, device=select_device("cpu"))  # as a robot takes it up
+    assert served.hello.fingerprint[:12] == found["version"]
     if name == "hil_serl":
         assert isinstance(after, ResidualPolicy)
         assert after.spec.action_horizon == H

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from episodes.recorder import RecordedEnv
+from episodes.schema import HUMAN
 from episodes.store import EpisodeStore
 from policies.policy import RobotSpec
 from policies.registry import build_policy
@@ -22,6 +23,7 @@ from tests.policies.small_configs import CONFIGS
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.gate import Gate, GateConfig, paired_gain
 from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_actor import chosen_by, distance_from_recorded
 from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import (
     BestOfConfig,
@@ -207,6 +209,23 @@ def test_weighted_cloning_is_the_weighted_mean_of_single_losses(store: Path) -> 
     expected = (error.square().mean(-1) * inside * weights[:, None]).sum() / inside.sum()
     assert inside.all(1).sum() < len(inside) or weights.std() > 0
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_chunks_of_some_actors_are_good_and_cloned_whatever_the_critic_says(store: Path) -> None:
+    """All of the store are an expert's."""
+    shares = []
+    for actors in (("human",), ("human", "expert")):
+        made = learner("recap", store, recap=RecapConfig(positive=0.25, positive_actors=actors))
+        shares.append([made._update()["cloning_weight"] for _ in range(4)])
+    assert max(shares[0]) < 0.6 and shares[1] == [1.0] * 4
+    batch = made._draw(32)
+    batch = dataclasses.replace(batch, actor=torch.arange(32) % 5 - 1)  # several, expert, policy, human, hold
+    error = torch.ones_like(batch.action) * (batch.actor + 2.0)[:, None, None]
+    chosen = chosen_by(batch, ("human",))
+    assert torch.equal(chosen, batch.actor == HUMAN)
+    assert distance_from_recorded(error, batch, chosen).item() == pytest.approx((HUMAN + 2) ** 2)
+    assert distance_from_recorded(error, batch, torch.zeros_like(chosen)).item() == 0
+    assert chosen_by(batch, None).all()
 
 
 def test_half_of_the_labels_is_not_said() -> None:
