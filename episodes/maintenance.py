@@ -1,17 +1,21 @@
-"""The functions behind ``vla-rl data info``, ``verify`` and ``rebuild``.
+"""The functions behind ``vla-rl data info``, ``verify``, ``rebuild``, ``merge`` and ``compact``.
 
 Each returns {path, episodes, steps, observations, bytes, successes, tasks, sources, splits, corrupt} for JSON.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from episodes.archive import verify_archive
-from episodes.schema import CorruptEpisode
+from episodes.files import sync
+from episodes.overlays import DELETED, append_changes, read_changes, read_labels
+from episodes.schema import CorruptEpisode, EpisodeError, StoreFull
 from episodes.store import EpisodeStore
+from sims.errors import is_disk_full
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -42,6 +46,61 @@ def rebuild(path: str | Path) -> dict[str, Any]:
     with EpisodeStore(path) as store:
         store.rebuild()
     return info(path)
+
+
+def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
+    """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
+
+    An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
+    Ended at any moment and started again, it continues. ``corrupt`` also names files of ``source`` that are damaged,
+    which are not copied. Raises StoreFull.
+    """
+    damaged, copied = set(), 0
+    with EpisodeStore(source) as other, EpisodeStore(path, create=True) as store:
+        if store.path.resolve() == other.path.resolve():
+            raise EpisodeError(f"{path} cannot be merged into itself")
+        labels, _ = read_labels(store.path)
+        present = {entry.id for entry in store.entries()}
+        damaged |= {str(other.path / name) for name in other.corrupt}
+        for entry in other.entries():
+            if entry.id in present or labels.get(entry.id, {}).get(DELETED):
+                continue
+            try:
+                _copy(other.file(entry.id), store)
+                copied += 1
+            except CorruptEpisode:
+                damaged.add(str(other.file(entry.id)))
+        append_changes(store.path, read_changes(other.path))
+    result = info(path)
+    return result | {"corrupt": sorted({*result["corrupt"], *damaged}), "copied": copied}
+
+
+def _copy(file: Path, store: EpisodeStore) -> None:
+    temporary = store.path / f".{file.name}.tmp"  # which the store deletes if this process is killed
+    try:
+        shutil.copyfile(file, temporary)
+        store.add_file(temporary)
+    except OSError as error:
+        if is_disk_full(error):
+            raise StoreFull(
+                f"{store.path}: no space left for {file}: {error.strerror}. All episodes committed before are intact; "
+                "free some space and merge again"
+            ) from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def compact(path: str | Path) -> dict[str, Any]:
+    """Remove the files of episodes that are deleted, all parts of them, for good; then ``info`` with ``removed`` and
+    ``freed`` bytes. Labels stay, so that ``merge`` does not bring the episodes back."""
+    with EpisodeStore(path) as store:
+        read = {store.file(entry.id) for entry, labels in store.labelled() if not labels.get(DELETED)}
+        gone = {store.file(entry.id): entry.bytes for entry in store.entries() if store.file(entry.id) not in read}
+        for file in gone:
+            file.unlink()
+        sync(store.path)
+    return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
 
 
 def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:

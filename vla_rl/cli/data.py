@@ -1,12 +1,13 @@
-"""``vla-rl data info | verify | rebuild | import | export STORE``"""
+"""``vla-rl data info | verify | rebuild | merge | compact | import | export STORE``"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,13 +19,14 @@ from vla_rl.cli.arguments import Json
 
 @dataclass(frozen=True)
 class Data:
-    """Inspect an episode store, check its integrity, rebuild its catalog, import into it, or export it."""
+    """Inspect an episode store, check its integrity, rebuild its catalog, merge another store into it, remove what is
+    deleted for good, import into it, or export it."""
 
-    verb: Positional[Literal["info", "verify", "rebuild", "import", "export"]]
+    verb: Positional[Literal["info", "verify", "rebuild", "merge", "compact", "import", "export"]]
     path: Annotated[Positional[Path], arg(metavar="STORE")]
     """an episode store"""
     source: Path | None = None
-    """import: a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set"""
+    """import: a robomimic file (.hdf5, also LIBERO's) or the folder of a LeRobot data set; merge: another store"""
     camera: tuple[str, ...] = ()
     """import: NAME=KEY, the simulator's camera and the recording's key of its images"""
     state: tuple[str, ...] = ()
@@ -57,14 +59,25 @@ class Data:
             return
         from episodes import maintenance
 
-        do = {"info": maintenance.info, "verify": maintenance.verify, "rebuild": maintenance.rebuild}
+        do: dict[str, Callable[[Path], dict[str, Any]]] = {
+            "info": maintenance.info,
+            "verify": maintenance.verify,
+            "rebuild": maintenance.rebuild,
+            "compact": maintenance.compact,
+            "merge": partial(maintenance.merge, source=self._other_store()),
+        }
         result = do[self.verb](self.path)
         if self.json:
             print(json.dumps(result))
         else:
             print("\n".join(f"{key}: {value}" for key, value in result.items()))
-        if self.verb == "verify" and result["corrupt"]:
+        if self.verb in ("verify", "merge") and result["corrupt"]:
             raise SystemExit(1)
+
+    def _other_store(self) -> Path:
+        if self.verb == "merge" and self.source is None:
+            raise UserError("data merge STORE needs --source, the store whose episodes are copied")
+        return self.source or self.path
 
     def _import(self) -> None:
         from episodes.formats.importer import import_episodes

@@ -1,0 +1,105 @@
+"""Stores that are merged, and what is deleted for good: files, labels, damage, killed processes."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from episodes.maintenance import compact, info, merge
+from episodes.schema import EpisodeError
+from episodes.store import EpisodeStore
+from tests.episodes.episode_examples import assert_same, make_episode
+from vla_rl.cli.main import main
+
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def stored(path: Path, count: int) -> list[str]:
+    with EpisodeStore(path, create=True) as store:
+        return store.add_all([make_episode(seed=i) for i in range(count)])
+
+
+def read_ids(path: Path) -> list[str]:
+    with EpisodeStore(path) as store:
+        return [entry.id for entry in store.select()]
+
+
+def test_episodes_and_labels_of_another_store_are_copied_once(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    own, (first, second) = stored(here, 1), stored(there, 2)
+    with EpisodeStore(there) as store:
+        store.label(first, "success", False, author="ada")
+        expected = store.read(second)
+    result = merge(here, there)
+    assert (result["copied"], result["episodes"], result["corrupt"]) == (2, 3, [])
+    with EpisodeStore(here) as store:
+        assert_same(store.read(second), expected)
+        assert {entry.id: entry.success for entry in store.select()}[first] is False
+        store.delete(second, author="ada")
+    assert merge(here, there)["copied"] == 0
+    assert read_ids(here) == sorted([*own, first])
+    assert len(read_ids(there)) == 2
+    with pytest.raises(EpisodeError, match="cannot be merged into itself"):
+        merge(here, here)
+
+
+def test_the_command_merges_and_names_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (id,) = stored(tmp_path / "there", 1)
+    main(["data", "merge", str(tmp_path / "here"), "--source", str(tmp_path / "there"), "--json"])
+    assert json.loads(capsys.readouterr().out)["copied"] == 1
+    assert read_ids(tmp_path / "here") == [id]
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", "merge", str(tmp_path / "here")])
+    assert "--source, the store whose episodes are copied" in capsys.readouterr().err
+
+
+def test_damaged_files_are_named_and_the_others_copied(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids = stored(there, 3)
+    with EpisodeStore(there) as store:
+        damaged = store.file(ids[1])
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 4
+    damaged.write_bytes(content)
+    result = merge(here, there)
+    assert (result["copied"], result["corrupt"]) == (2, [str(damaged)])
+    assert read_ids(here) == [ids[0], ids[2]]
+
+
+def test_a_merge_that_is_killed_continues(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids = stored(there, 40)
+    merging = PROCESSES.Process(target=merge, args=(here, there))
+    merging.start()
+    while len(list(here.glob("ep-*"))) < 2:
+        time.sleep(0.001)
+    assert merging.pid is not None
+    os.kill(merging.pid, signal.SIGKILL)
+    merging.join()
+    before = info(here)["episodes"]
+    result = merge(here, there)
+    assert result["copied"] == 40 - before
+    assert read_ids(here) == ids
+
+
+def test_what_is_deleted_goes_for_good_and_does_not_come_back(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    kept, split, gone = stored(there, 3)
+    merge(here, there)
+    with EpisodeStore(here) as store:
+        before, _ = store.split(split, 2, author="ada")
+        store.delete(before, author="ada")
+        store.delete(gone, author="ada")
+        size = store.file(gone).stat().st_size
+    result = compact(here)
+    assert (result["removed"], result["freed"], result["episodes"], result["corrupt"]) == (1, size, 2, [])
+    assert compact(here)["removed"] == 0
+    assert merge(here, there)["copied"] == 0
+    with EpisodeStore(here) as store:
+        assert not store.file(gone).exists()
+        assert store.file(split).exists()
+        assert store.select()[0].id == kept
