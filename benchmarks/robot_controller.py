@@ -15,6 +15,7 @@ benchmarks/results/robot_controller.json and fails if a limit is broken.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ def _next_target(target: list[float], limits: RobotLimits, draw: random.Random, 
         return [draw.choice((float("nan"), float("inf"), q)) for q in target]
     if not np.isfinite(target).all():
         return [0.0] * len(target)
-    share = 1.2 * np.sin(0.05 * k) / limits.command_hz
+    share = 1.2 * math.sin(0.05 * k) / limits.command_hz
     return [q + share * axis.velocity for q, axis in zip(target, limits.axes, strict=True)]
 
 
