@@ -158,7 +158,7 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
     seen = dict(zip(episode.observation_steps.tolist(), episode.state[:, 0] * PAN_RANGE, strict=True))
     first, last = (find(step for step in seen if step in human) for find in (min, max))
     moved = STEP * float(episode.action[first:last, 0].sum())
-    assert moved == pytest.approx(seen[last] - seen[first], abs=0.15)
+    assert moved == pytest.approx(seen[last] - seen[first], abs=0.25)  # 0.2 in a step: a busy machine observes late
     assert 0.4 < abs(moved) < 0.9 * STEP * (last - first)
     assert episode.observation_steps[0] == 0
     assert episode.observation_steps[-1] == episode.num_steps
