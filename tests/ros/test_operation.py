@@ -173,7 +173,7 @@ def test_a_check_draws_the_end_effector_into_the_pictures(cell: Cell, tmp_path: 
 def test_a_robot_is_checked_with_and_without_listening(cell: Cell) -> None:
     code, file = command("check", str(FILE))
     assert code == 0
-    assert file["command"] == "/joint_trajectory_controller/joint_trajectory (joint_trajectory), 0.1 s ahead"
+    assert file["command"] == "/joint_trajectory_controller/joint_trajectory (joint_trajectory), 0.05 s ahead"
     code, live = command("check", str(FILE), "--live")
     assert (code, live["problems"]) == (0, [])
     code, other = command("check", str(ROOT / "configs/robots/generic.yaml"), "--live")
