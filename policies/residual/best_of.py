@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.device import Precision
-from policies.normalizer import Normalizer, in_units
+from policies.normalizer import in_units
 from policies.policy import ActionSample, Policy, RobotSpec, Stateless
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.ensemble import EnsembleConfig, QEnsemble
+from policies.residual.on_base import InBaseContext
 from sims.errors import UserError
 from sims.numbers.ranges import Width
-from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,7 @@ class BestOfPolicyConfig:
     critic: EnsembleConfig
 
 
-class BestOfPolicy(Policy[Any, Stateless]):
+class BestOfPolicy(InBaseContext[Any, Stateless]):
     """Any policy of the registry as its base; only one that denoises from noise has different samples.
 
     Its noise is that of all samples, one after another. It has no likelihood: ``log_prob`` has no step (S = 0).
@@ -58,33 +56,10 @@ class BestOfPolicy(Policy[Any, Stateless]):
         numbers = spec.action_horizon * robot.action_dim
         self.critic = QEnsemble(config.critic, feature_dim=spec.value_dim, action_numbers=numbers)
 
-    @property
-    def normalizer(self) -> Normalizer:
-        """Of the base."""
-        return cast(Normalizer, self.base.normalizer)
-
-    @property
-    def precision(self) -> Precision:
-        """Of the base; the critic computes in single precision."""
-        return self.base.precision
-
-    @precision.setter
-    def precision(self, precision: Precision) -> None:
-        self.base.precision = precision
-
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {**self.base.parameter_groups(), "critic": list(self.critic.parameters())}
 
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.base.fit_normalizer(state, action)
-
     # -- acting -------------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> TensorDataclass:
-        return self.base.initial_state(num_envs)
-
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Any, TensorDataclass]:
-        return self.base.encode(obs, state)
 
     @torch.no_grad()
     def sample(self, context: Any, generator: torch.Generator) -> ActionSample:
@@ -111,18 +86,6 @@ class BestOfPolicy(Policy[Any, Stateless]):
         return proposed.gather(1, best).squeeze(1)
 
     # -- learning -----------------------------------------------------------------------------------------------------
-
-    def store(self, context: Any) -> TensorDataclass:
-        return self.base.store(context)
-
-    def plan_storage(self, records: int) -> None:
-        self.base.plan_storage(records)
-
-    def restore(self, record: TensorDataclass) -> Any:
-        return self.base.restore(record)
-
-    def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
-        return self.base.value_features(context)
 
     def bc_loss(self, context: Any, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Of the base."""

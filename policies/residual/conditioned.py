@@ -22,14 +22,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
-from policies.device import Precision
-from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, RobotSpec
 from policies.registry import POLICIES, PolicyConfig, build_policy
+from policies.residual.on_base import InBaseContext
 from sims.errors import UserError
 from sims.numbers.ranges import NonNegativeFloat
-from sims.tensor_dataclass import TensorDataclass
-from sims.vector_env import Observation
 
 NOT_SAID, NOT_GOOD, GOOD = -1, 0, 1
 
@@ -67,7 +64,7 @@ class ConditionedPolicyConfig:
     guidance: NonNegativeFloat = 1.0
 
 
-class ConditionedPolicy(Policy[Any, Any]):
+class ConditionedPolicy(InBaseContext[Any, Any]):
     """A policy of the registry that is ``Conditionable``, and the embeddings of "not good" and "good"."""
 
     config: ConditionedPolicyConfig
@@ -82,28 +79,11 @@ class ConditionedPolicy(Policy[Any, Any]):
         self.spec = self.base.spec
         self.labels = nn.Parameter(torch.zeros(2, self.base.condition_width))
 
-    @property
-    def normalizer(self) -> Normalizer:
-        """Of the base."""
-        return cast(Normalizer, self.base.normalizer)
-
-    @property
-    def precision(self) -> Precision:
-        """Of the base."""
-        return self.base.precision
-
-    @precision.setter
-    def precision(self, precision: Precision) -> None:
-        self.base.precision = precision
-
     def prepare_to_explore(self) -> None:
         self.base.prepare_to_explore()
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {**self.base.parameter_groups(), "labels": [self.labels]}
-
-    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
-        self.base.fit_normalizer(state, action)
 
     def labelled(self, context: Any, label: Int[Tensor, " B"]) -> Any:
         """``label``: NOT_SAID, NOT_GOOD or GOOD for each."""
@@ -114,12 +94,6 @@ class ConditionedPolicy(Policy[Any, Any]):
         return self.labelled(context, torch.full((len(context),), GOOD, device=self.device))
 
     # -- acting -------------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> TensorDataclass:
-        return self.base.initial_state(num_envs)
-
-    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Any, TensorDataclass]:
-        return self.base.encode(obs, state)
 
     def sample(self, context: Any, generator: torch.Generator) -> ActionSample:
         """Under "good", without guidance: its likelihood is that of one prediction."""
@@ -139,15 +113,6 @@ class ConditionedPolicy(Policy[Any, Any]):
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def store(self, context: Any) -> TensorDataclass:
-        return self.base.store(context)
-
-    def plan_storage(self, records: int) -> None:
-        self.base.plan_storage(records)
-
-    def restore(self, record: TensorDataclass) -> Any:
-        return self.base.restore(record)
-
     def log_prob(self, context: Any, trace: Any) -> Float[Tensor, "B S H A"]:
         return self.base.log_prob(self._good(context), trace)
 
@@ -160,10 +125,6 @@ class ConditionedPolicy(Policy[Any, Any]):
 
     def entropy(self, context: Any, trace: Any) -> Float[Tensor, "B S H A"]:
         return self.base.entropy(self._good(context), trace)
-
-    def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
-        """Without the label."""
-        return self.base.value_features(context)
 
     def bc_loss(self, context: Any, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """All under "good"."""

@@ -37,11 +37,11 @@ from torch.nn import functional
 
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
-from policies.device import Precision
 from policies.normalizer import HasNormalizer, Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
+from policies.residual.on_base import OnBase
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
 from sims.tensor_dataclass import TensorDataclass
@@ -140,7 +140,7 @@ class Drawn(TensorDataclass):
     x: Float[Tensor, "*B H A"]
 
 
-class ResidualPolicy(Policy[ResidualContext, Drawn]):
+class ResidualPolicy(OnBase[ResidualContext, Drawn]):
     """Any policy of the registry as its base. ValueError where ``action_horizon`` does not divide the base's chunk."""
 
     config: ResidualPolicyConfig
@@ -175,15 +175,6 @@ class ResidualPolicy(Policy[ResidualContext, Drawn]):
         out = actions * (2 if self.squashed else 1)
         self.head = mlp(width + actions, residual.hidden, out, layer_norm=residual.layer_norm)
         self.spec = PolicySpec(robot=robot, action_horizon=horizon, value_dim=feature_dim + actions)
-
-    @property
-    def precision(self) -> Precision:
-        """Of the base; the residual computes in single precision."""
-        return self.base.precision
-
-    @precision.setter
-    def precision(self, precision: Precision) -> None:
-        self.base.precision = precision
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Without the base's, which are never trained."""

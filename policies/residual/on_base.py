@@ -1,0 +1,59 @@
+"""What policies that act and learn by another one, their base, have in common."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor
+
+from policies.device import Precision
+from policies.normalizer import Normalizer
+from policies.policy import C, Policy, T
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+
+class OnBase(Policy[C, T]):
+    """Subclasses set ``base``, and compute in single precision themselves."""
+
+    base: Policy[Any, Any]
+
+    @property
+    def precision(self) -> Precision:
+        """Of the base."""
+        return self.base.precision
+
+    @precision.setter
+    def precision(self, precision: Precision) -> None:
+        self.base.precision = precision
+
+
+class InBaseContext(OnBase[C, T]):
+    """Sees, remembers and stores what its base does, in the base's units."""
+
+    @property
+    def normalizer(self) -> Normalizer:
+        """Of the base."""
+        return cast(Normalizer, self.base.normalizer)
+
+    def fit_normalizer(self, state: Float[Tensor, "N state_dim"], action: Float[Tensor, "M action_dim"]) -> None:
+        self.base.fit_normalizer(state, action)
+
+    def initial_state(self, num_envs: int) -> TensorDataclass:
+        return self.base.initial_state(num_envs)
+
+    def encode(self, obs: Observation, state: TensorDataclass) -> tuple[Any, TensorDataclass]:
+        return self.base.encode(obs, state)
+
+    def store(self, context: Any) -> TensorDataclass:
+        return self.base.store(context)
+
+    def plan_storage(self, records: int) -> None:
+        self.base.plan_storage(records)
+
+    def restore(self, record: TensorDataclass) -> Any:
+        return self.base.restore(record)
+
+    def value_features(self, context: Any) -> Float[Tensor, "B value_dim"]:
+        return self.base.value_features(context)
