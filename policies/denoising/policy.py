@@ -25,7 +25,6 @@ from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, P
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
-    between,
     counted_transitions,
     denoise,
     integrate,
@@ -153,7 +152,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
         shape = (len(context), self.spec.action_horizon, self.spec.robot.action_dim)
         trace, log_prob = denoise(
-            self._predict(context),
+            self.predict(context),
             self.explore_kernel,
             self.config.initial_noise * torch.randn(shape, generator=generator, device=self.device),
             generator,
@@ -169,11 +168,12 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         """``committed`` actions are held clean at t = 0 through every step."""
-        return self._from_noise(self._predict(context), noise, committed, known)
+        return self.act_by(self.predict(context), context, noise, committed, known)
 
-    def _from_noise(
+    def act_by(
         self,
         predict: Predict,
+        context: EncodedContext,
         noise: Float[Tensor, "B H A"],
         committed: Float[Tensor, "B H A"] | None,
         known: Bool[Tensor, " H"] | None,
@@ -199,7 +199,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         jacobian: Literal["true", "identity"],
     ) -> Float[Tensor, "B H A"]:
         previous = self.normalizer.normalize_action(previous).unsqueeze(1)
-        predict = guided(self._predict(context), previous=previous, weights=weights, jacobian=jacobian)
+        predict = guided(self.predict(context), previous=previous, weights=weights, jacobian=jacobian)
         return self._deploy(predict, noise)
 
     # -- conditioning ------------------------------------------------------------------------------------------------
@@ -211,18 +211,6 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     def conditioned(self, context: EncodedContext, embedding: Float[Tensor, "B width"]) -> EncodedContext:
         encoding = replace(context.encoding, pooled=context.encoding.pooled + embedding)
         return replace(context, encoding=encoding)
-
-    def act_between(
-        self,
-        first: EncodedContext,
-        second: EncodedContext,
-        weight: float,
-        noise: Float[Tensor, "B H A"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        predict = between(self._predict(first), self._predict(second), weight)
-        return self._from_noise(predict, noise, committed, known)
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
@@ -236,7 +224,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         return EncodedContext(encoding=record, obs=None)
 
     def log_prob(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
+        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
         return transition.log_prob(x_next)
 
     def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
@@ -247,7 +235,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         return self.explore_kernel.scored_steps
 
     def entropy(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        predict = self._predict(context) if self.explore_kernel.learned_noise else no_prediction
+        predict = self.predict(context) if self.explore_kernel.learned_noise else no_prediction
         transition, _ = trace_transition(predict, self.explore_kernel, trace)
         return transition.entropy()
 
@@ -294,7 +282,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
         with self.autocast():
             return encoder(obs, self.normalizer.normalize_state(obs.state)).map(Tensor.float)
 
-    def _predict(self, context: EncodedContext) -> Predict:
+    def predict(self, context: EncodedContext) -> Predict:
         """The trained expert bound to this context."""
         return self._bind(self.expert, self._prefill(context.encoding, self.expert))
 

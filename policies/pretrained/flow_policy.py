@@ -25,7 +25,6 @@ from episodes.sampler import Targets
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
-    between,
     counted_transitions,
     denoise,
     integrate,
@@ -211,7 +210,7 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
     def sample(self, context: VLAContext, generator: torch.Generator) -> ActionSample:
         shape = (len(context), self.config.chunk_size, self.config.padded_dim)
         noise = torch.randn(shape, generator=generator, device=self.device)
-        trace, log_prob = denoise(self._predict(context), self.explore_kernel, noise, generator)
+        trace, log_prob = denoise(self.predict(context), self.explore_kernel, noise, generator)
         return ActionSample(action=self._to_action(trace.states[:, -1], context.state), trace=trace, log_prob=log_prob)
 
     def act_from_noise(
@@ -221,7 +220,17 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context.state)
+        return self.act_by(self.predict(context), context, noise, committed, known)
+
+    def act_by(
+        self,
+        predict: Predict,
+        context: VLAContext,
+        noise: Float[Tensor, "B chunk padded"],
+        committed: Float[Tensor, "B H A"] | None,
+        known: Bool[Tensor, " H"] | None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(integrate(predict, self.act_kernel, noise), context.state)
         return keep_committed(action, committed, known)
 
     @property
@@ -240,22 +249,8 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         added = embedding.unflatten(1, self._cached_of_token).to(cache.keys_values.dtype)
         return replace(context, cache=replace(cache, keys_values=cache.keys_values + added))
 
-    def act_between(
-        self,
-        first: VLAContext,
-        second: VLAContext,
-        weight: float,
-        noise: Float[Tensor, "B chunk padded"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        predict = between(self._predict(first), self._predict(second), weight)
-        return keep_committed(
-            self._to_action(integrate(predict, self.act_kernel, noise), first.state), committed, known
-        )
-
     def log_prob(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
+        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
         return transition.log_prob(x_next)
 
     def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
@@ -267,7 +262,7 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         return self.explore_kernel.scored_steps
 
     def entropy(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        predict = self._predict(context) if self.explore_kernel.learned_noise else no_prediction
+        predict = self.predict(context) if self.explore_kernel.learned_noise else no_prediction
         return trace_transition(predict, self.explore_kernel, trace)[0].entropy()
 
     # -- learning from demonstrations --------------------------------------------------------------------------------
@@ -282,7 +277,7 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         noise = torch.randn(shape, generator=generator, device=clean.device)
         t = MIN_TIME + (1 - MIN_TIME) * self.objective.draw_time(shape[:2], generator, clean.device)
         x_t, target = self.objective.corrupt(clean.unsqueeze(1).expand(shape), noise, t[..., None, None])
-        error = self._predict(context)(x_t, t).target - target
+        error = self.predict(context)(x_t, t).target - target
         return masked_square(error, mask.unsqueeze(1).expand(shape[:3]))
 
     def _to_chunk(
@@ -297,7 +292,7 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def _predict(self, context: VLAContext) -> Predict:
+    def predict(self, context: VLAContext) -> Predict:
         with self.autocast():
             velocity = self.network.bind(context.cache, self._pad(self.normalizer.normalize_state(context.state)))
 

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from policies.denoising.denoise import Predict, between
 from policies.policy import ActionSample, Policy, RobotSpec
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.on_base import InBaseContext
@@ -42,16 +43,19 @@ class Conditionable(Protocol):
         """``context`` with ``embedding`` added; differentiable in it."""
         ...
 
-    def act_between(
+    def predict(self, context: Any) -> Predict:
+        """What the network predicts for this context."""
+        ...
+
+    def act_by(
         self,
-        first: Any,
-        second: Any,
-        weight: float,
+        predict: Predict,
+        context: Any,
         noise: Float[Tensor, "B noise_length noise_width"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
+        committed: Float[Tensor, "B H A"] | None,
+        known: Bool[Tensor, " H"] | None,
     ) -> Float[Tensor, "B H A"]:
-        """``act_from_noise`` by (1 - weight) times the predictions for ``first`` plus weight times ``second``'s."""
+        """``act_from_noise``, denoising by ``predict``."""
         ...
 
 
@@ -109,7 +113,9 @@ class ConditionedPolicy(InBaseContext[Any, Any]):
         good, guidance = self._good(context), self.config.guidance
         if guidance == 1:
             return self.base.act_from_noise(good, noise, committed, known)
-        return cast(Conditionable, self.base).act_between(context, good, guidance, noise, committed, known)
+        base = cast(Conditionable, self.base)
+        predict = between(base.predict(context), base.predict(good), guidance)
+        return base.act_by(predict, context, noise, committed, known)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +23,7 @@ from real_robot.corrections.browsing import EpisodeBrowser
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_session
 from real_robot.corrections.training import LEARNING, TrainingReader
 from sims.errors import UserError
+from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.corrections.small_server import PATIENT, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
@@ -37,7 +36,6 @@ from vla_rl.runners.correction_rounds import learn, learn_round, read_rounds
 from vla_rl.runners.correction_sources import adaptive_share, cloned_sources, corrected_episodes, sirius_shares
 from vla_rl.runners.corrections import BUNDLE, EPISODES
 from vla_rl.runners.imitation import divide, recorded_robot, window_samplers
-from vla_rl.runs.checkpoint import latest_checkpoint
 
 FAST = LearningConfig(bc=BCConfig(steps=20, batch_size=8, warmup=1))
 CONFIG = CorrectionsConfig(control=PATIENT, learning=FAST)
@@ -199,18 +197,7 @@ def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path):
     corrections(tmp_path / "killed")
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     settings = ["--learning.bc.steps=400", "--learning.bc.batch_size=8", "--learning.bc.warmup=1", "--device=cpu"]
-    often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
-    start = often + "from vla_rl.cli.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
-    checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
-    with subprocess.Popen(command) as process:
-        deadline = time.monotonic() + 120
-        while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.poll() is None, process.returncode
-        process.kill()
-    assert latest_checkpoint(checkpoints) is not None
-    assert not (checkpoints.parent / BUNDLE).exists()
+    kill_in_its_first_round(tmp_path / "killed", settings)
     corrections(tmp_path / "killed", episodes=2)
     cli.main(["learn", str(tmp_path / "killed"), *settings])
     cli.main(["learn", str(tmp_path / "alone"), *settings])

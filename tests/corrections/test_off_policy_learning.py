@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.training import LEARNING, sorted_rounds
 from real_robot.serving.registry import load_backend
 from sims.errors import UserError
+from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.episodes.episode_examples import make_episode
 from tests.real_robot.small_policies import small_policy
 from vla_rl.cli import main as cli
@@ -34,7 +32,6 @@ from vla_rl.replay.replay import SEVERAL
 from vla_rl.runners.correction_replays import Replays, correction_replays
 from vla_rl.runners.correction_rounds import learn_round, read_rounds
 from vla_rl.runners.corrections import BUNDLE, EPISODES
-from vla_rl.runs.checkpoint import latest_checkpoint
 
 RECIPES = ("hil_serl", "recap", "recap_positives")
 SMALLER = (
@@ -205,18 +202,7 @@ def test_a_killed_learner_goes_on_where_it_was(tmp_path: Path, name: str) -> Non
     folder_of(tmp_path / "killed")
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
     settings = [*SMALLER[:1], *SMALLER[2:], "--learning.off_policy.steps=300", "--config", name]
-    often = "import sys; from vla_rl.runners import correction_rounds; correction_rounds.CHECKPOINT_S = 0.2; "
-    start = often + "from vla_rl.cli.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", start, "learn", str(tmp_path / "killed"), *settings]
-    checkpoints = tmp_path / "killed" / LEARNING / "round-001" / "checkpoints"
-    with subprocess.Popen(command) as process:
-        deadline = time.monotonic() + 120
-        while latest_checkpoint(checkpoints) is None and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.poll() is None, process.returncode
-        process.kill()
-    assert latest_checkpoint(checkpoints) is not None
-    assert not (checkpoints.parent / BUNDLE).exists()
+    kill_in_its_first_round(tmp_path / "killed", settings)
     folder_of(tmp_path / "killed", episodes=2)
     cli.main(["learn", str(tmp_path / "killed"), *settings])
     cli.main(["learn", str(tmp_path / "alone"), *settings])

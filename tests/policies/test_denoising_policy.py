@@ -159,7 +159,7 @@ def test_one_random_step_is_drawn_per_sample_and_scored_alone():
     row, step = 0, int(sample.trace.steps[0, 0])
     for i in range(4):
         x, x_next = sample.trace.states[row : row + 1, i], sample.trace.states[row : row + 1, i + 1]
-        velocity = policy._predict(context[row : row + 1])(x.unsqueeze(1), grid[i].view(1, 1)).target.squeeze(1)
+        velocity = policy.predict(context[row : row + 1])(x.unsqueeze(1), grid[i].view(1, 1)).target.squeeze(1)
         assert torch.allclose(x_next, x - 0.25 * velocity, atol=1e-5) == (i != step)
 
 
@@ -222,7 +222,7 @@ def test_only_draws_that_reach_nothing_executed_are_not_counted(config):
     counted = policy.counted(trace, torch.full((6,), executed))
     assert counted.shape == (6, policy.log_prob_steps, 8)
     assert counted[:, :, :executed].all()
-    kernel, predict, grid = policy.explore_kernel, policy._predict(context), policy.explore_kernel.grid()
+    kernel, predict, grid = policy.explore_kernel, policy.predict(context), policy.explore_kernel.grid()
     for i, row in enumerate(trace.steps[0].tolist()):
         draw = trace.states[:, row + 1].clone().requires_grad_()
         x_t = draw.unsqueeze(1)
@@ -341,7 +341,7 @@ def test_untrained_policy_starts_from_its_anchor():
     context = encode(policy, observe(1))[torch.zeros(1500, dtype=torch.int64)].detach()
     anchor = policy._prefill(context[:1].encoding, policy.expert).anchor[0, 0]
     path, _ = denoise(
-        policy._predict(context), policy.act_kernel, torch.randn(1500, 8, 3, generator=generator()), generator()
+        policy.predict(context), policy.act_kernel, torch.randn(1500, 8, 3, generator=generator()), generator()
     )
     assert torch.allclose(path.states[:, -1].mean(0), anchor, atol=0.05)
     assert float(path.states[:, -1].std(0).mean()) == pytest.approx(0.5, abs=0.02)

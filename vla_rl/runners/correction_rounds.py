@@ -25,7 +25,7 @@ from episodes.store import is_store
 from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
 from policies.device import select_device
 from policies.policy import Policy
-from policies.residual.policy import ResidualContext, ResidualPolicy, ResidualPolicyConfig, residual_on
+from policies.residual.policy import ResidualContext, ResidualPolicy, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -101,7 +101,7 @@ def learn_round(folder: Path, config: CorrectionsConfig) -> dict[str, Any]:
         assert config.learning.off_policy is not None
         learn_replays(policy, data, config.learning.off_policy, path, **same)
     else:
-        _scale_features(policy, folder / BUNDLE, data[0])
+        _scale_features(policy, data[0])
         clone_windows(policy, data, config.learning.bc, path, **same)
     return _publish(folder, path, begun)
 
@@ -203,9 +203,9 @@ def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
     return residual_on(policy, config.learning.residual)
 
 
-def _scale_features(policy: Policy, published: Path, sampler: WindowSampler) -> None:
+def _scale_features(policy: Policy, sampler: WindowSampler) -> None:
     """Of a residual that has just been made."""
-    if isinstance(policy, ResidualPolicy) and not isinstance(read_bundle_info(published).config, ResidualPolicyConfig):
+    if isinstance(policy, ResidualPolicy) and policy.features_are_unscaled:
         windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
         record = encode_windows(policy, sampler, windows).inputs
         assert isinstance(record, ResidualContext)

@@ -15,7 +15,6 @@ from episodes.sampler import Targets
 from policies.denoising.denoise import (
     DenoisingTrace,
     Predict,
-    between,
     counted_transitions,
     denoise,
     integrate,
@@ -179,8 +178,8 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
     @torch.no_grad()
     def sample(self, context: HistoryContext, generator: torch.Generator) -> ActionSample:
         noise = torch.randn(len(context), *self.spec.noise_shape, generator=generator, device=self.device)
-        frozen = self._predict(context, self.frozen_denoiser) if self.frozen_denoiser is not None else None
-        trace, log_prob = denoise(self._predict(context), self.explore_kernel, noise, generator, frozen_predict=frozen)
+        frozen = self.predict(context, self.frozen_denoiser) if self.frozen_denoiser is not None else None
+        trace, log_prob = denoise(self.predict(context), self.explore_kernel, noise, generator, frozen_predict=frozen)
         return ActionSample(action=self._to_action(trace.states[:, -1], context), trace=trace, log_prob=log_prob)
 
     def act_from_noise(
@@ -190,7 +189,17 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(integrate(self._predict(context), self.act_kernel, noise), context)
+        return self.act_by(self.predict(context), context, noise, committed, known)
+
+    def act_by(
+        self,
+        predict: Predict,
+        context: HistoryContext,
+        noise: Float[Tensor, "B chunk A"],
+        committed: Float[Tensor, "B H A"] | None,
+        known: Bool[Tensor, " H"] | None,
+    ) -> Float[Tensor, "B H A"]:
+        action = self._to_action(integrate(predict, self.act_kernel, noise), context)
         return keep_committed(action, committed, known)
 
     @property
@@ -200,20 +209,8 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
     def conditioned(self, context: HistoryContext, embedding: Float[Tensor, "B width"]) -> HistoryContext:
         return replace(context, features=context.features + embedding.unsqueeze(1))
 
-    def act_between(
-        self,
-        first: HistoryContext,
-        second: HistoryContext,
-        weight: float,
-        noise: Float[Tensor, "B chunk A"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        predict = between(self._predict(first), self._predict(second), weight)
-        return keep_committed(self._to_action(integrate(predict, self.act_kernel, noise), first), committed, known)
-
     def log_prob(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self._predict(context), self.explore_kernel, trace)
+        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
         return transition.log_prob(x_next)
 
     def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
@@ -236,10 +233,10 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
         noise = torch.randn(clean.shape, generator=generator, device=clean.device)
         t = self.objective.draw_time((len(clean), 1), generator, clean.device)
         x_t, target = self.objective.corrupt(clean, noise, t[..., None])
-        error = self._predict(context)(x_t.unsqueeze(1), t).target - target.unsqueeze(1)
+        error = self.predict(context)(x_t.unsqueeze(1), t).target - target.unsqueeze(1)
         return masked_square(error, F.pad(targets.mask, (past, missing)).unsqueeze(1))
 
-    def _predict(self, context: HistoryContext, network: nn.Module | None = None) -> Predict:
+    def predict(self, context: HistoryContext, network: nn.Module | None = None) -> Predict:
         denoiser = self.network["denoiser"] if network is None else network
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:

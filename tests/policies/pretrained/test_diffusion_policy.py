@@ -56,7 +56,7 @@ def test_the_same_weights_give_lerobots_actions() -> None:
         )
         context, state = policy.encode(obs, state)
     kernel = build_kernel(DDPMConfig(steps=20, train_last=1), policy.objective)
-    chunk = integrate(policy._predict(context), kernel, GOLDEN.inputs["noise"])
+    chunk = integrate(policy.predict(context), kernel, GOLDEN.inputs["noise"])
     assert (chunk[:, policy.executed] - GOLDEN.outputs["action"]).abs().max() <= 5e-5
 
 
@@ -98,5 +98,5 @@ def test_later_actions_do_not_change_earlier_ones_in_the_transformer() -> None:
     x = torch.randn(1, 1, 16, 3)
     changed = x.clone()
     changed[:, :, 9] += 1
-    before, after = (policy._predict(context)(one, torch.tensor([[0.5]])).target[0, 0] for one in (x, changed))
+    before, after = (policy.predict(context)(one, torch.tensor([[0.5]])).target[0, 0] for one in (x, changed))
     assert torch.equal(before[:9], after[:9]) and (before[9:] - after[9:]).abs().max() > 1e-4

@@ -56,7 +56,7 @@ def test_what_is_not_executed_follows_the_flow(policy: Policy) -> None:
     rest = torch.ones(12, 8, dtype=torch.bool)
     rest[:8, :3] = False
     t = time_grid(3)[:3].expand(4, -1)
-    velocity = policy._predict(context)(states[:, :-1], t).target  # type: ignore[attr-defined]
+    velocity = policy.predict(context)(states[:, :-1], t).target  # type: ignore[attr-defined]
     euler = states[:, :-1] - velocity / 3
     torch.testing.assert_close(states[:, 1:][..., rest], euler[..., rest], atol=1e-5, rtol=0)
     assert (states[:, 1:] - euler)[..., ~rest].abs().max() > 0.05
