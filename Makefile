@@ -14,8 +14,9 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-slow sims isaaclab ros test-ros lint types imports docs package clean
 
-# one worker per core, each with its own module of tests and one thread of tensor arithmetic
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder --check-types all
+# one thread of tensor arithmetic; one worker per core, each with its own module of tests
+ALONE := OMP_NUM_THREADS=1 $(BIN)/pytest --check-types all
+PYTEST := $(ALONE) --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,8 @@ quickstart: $(INSTALLED)  ## train a small policy by imitation, then by reinforc
 	OMP_NUM_THREADS=1 $(BIN)/vla-rl train configs/quickstart.yaml --run-dir $(QUICKSTART) $$(test ! -e $(QUICKSTART)/config.yaml || echo --resume)
 
 test: $(INSTALLED)  ## the tests, without those marked slow
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not real_time"
+	$(ALONE) -m real_time
 
 test-slow: $(INSTALLED)  ## the tests marked slow: learning, and recovery from faults
 	$(PYTEST) -m slow
