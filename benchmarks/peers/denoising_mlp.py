@@ -13,18 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.denoise import (
-    DenoisingTrace,
     Predict,
-    counted_transitions,
-    denoise,
-    integrate,
     masked_square,
-    trace_transition,
 )
 from policies.denoising.kernels import (
     DDIMConfig,
@@ -37,7 +33,7 @@ from policies.denoising.kernels import (
 from policies.denoising.objectives import DiffusionConfig, FlowMatchingConfig, build_objective
 from policies.gaussian import StateContext
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import PolicySpec, RobotSpec
 from sims.numbers.ranges import Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -107,7 +103,7 @@ class Denoiser(nn.Module):
         return None if self.noise is None else self.noise(torch.cat([time.detach(), given], -1)).view_as(x)
 
 
-class DenoisingMLP(Policy[StateContext, DenoisingTrace]):
+class DenoisingMLP(DenoisedChunks[StateContext]):
     """Flow matching or diffusion on the state alone."""
 
     config: DenoisingMLPConfig
@@ -139,52 +135,12 @@ class DenoisingMLP(Policy[StateContext, DenoisingTrace]):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[StateContext, TensorDataclass]:
         return StateContext(state=self.normalizer.normalize_state(obs.state)), state
 
-    @torch.no_grad()
-    def sample(self, context: StateContext, generator: torch.Generator) -> ActionSample:
-        shape = (len(context), self.spec.action_horizon, self.spec.robot.action_dim)
-        trace, log_prob = denoise(
-            self._predict(self.denoiser, context),
-            self.explore_kernel,
-            torch.randn(shape, generator=generator, device=self.device),
-            generator,
-            frozen_predict=None if self.frozen is None else self._predict(self.frozen, context),
-        )
-        return ActionSample(action=self._to_action(trace.states[:, -1]), trace=trace, log_prob=log_prob)
-
-    def act_from_noise(
-        self,
-        context: StateContext,
-        noise: Float[Tensor, "B H A"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(integrate(self._predict(self.denoiser, context), self.act_kernel, noise))
-        return keep_committed(action, committed, known)
-
     def store(self, context: StateContext) -> TensorDataclass:
         return context
 
     def restore(self, record: TensorDataclass) -> StateContext:
         assert isinstance(record, StateContext)
         return record
-
-    def log_prob(self, context: StateContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self._predict(self.denoiser, context), self.explore_kernel, trace)
-        return transition.log_prob(x_next)
-
-    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
-        return counted_transitions(self.explore_kernel, trace, num_executed)
-
-    @property
-    def log_prob_steps(self) -> int:
-        return self.explore_kernel.scored_steps
-
-    def entropy(self, context: StateContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            return self.denoiser.noise_alone(x_t, t, context.state)
-
-        transition, _ = trace_transition(predict, self.explore_kernel, trace)
-        return transition.entropy()
 
     def value_features(self, context: StateContext) -> Float[Tensor, "B value_dim"]:
         return context.state
@@ -196,12 +152,24 @@ class DenoisingMLP(Policy[StateContext, DenoisingTrace]):
         x_t, target = self.objective.corrupt(clean, noise, t[..., None, None])
         return masked_square(self.denoiser(x_t, t, context.state).target - target, targets.mask[:, None])
 
-    def _predict(self, network: Denoiser, context: StateContext) -> Predict:
+    def predict(self, context: StateContext) -> Predict:
+        return self._bind(self.denoiser, context)
+
+    def frozen_predict(self, context: StateContext) -> Predict | None:
+        return None if self.frozen is None else self._bind(self.frozen, context)
+
+    def predict_noise(self, context: StateContext) -> Predict:
+        def predict(x_t: Tensor, t: Tensor) -> Prediction:
+            return self.denoiser.noise_alone(x_t, t, context.state)
+
+        return predict
+
+    def _bind(self, network: Denoiser, context: StateContext) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             prediction: Prediction = network(x_t, t, context.state)
             return prediction
 
         return predict
 
-    def _to_action(self, x_0: Tensor) -> Tensor:
+    def to_action(self, x_0: Float[Tensor, "B H A"], context: StateContext) -> Float[Tensor, "B H A"]:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)

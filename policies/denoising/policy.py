@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -22,15 +22,10 @@ from policies.compact_encoder import (
     store_encoded,
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.denoise import (
-    DenoisingTrace,
     Predict,
-    counted_transitions,
-    denoise,
-    integrate,
     masked_square,
-    no_prediction,
-    trace_transition,
 )
 from policies.denoising.guidance import guided
 from policies.denoising.kernels import (
@@ -45,7 +40,7 @@ from policies.denoising.kernels import (
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import PolicySpec, RobotSpec
 from sims.numbers.ranges import Count, NonNegativeFloat, Share, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -88,7 +83,7 @@ class DenoisingPolicyConfig:
             )
 
 
-class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
+class DenoisingPolicy(DenoisedChunks[EncodedContext]):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig
@@ -120,7 +115,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             future_steps=config.encoder.forecast_steps,
         )
         self.frozen_encoder = self.frozen_expert = None
-        self.config = config
+        self.config, self.initial_noise = config, config.initial_noise
         self.explore_kernel = build_kernel(config.explore, self.objective)
         if not self.explore_kernel.trained_steps:
             raise ValueError(f"explore must be stochastic; got {config.explore}")
@@ -148,40 +143,18 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     def encode(self, obs: Observation, state: TensorDataclass) -> tuple[EncodedContext, TensorDataclass]:
         return EncodedContext(encoding=self._encoding(self.encoder, obs), obs=obs), state
 
-    @torch.no_grad()
-    def sample(self, context: EncodedContext, generator: torch.Generator) -> ActionSample:
-        shape = (len(context), self.spec.action_horizon, self.spec.robot.action_dim)
-        trace, log_prob = denoise(
-            self.predict(context),
-            self.explore_kernel,
-            self.config.initial_noise * torch.randn(shape, generator=generator, device=self.device),
-            generator,
-            frozen_predict=self._frozen_predict(context),
-        )
-        return ActionSample(action=self._to_action(trace.states[:, -1]), trace=trace, log_prob=log_prob)
-
-    def act_from_noise(
+    def act_by(
         self,
+        predict: Predict,
         context: EncodedContext,
         noise: Float[Tensor, "B H A"],
         committed: Float[Tensor, "B H A"] | None = None,
         known: Bool[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H A"]:
         """``committed`` actions are held clean at t = 0 through every step."""
-        return self.act_by(self.predict(context), context, noise, committed, known)
-
-    def act_by(
-        self,
-        predict: Predict,
-        context: EncodedContext,
-        noise: Float[Tensor, "B H A"],
-        committed: Float[Tensor, "B H A"] | None,
-        known: Bool[Tensor, " H"] | None,
-    ) -> Float[Tensor, "B H A"]:
         if committed is not None and known is not None:
             predict = _hold_clean(predict, self.normalizer.normalize_action(committed).unsqueeze(1), known)
-        action = self._deploy(predict, noise)
-        return keep_committed(action, committed, known)
+        return super().act_by(predict, context, noise, committed, known)
 
     @property
     def can_guide(self) -> bool:
@@ -200,7 +173,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
     ) -> Float[Tensor, "B H A"]:
         previous = self.normalizer.normalize_action(previous).unsqueeze(1)
         predict = guided(self.predict(context), previous=previous, weights=weights, jacobian=jacobian)
-        return self._deploy(predict, noise)
+        return self.act_by(predict, context, noise)
 
     # -- conditioning ------------------------------------------------------------------------------------------------
 
@@ -222,22 +195,6 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             return self.encode(record, self.initial_state(len(record)))[0]
         assert isinstance(record, Encoding)
         return EncodedContext(encoding=record, obs=None)
-
-    def log_prob(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
-        return transition.log_prob(x_next)
-
-    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
-        return counted_transitions(self.explore_kernel, trace, num_executed)
-
-    @property
-    def log_prob_steps(self) -> int:
-        return self.explore_kernel.scored_steps
-
-    def entropy(self, context: EncodedContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        predict = self.predict(context) if self.explore_kernel.learned_noise else no_prediction
-        transition, _ = trace_transition(predict, self.explore_kernel, trace)
-        return transition.entropy()
 
     def value_features(self, context: EncodedContext) -> Float[Tensor, "B value_dim"]:
         return context.encoding.pooled.detach()
@@ -283,10 +240,9 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
             return encoder(obs, self.normalizer.normalize_state(obs.state)).map(Tensor.float)
 
     def predict(self, context: EncodedContext) -> Predict:
-        """The trained expert bound to this context."""
         return self._bind(self.expert, self._prefill(context.encoding, self.expert))
 
-    def _frozen_predict(self, context: EncodedContext) -> Predict | None:
+    def frozen_predict(self, context: EncodedContext) -> Predict | None:
         """The frozen copy, if there is one, bound to its own encoding: it must not change with the trained encoder."""
         if self.frozen_expert is None or self.frozen_encoder is None:
             return None
@@ -309,10 +265,7 @@ class DenoisingPolicy(Policy[EncodedContext, DenoisingTrace]):
 
         return predict
 
-    def _deploy(self, predict: Predict, noise: Float[Tensor, "B H A"]) -> Float[Tensor, "B H A"]:
-        return self._to_action(integrate(predict, self.act_kernel, self.config.initial_noise * noise))
-
-    def _to_action(self, x_0: Tensor) -> Tensor:
+    def to_action(self, x_0: Float[Tensor, "B H A"], context: EncodedContext) -> Float[Tensor, "B H A"]:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

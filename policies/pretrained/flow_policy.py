@@ -17,20 +17,15 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.denoise import (
-    DenoisingTrace,
     Predict,
-    counted_transitions,
-    denoise,
-    integrate,
     masked_square,
-    no_prediction,
-    trace_transition,
 )
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import (
@@ -38,14 +33,13 @@ from policies.denoising.kernels import (
     FlowNoiseConfig,
     FlowODEConfig,
     FlowSDEConfig,
-    Kernel,
     Prediction,
     build_kernel,
 )
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from policies.device import Precision
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import PolicySpec, RobotSpec
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
@@ -91,7 +85,7 @@ class FlowVLAConfig:
             )
 
 
-class FlowVLA(Policy[VLAContext, DenoisingTrace]):
+class FlowVLA(DenoisedChunks[VLAContext]):
     """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
 
     config: FlowVLAConfig
@@ -122,7 +116,7 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
 
     def explore_with(self, explore: ExploreConfig) -> None:
         """Set the exploring kernel, and a noise head for flow_noise. Call it before the optimizer is made."""
-        self.explore_kernel: Kernel = ExecutedOnly(
+        self.explore_kernel = ExecutedOnly(
             build_kernel(explore, self.objective),
             self.act_kernel,
             horizon=self.config.action_horizon,
@@ -204,35 +198,6 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
     def value_features(self, context: VLAContext) -> Float[Tensor, "B value_dim"]:
         return context.cache.features.detach()
 
-    # -- acting ----------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def sample(self, context: VLAContext, generator: torch.Generator) -> ActionSample:
-        shape = (len(context), self.config.chunk_size, self.config.padded_dim)
-        noise = torch.randn(shape, generator=generator, device=self.device)
-        trace, log_prob = denoise(self.predict(context), self.explore_kernel, noise, generator)
-        return ActionSample(action=self._to_action(trace.states[:, -1], context.state), trace=trace, log_prob=log_prob)
-
-    def act_from_noise(
-        self,
-        context: VLAContext,
-        noise: Float[Tensor, "B chunk padded"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        return self.act_by(self.predict(context), context, noise, committed, known)
-
-    def act_by(
-        self,
-        predict: Predict,
-        context: VLAContext,
-        noise: Float[Tensor, "B chunk padded"],
-        committed: Float[Tensor, "B H A"] | None,
-        known: Bool[Tensor, " H"] | None,
-    ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(integrate(predict, self.act_kernel, noise), context.state)
-        return keep_committed(action, committed, known)
-
     @property
     def condition_width(self) -> int:
         """A number for each number that the cache holds of a token."""
@@ -248,22 +213,6 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
         cache = context.cache
         added = embedding.unflatten(1, self._cached_of_token).to(cache.keys_values.dtype)
         return replace(context, cache=replace(cache, keys_values=cache.keys_values + added))
-
-    def log_prob(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
-        return transition.log_prob(x_next)
-
-    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
-        counted = counted_transitions(self.explore_kernel, trace, num_executed)
-        return counted[:, :, : self.config.action_horizon]
-
-    @property
-    def log_prob_steps(self) -> int:
-        return self.explore_kernel.scored_steps
-
-    def entropy(self, context: VLAContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        predict = self.predict(context) if self.explore_kernel.learned_noise else no_prediction
-        return trace_transition(predict, self.explore_kernel, trace)[0].entropy()
 
     # -- learning from demonstrations --------------------------------------------------------------------------------
 
@@ -311,11 +260,9 @@ class FlowVLA(Policy[VLAContext, DenoisingTrace]):
             return nullcontext()
         return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, torch.bfloat16)
 
-    def _to_action(
-        self, x_0: Float[Tensor, "B chunk padded"], state: Float[Tensor, "B state_dim"]
-    ) -> Float[Tensor, "B H A"]:
+    def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:
         executed = x_0[:, : self.config.action_horizon, : self.spec.robot.action_dim]
-        return self.config.convention.to_robot(self.normalizer.unnormalize_action(executed), state)
+        return self.config.convention.to_robot(self.normalizer.unnormalize_action(executed), context.state)
 
     def _pad(self, values: Float[Tensor, "*B n"]) -> Float[Tensor, "*B padded"]:
         return F.pad(values, (0, self.config.padded_dim - values.shape[-1]))

@@ -8,25 +8,20 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
 from episodes.sampler import Targets
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.denoising.denoise import (
-    DenoisingTrace,
     Predict,
-    counted_transitions,
-    denoise,
-    integrate,
     masked_square,
-    no_prediction,
-    trace_transition,
 )
 from policies.denoising.executed import ExecutedOnly
-from policies.denoising.kernels import DDIMConfig, Kernel, Prediction, build_kernel
+from policies.denoising.kernels import DDIMConfig, Prediction, build_kernel
 from policies.denoising.objectives import Diffusion
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import PolicySpec, RobotSpec
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
@@ -71,7 +66,7 @@ class HistoryContext(TensorDataclass):
     history: History | None
 
 
-class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
+class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
     config: DiffusionPolicyConfig
     can_be_traced = False  # it has memory
 
@@ -103,7 +98,7 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
             raise ValueError(f"policy.explore must be stochastic: ddpm, or ddim with eta > 0; got {config.explore}")
         deterministic = DDIMConfig(steps=kernel.steps, train_last=1, clip_action=config.explore.clip_action)
         rest = build_kernel(deterministic, self.objective)
-        self.explore_kernel: Kernel = ExecutedOnly(
+        self.explore_kernel = ExecutedOnly(
             kernel, rest, first=self.executed.start, horizon=config.action_horizon, dims=self.spec.robot.action_dim
         )
         if self.explore_kernel.needs_frozen_copy:
@@ -173,35 +168,6 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
     def value_features(self, context: HistoryContext) -> Float[Tensor, "B value_dim"]:
         return context.features.flatten(1).detach()
 
-    # -- acting ----------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def sample(self, context: HistoryContext, generator: torch.Generator) -> ActionSample:
-        noise = torch.randn(len(context), *self.spec.noise_shape, generator=generator, device=self.device)
-        frozen = self.predict(context, self.frozen_denoiser) if self.frozen_denoiser is not None else None
-        trace, log_prob = denoise(self.predict(context), self.explore_kernel, noise, generator, frozen_predict=frozen)
-        return ActionSample(action=self._to_action(trace.states[:, -1], context), trace=trace, log_prob=log_prob)
-
-    def act_from_noise(
-        self,
-        context: HistoryContext,
-        noise: Float[Tensor, "B chunk A"],
-        committed: Float[Tensor, "B H A"] | None = None,
-        known: Bool[Tensor, " H"] | None = None,
-    ) -> Float[Tensor, "B H A"]:
-        return self.act_by(self.predict(context), context, noise, committed, known)
-
-    def act_by(
-        self,
-        predict: Predict,
-        context: HistoryContext,
-        noise: Float[Tensor, "B chunk A"],
-        committed: Float[Tensor, "B H A"] | None,
-        known: Bool[Tensor, " H"] | None,
-    ) -> Float[Tensor, "B H A"]:
-        action = self._to_action(integrate(predict, self.act_kernel, noise), context)
-        return keep_committed(action, committed, known)
-
     @property
     def condition_width(self) -> int:
         return self.spec.value_dim // self.config.obs_steps
@@ -209,19 +175,7 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
     def conditioned(self, context: HistoryContext, embedding: Float[Tensor, "B width"]) -> HistoryContext:
         return replace(context, features=context.features + embedding.unsqueeze(1))
 
-    def log_prob(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        transition, x_next = trace_transition(self.predict(context), self.explore_kernel, trace)
-        return transition.log_prob(x_next)
-
-    def counted(self, trace: DenoisingTrace, num_executed: Int[Tensor, " B"]) -> Bool[Tensor, "B S H"]:
-        return counted_transitions(self.explore_kernel, trace, num_executed)[:, :, : self.config.action_horizon]
-
-    @property
-    def log_prob_steps(self) -> int:
-        return self.explore_kernel.scored_steps
-
-    def entropy(self, context: HistoryContext, trace: DenoisingTrace) -> Float[Tensor, "B S H A"]:
-        return trace_transition(no_prediction, self.explore_kernel, trace)[0].entropy()
+    # -- learning from demonstrations --------------------------------------------------------------------------------
 
     def bc_loss(self, context: HistoryContext, targets: Targets, generator: torch.Generator) -> Float[Tensor, ""]:
         """Mean squared error of the noise over valid actions; those before the present one are not known."""
@@ -236,9 +190,15 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
         error = self.predict(context)(x_t.unsqueeze(1), t).target - target.unsqueeze(1)
         return masked_square(error, F.pad(targets.mask, (past, missing)).unsqueeze(1))
 
-    def predict(self, context: HistoryContext, network: nn.Module | None = None) -> Predict:
-        denoiser = self.network["denoiser"] if network is None else network
+    # -- the network ---------------------------------------------------------------------------------------------------
 
+    def predict(self, context: HistoryContext) -> Predict:
+        return self._bind(self.network["denoiser"], context)
+
+    def frozen_predict(self, context: HistoryContext) -> Predict | None:
+        return None if self.frozen_denoiser is None else self._bind(self.frozen_denoiser, context)
+
+    def _bind(self, denoiser: nn.Module, context: HistoryContext) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
             batch, steps = x_t.shape[:2]
             level = (torch.round(t * self.config.objective.levels).long() - 1).expand(batch, -1).flatten()
@@ -249,7 +209,7 @@ class DiffusionChunkPolicy(Policy[HistoryContext, DenoisingTrace]):
 
         return predict
 
-    def _to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
+    def to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
         action = self.normalizer.unnormalize_action(x_0[:, self.executed])
         return self.config.convention.to_robot(action, context.state)
 
