@@ -42,7 +42,8 @@ def check(path: Path, *, live: bool, pictures: Path | None = None) -> dict[str, 
         "workspace": None
         if robot.limits.workspace is None
         else [*robot.limits.workspace.low, *robot.limits.workspace.high],
-        "command": f"{robot.ros.command} ({robot.ros.command_type}), {robot.lead_s:g} s ahead"
+        "command": ", ".join(f"{one.command} ({one.command_type})" for one in robot.controllers)
+        + f", {robot.lead_s:g} s ahead"
         if robot.lerobot is None
         else f"LeRobot's {robot.lerobot.type} at {robot.lerobot.rate_hz:g} Hz",
         "leader": "none" if robot.leader is None else f"LeRobot's {robot.leader.type}",

@@ -13,6 +13,7 @@ import yaml
 from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
+from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
 from real_robot.safety.stopping import AxisLimits
@@ -27,7 +28,12 @@ CommandType = Literal[
     "float64_velocities",
     "joint_jog",
     "twist_stamped",
+    "base_twist",
+    "base_twist_stamped",
 ]
+_TIMED = ("joint_trajectory", "follow_joint_trajectory")
+_BASES = ("base_twist", "base_twist_stamped")
+MIN_LEAD_TICKS = 5  # of ``command_lead``: docs/from-bundle-to-arm.md#how-limits-hold-inside-the-controller
 _CHOICES = {
     "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
@@ -62,6 +68,17 @@ _CONTROL_KEYS = {f.name for f in dataclasses.fields(ControlSection)} - {"scales"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Controller:
+    """One controller, of ``joints``. ``joint_states``: a topic of their own; ``odometry``: in its place, of a base."""
+
+    joints: Sequence[str]
+    command: str
+    command_type: CommandType = "joint_trajectory"
+    joint_states: str = ""
+    odometry: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RosSection:
     """Topics. A camera topic that ends in ``/compressed`` is a CompressedImage, any other an Image (rgb8 or bgr8).
 
@@ -71,6 +88,10 @@ class RosSection:
     velocities of the joints or of the end effector
     [rad/s, m/s] in ``command_frame`` for MoveIt Servo; with a twist, the positions of joints that the kinematic chain
     does not name go to the topic ``gripper``.
+
+    ``more_controllers``: of arms with separate controllers, or of a mobile base (``base_twist`` and
+    ``base_twist_stamped``: Twist or TwistStamped in the base's frame, real_robot/control/mobile_base.py); ``command``
+    moves the joints that none of them names.
 
     ``end_effector_frame``: TF's name of the end effector. Before the arm first moves, its published position in
     ``command_frame`` must agree with the kinematic chain of the limits.
@@ -96,6 +117,7 @@ class RosSection:
     emergency_stop: str = ""
     enabling_device: str = ""
     episode_node: str = ""
+    more_controllers: Sequence[Controller] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +159,17 @@ class Robot:
     calibration: Mapping[str, Camera] = field(default_factory=dict)
 
     @property
+    def controllers(self) -> tuple[Controller, ...]:
+        """Every joint belongs to one of them."""
+        ros, more = self.ros, tuple(self.ros.more_controllers)
+        others = {name for controller in more for name in controller.joints}
+        joints = [axis.name for axis in self.limits.axes if axis.name not in others]
+        return Controller(joints=joints, command=ros.command, command_type=ros.command_type), *more
+
+    @property
     def lead_s(self) -> float:
-        """How long before its time a point of the motion is sent: 0 to controllers that take no times."""
-        timed = self.ros.command_type in ("joint_trajectory", "follow_joint_trajectory")
+        """How long before its time a point of the motion is sent: 0 where no controller takes times."""
+        timed = any(is_timed(controller) for controller in self.controllers)
         return self.limits.command_lead_s if timed else 0.0
 
     def lead_steps(self, control_hz: float) -> int:
@@ -149,6 +179,11 @@ class Robot:
     def chunking_for(self, action_delay: int, control_hz: float) -> ChunkingConfig:
         """How the chunks of a policy with this delay [control steps] follow each other; ValueError: ``for_policy``."""
         return self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+
+
+def is_timed(controller: Controller) -> bool:
+    """Whether points are sent to it ahead, with their times."""
+    return controller.command_type in _TIMED
 
 
 def load_robot(path: Path) -> Robot:
@@ -169,7 +204,7 @@ def load_robot(path: Path) -> Robot:
         if driver == "lerobot":
             unused, arm = RosSection(joint_states="", command="", cameras={}), _lerobot(document["lerobot"], limits)
             return Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
-        ros = _section(RosSection, document["ros"], ".ros")
+        ros = _ros(document["ros"])
         calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
         robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
@@ -184,6 +219,15 @@ def read_robot(path: Path) -> Robot:
         return load_robot(path)
     except ValueError as error:
         raise RobotError(str(error)) from error
+
+
+def _ros(entry: Any) -> RosSection:
+    table = dict(entry) if isinstance(entry, Mapping) else {}
+    more = table.pop("more_controllers", [])
+    if not isinstance(more, list):
+        raise ValueError(f".ros.more_controllers: got {more!r}, expected a list of controllers")
+    controllers = [_section(Controller, one, f".ros.more_controllers[{i}]") for i, one in enumerate(more)]
+    return dataclasses.replace(_section(RosSection, table, ".ros"), more_controllers=tuple(controllers))
 
 
 def _lerobot(entry: Any, limits: RobotLimits) -> LeRobotSection:
@@ -260,14 +304,56 @@ def _check_output(robot: Robot) -> None:
         raise ValueError(".ros.calibration: needs limits.workspace.chain to know where the end effector is")
     for name in robot.calibration:
         check_choice(name, ros.cameras, f".ros.calibration: {ros.calibration}: camera")
+    _check_controllers(robot)
+    least_s = MIN_LEAD_TICKS / robot.limits.command_hz
+    if robot.lead_s and robot.lead_s < least_s - 1e-9:
+        raise ValueError(
+            f".limits.command_lead: {1000 * robot.lead_s:g} ms are less than {MIN_LEAD_TICKS} ticks of command_rate: "
+            f"lost messages would break limits; set it to {1000 * least_s:g} ms at least"
+        )
     if ros.command_type != "twist_stamped":
         return
     if robot.limits.workspace is None:
         raise ValueError(".ros.command_type: twist_stamped needs limits.workspace.chain, the arm's kinematics")
     chain = {frame.joint for frame in robot.limits.workspace.frames}
-    others = [axis.name for axis in axes if axis.name not in chain]
+    others = [name for name in robot.controllers[0].joints if name not in chain]
     if others and not ros.gripper:
         raise ValueError(f".ros.gripper: a twist does not move {others}; name the topic that takes their positions")
+
+
+def _check_controllers(robot: Robot) -> None:
+    """Every joint has one controller that can move it."""
+    units, seen = {axis.name: axis.unit for axis in robot.limits.axes}, set[str]()
+    topics = set[str]()
+    for i, controller in enumerate(robot.controllers):
+        where = f".ros.more_controllers[{i - 1}]" if i else ".ros"
+        for name in controller.joints:
+            check_choice(name, units, f"{where}.joints")
+            if name in seen:
+                raise ValueError(f"{where}.joints: {name!r} has a controller already")
+            seen.add(name)
+        if not controller.joints:
+            raise ValueError(f"{where}: no joint is left for {controller.command}")
+        if controller.command in topics:
+            raise ValueError(f"{where}.command: {controller.command} is that of another controller")
+        topics.add(controller.command)
+        if i and controller.command_type == "twist_stamped":
+            raise ValueError(f"{where}.command_type: twist_stamped is for the first arm; use joint_jog")
+        if controller.command_type in _BASES:
+            _check_base(robot, controller, where, [units[name] for name in controller.joints])
+        elif controller.odometry:
+            raise ValueError(f"{where}.odometry: {controller.command_type} moves joints, which have joint_states")
+
+
+def _check_base(robot: Robot, controller: Controller, where: str, units: Sequence[str]) -> None:
+    try:
+        check_base(controller.joints, units)
+    except ValueError as error:
+        raise ValueError(f"{where}.joints: {error}") from error
+    if robot.limits.contact is not None:
+        raise ValueError(f".limits.contact: it would not count the speed of the base ({', '.join(controller.joints)})")
+    if controller.odometry and controller.joint_states:
+        raise ValueError(f"{where}: odometry or joint_states, not both")
 
 
 def _section(kind: type[T], table: Any, where: str) -> T:
@@ -293,6 +379,7 @@ def _check_value(value: Any, annotation: str, where: str) -> None:
         "str": isinstance(value, str) and value,
         "int": isinstance(value, int) and not isinstance(value, bool) and value >= 0,
         "float": isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+        "Sequence[str]": isinstance(value, list) and all(isinstance(v, str) for v in value),
         "Mapping[str, str]": isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()),
     }[annotation]
     if not good:

@@ -84,7 +84,7 @@ class RobotConnection:
         self._context = Context()
         rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(name, context=self._context)
-        self.joints = JointInput(self.node, robot.ros, [axis.name for axis in robot.limits.axes])
+        self.joints = JointInput(self.node, robot)
         self.cameras = CameraInput(self.node, robot.ros.cameras)
         self._stops = StopInputs(self.node, robot.ros)
         self._robot, self._after_tick = robot, after_tick

@@ -66,7 +66,7 @@ class EpisodeRunner:
                 stack.callback(self._frames.close)
             self._stops = StopInputs(node, robot.ros)
             stack.callback(self._stops.close)
-            self._joints = JointInput(node, robot.ros, [axis.name for axis in robot.limits.axes])
+            self._joints = JointInput(node, robot)
             stack.callback(self._joints.close)
             self._cameras = CameraInput(node, robot.ros.cameras)
             stack.callback(self._cameras.close)

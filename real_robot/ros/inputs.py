@@ -14,9 +14,10 @@ from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool
 
+from real_robot.control.mobile_base import BaseOdometry, yaw_of
 from real_robot.images import fit_image
-from real_robot.robot_file import RosSection
-from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds
+from real_robot.robot_file import Controller, Robot, RosSection
+from real_robot.ros.messages import LatestMessage, monotonic_s, nanoseconds, ros_type
 from real_robot.safety.commands import Measurement
 
 RESIDUAL_AGE_S = 0.1  # older external torques are not used
@@ -28,11 +29,17 @@ REORDERED_NS = 1_000_000_000  # a header that is older than the last one by more
 
 
 class JointInput:
-    """Joint measurements by name, never by position in the message; several publishers share the topic."""
+    """Joint measurements by name, never by position in the message; several publishers may share a topic.
 
-    def __init__(self, node: Node, ros: RosSection, names: Sequence[str]) -> None:
-        self._node, self._names = node, list(names)
-        self._states = LatestMessage(node, JointState, ros.joint_states, depth=JOINT_MESSAGES)
+    ValueError if a controller names odometry and the ROS package of its message is missing.
+    """
+
+    def __init__(self, node: Node, robot: Robot) -> None:
+        ros = robot.ros
+        self._node, self._names = node, [axis.name for axis in robot.limits.axes]
+        topics = dict.fromkeys([ros.joint_states, *(one.joint_states for one in robot.controllers if one.joint_states)])
+        self._states = [LatestMessage(node, JointState, topic, depth=JOINT_MESSAGES) for topic in topics]
+        self._odometry = [OdometryInput(node, one) for one in robot.controllers if one.odometry]
         self._residuals = LatestMessage(node, JointState, ros.residuals) if ros.residuals else None
         self._joints: dict[str, tuple[float, int, float]] = {}  # position, header stamp [ns], when measured [s]
         self.stamp_s = -math.inf
@@ -43,7 +50,8 @@ class JointInput:
 
         None before the first message and while joints are missing (``problem``).
         """
-        messages = self._states.take_new()
+        messages = [message for topic in self._states for message in topic.take_new()]
+        messages += [message for topic in self._odometry for message in topic.take_new()]
         for message in messages:
             self._add(message)
         if not self._joints and not messages:
@@ -89,7 +97,10 @@ class JointInput:
         return not self.problem
 
     def close(self) -> None:
-        self._states.close()
+        for topic in self._states:
+            topic.close()
+        for base in self._odometry:
+            base.close()
         if self._residuals is not None:
             self._residuals.close()
 
@@ -100,6 +111,28 @@ class JointInput:
             return None
         effort = dict(zip(taken[0].name, taken[0].effort, strict=False))
         return [effort.get(name, math.nan) for name in self._names]
+
+
+class OdometryInput:
+    """A base's Odometry as joint states. ValueError if the ROS package nav_msgs is missing."""
+
+    def __init__(self, node: Node, controller: Controller) -> None:
+        kind = ros_type("nav_msgs.msg", "Odometry", setting="odometry")
+        self._names, self._base = list(controller.joints), BaseOdometry(len(controller.joints))
+        self._topic = LatestMessage(node, kind, controller.odometry, depth=JOINT_MESSAGES)
+
+    def take_new(self) -> list[JointState]:
+        return [self._joints(message) for message in self._topic.take_new()]
+
+    def _joints(self, message: Any) -> JointState:
+        pose = message.pose.pose
+        turn = pose.orientation
+        yaw = yaw_of(turn.x, turn.y, turn.z, turn.w)
+        positions = self._base.positions(pose.position.x, pose.position.y, yaw)
+        return JointState(header=message.header, name=self._names, position=positions)
+
+    def close(self) -> None:
+        self._topic.close()
 
 
 class StopInputs:

@@ -82,7 +82,7 @@ class Listener(_Participant):
     def __init__(self, robot: Robot) -> None:
         super().__init__("vla_rl_check")
         self._robot = robot
-        self._joints = JointInput(self.node, robot.ros, [axis.name for axis in robot.limits.axes])
+        self._joints = JointInput(self.node, robot)
         self._cameras = {name: CameraInput(self.node, {name: topic}) for name, topic in robot.ros.cameras.items()}
         self._stops = StopInputs(self.node, robot.ros)
 
@@ -118,6 +118,9 @@ class Listener(_Participant):
                 found.append(f"camera {name}: {error}")
         if reason := self._stops.problem():
             found.append(reason)
-        if others := self.node.count_publishers(self._robot.ros.command):
-            found.append(f"{others} publishers on {self._robot.ros.command}: another node may move the arm")
+        found += [
+            f"{others} publishers on {controller.command}: another node may move the arm"
+            for controller in self._robot.controllers
+            if (others := self.node.count_publishers(controller.command))
+        ]
         return found

@@ -8,16 +8,17 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from builtin_interfaces.msg import Duration, Time
-from geometry_msgs.msg import TwistStamped
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.action import ActionClient
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from real_robot.control.mobile_base import body_velocity
 from real_robot.robot_file import RosSection
 from real_robot.ros.clock import offset_s
 from real_robot.ros.messages import ros_type
@@ -32,6 +33,7 @@ TICKS_PER_GOAL = 3
 # With nothing sent for longer, the relation of the two clocks is read again.
 SILENT_S = 0.25
 MAX_CLOCK_STEP_S = 0.005
+Motion = TypeVar("Motion", SafeCommand, PathPoint)
 
 
 @runtime_checkable
@@ -181,6 +183,60 @@ class TwistOutput(_TopicOutput):
             self._node.destroy_publisher(self._gripper)
 
 
+class BaseTwistOutput(_TopicOutput):
+    """Twist of a mobile base, in its own frame; ``stamped``: TwistStamped."""
+
+    def __init__(self, node: Node, ros: RosSection, limits: RobotLimits, *, stamped: bool) -> None:
+        super().__init__(node, TwistStamped if stamped else Twist, ros.command)
+        self._stamped, self._frame = stamped, ros.command_frame
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        twist = Twist()
+        twist.linear.x, twist.linear.y, twist.angular.z = body_velocity(out.positions, out.velocities)
+        if not self._stamped:
+            self._publisher.publish(twist)
+            return
+        message = TwistStamped(twist=twist)
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.frame_id = self._frame
+        self._publisher.publish(message)
+
+
+class ControllerPart(NamedTuple):
+    """An output and its joints (indices into every command).
+
+    ``at_once``: it takes no times, while other controllers get their points ahead; so it is sent what is due now.
+    """
+
+    output: CommandOutput
+    joints: Sequence[int]
+    at_once: bool
+
+
+class SeparateOutputs:
+    """Several controllers: each gets its joints' part of every command."""
+
+    def __init__(self, parts: Sequence[ControllerPart]) -> None:
+        self._parts = parts
+
+    def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        now_s = time.monotonic()
+        due = ([point for point in path if point.time_s <= now_s] or path)[-1]
+        at_once = out._replace(
+            positions=tuple(due.positions), velocities=tuple(due.velocities), accelerations=tuple(due.accelerations)
+        )
+        for part in self._parts:
+            sent = of_joints(at_once if part.at_once else out, part.joints)
+            part.output.send(sent, [of_joints(point, part.joints) for point in path])
+
+    def problem(self) -> str:
+        return next((problem for part in self._parts if (problem := part.output.problem())), "")
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.output.close()
+
+
 class TrajectoryBuilder:
     """A JointTrajectory message from a path. Its times are on the ROS clock, which the controller reads too."""
 
@@ -216,6 +272,19 @@ class TrajectoryBuilder:
 
     def _clock_offset_s(self) -> float:
         return offset_s(lambda: float(self._node.get_clock().now().nanoseconds * 1e-9))
+
+
+def of_joints(motion: Motion, joints: Sequence[int]) -> Motion:
+    """The part of these joints (indices)."""
+
+    def part(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(values[i] for i in joints)
+
+    return motion._replace(
+        positions=part(motion.positions),
+        velocities=part(motion.velocities),
+        accelerations=part(motion.accelerations),
+    )
 
 
 def _time_fields(seconds: float) -> dict[str, int]:

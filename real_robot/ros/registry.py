@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from rclpy.node import Node
 
-from real_robot.robot_file import Robot, RosSection
+from real_robot.robot_file import Robot, RosSection, is_timed
 from real_robot.ros.outputs import (
+    BaseTwistOutput,
     CommandOutput,
+    ControllerPart,
     JointVelocityOutput,
     PositionOutput,
+    SeparateOutputs,
     TrajectoryActionOutput,
     TrajectoryOutput,
     TwistOutput,
@@ -25,9 +30,21 @@ OUTPUTS: Mapping[str, Callable[[Node, RosSection, RobotLimits], CommandOutput]] 
     "float64_velocities": VelocityOutput,
     "joint_jog": JointVelocityOutput,
     "twist_stamped": TwistOutput,
+    "base_twist": partial(BaseTwistOutput, stamped=False),
+    "base_twist_stamped": partial(BaseTwistOutput, stamped=True),
 }
 
 
 def build_output(node: Node, robot: Robot) -> CommandOutput:
-    """ValueError if the ROS package of the configured message is not installed."""
-    return OUTPUTS[robot.ros.command_type](node, robot.ros, robot.limits)
+    """ValueError if the ROS package of a configured message is not installed."""
+    controllers, names = robot.controllers, [axis.name for axis in robot.limits.axes]
+    if len(controllers) == 1:
+        return OUTPUTS[robot.ros.command_type](node, robot.ros, robot.limits)
+    parts = []
+    for controller in controllers:
+        joints = [names.index(name) for name in controller.joints]
+        ros = replace(robot.ros, command=controller.command, command_type=controller.command_type)
+        limits = replace(robot.limits, axes=tuple(robot.limits.axes[i] for i in joints))
+        output = OUTPUTS[controller.command_type](node, ros, limits)
+        parts.append(ControllerPart(output, joints, at_once=robot.lead_s > 0.0 and not is_timed(controller)))
+    return SeparateOutputs(parts)

@@ -216,7 +216,9 @@ def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) ->
     from real_robot.ros.inputs import RESIDUAL_AGE_S, JointInput
 
     ros = dataclasses.replace(ROBOT.ros, joint_states="/states", residuals="/torques")
-    joints = JointInput(node, ros, ["a", "b"])
+    axes = tuple(dataclasses.replace(axis, name=name) for axis, name in zip(ROBOT.limits.axes, "ab", strict=False))
+    limits = dataclasses.replace(ROBOT.limits, axes=axes)
+    joints = JointInput(node, dataclasses.replace(ROBOT, ros=ros, limits=limits))
     states, torques = node.create_publisher(JointState, "/states", 1), node.create_publisher(JointState, "/torques", 1)
 
     def speak(*, torque: bool) -> None:

@@ -1,0 +1,90 @@
+"""A mobile base as joints, and what a robot file with several controllers may say."""
+
+from __future__ import annotations
+
+from math import cos, pi, sin
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from real_robot.control.mobile_base import BaseOdometry, body_velocity, check_base, yaw_of
+from real_robot.robot_file import load_robot
+
+FILE = Path(__file__).parents[2] / "configs/robots/two_arms_on_base.yaml"
+
+
+@given(yaw=st.floats(-7, 7), forward=st.floats(-1, 1), left=st.floats(-1, 1), turning=st.floats(-1, 1))
+def test_a_velocity_is_turned_into_the_frame_of_the_base(
+    yaw: float, forward: float, left: float, turning: float
+) -> None:
+    world = (cos(yaw) * forward - sin(yaw) * left, sin(yaw) * forward + cos(yaw) * left, turning)
+    assert body_velocity((3.0, -2.0, yaw), world) == pytest.approx((forward, left, turning), abs=1e-12)
+
+
+def test_a_base_that_does_not_drive_sideways_has_its_speed_and_turn() -> None:
+    assert body_velocity((3.0, 0.4), (0.2, -0.1)) == (0.2, 0.0, -0.1)
+
+
+@given(turns=st.floats(-3, 3), radius=st.floats(0.1, 2))
+def test_odometry_counts_whole_turns_and_the_way_along_a_circle(turns: float, radius: float) -> None:
+    holonomic, differential = BaseOdometry(3), BaseOdometry(2)
+    for i in range(201):
+        angle = 2 * pi * turns * i / 200
+        yaw = yaw_of(0.0, 0.0, sin(angle / 2), cos(angle / 2))  # within a turn
+        pose = radius * sin(angle), radius * (1 - cos(angle)), yaw
+        where, along = holonomic.positions(*pose), differential.positions(*pose)
+    assert where == pytest.approx([*pose[:2], angle], abs=1e-9)
+    assert along == pytest.approx([radius * angle, angle], rel=1e-2, abs=1e-9)
+
+
+def test_other_joints_are_no_base() -> None:
+    check_base(["d", "yaw"], ["m", "rad"])
+    with pytest.raises(ValueError, match=r"got x \[m\], y \[m\]"):
+        check_base(["x", "y"], ["m", "m"])
+
+
+def test_the_joints_are_divided_among_the_controllers() -> None:
+    robot = load_robot(FILE)
+    assert [list(one.joints) for one in robot.controllers] == [
+        ["left_shoulder", "left_elbow"],
+        ["right_shoulder", "right_elbow"],
+        ["base_x", "base_y", "base_yaw"],
+    ]
+    assert robot.lead_s == 0.1
+
+
+def change(document: dict[str, Any], place: tuple[Any, ...], value: object) -> None:
+    for key in place[:-1]:
+        document = document[key]
+    document[place[-1]] = value
+
+
+RIGHT, BASE = ("ros", "more_controllers", 0), ("ros", "more_controllers", 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ((*RIGHT, "joints"), ["right_sholder"], r"more_controllers\[0\].joints: 'right_sholder' is not one of"),
+        ((*RIGHT, "joints"), ["base_x"], r"more_controllers\[1\].joints: 'base_x' has a controller already"),
+        ((*RIGHT, "command"), "/base/cmd_vel", "is that of another controller"),
+        ((*RIGHT, "command_type"), "twist_stamped", "twist_stamped is for the first arm"),
+        ((*RIGHT, "odometry"), "/odom", "moves joints, which have joint_states"),
+        ((*BASE, "joints"), ["base_x", "base_y"], "a base has the joints"),
+        ((*BASE, "odometry"), "/odom", "odometry or joint_states, not both"),
+        ((*BASE, "speed"), 1, r"more_controllers\[1\].speed: 'speed' is not one of"),
+        (("ros", "more_controllers"), "/base/cmd_vel", "expected a list of controllers"),
+        (("limits", "command_lead"), "40 ms", "40 ms are less than 5 ticks of command_rate.*set it to 50 ms"),
+    ],
+)
+def test_errors_are_named(tmp_path: Path, place: tuple[Any, ...], value: object, message: str) -> None:
+    document = yaml.safe_load(FILE.read_text())
+    change(document, place, value)
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ValueError, match=message):
+        load_robot(path)
