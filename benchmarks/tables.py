@@ -134,7 +134,7 @@ def one_step() -> str:
     return table(["", "success", "encode", "act"], rows) + f"\n\n{note}"
 
 
-METHODS = {"learning_quickstart_full_detail": "PPO", "learning_quickstart_grpo": "GRPO"}
+METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 
 def methods() -> str:
