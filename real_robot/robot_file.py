@@ -33,7 +33,10 @@ CommandType = Literal[
 ]
 _TIMED = ("joint_trajectory", "follow_joint_trajectory")
 _BASES = ("base_twist", "base_twist_stamped")
-MIN_LEAD_TICKS = 5  # of ``command_lead``: docs/from-bundle-to-arm.md#how-limits-hold-inside-the-controller
+MIN_LEAD_TICKS, MIN_LEAD_S = (
+    5,
+    0.05,
+)  # of ``command_lead``: docs/from-bundle-to-arm.md#how-limits-hold-inside-the-controller
 _CHOICES = {
     "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
@@ -305,11 +308,11 @@ def _check_output(robot: Robot) -> None:
     for name in robot.calibration:
         check_choice(name, ros.cameras, f".ros.calibration: {ros.calibration}: camera")
     _check_controllers(robot)
-    least_s = MIN_LEAD_TICKS / robot.limits.command_hz
+    least_s = max(MIN_LEAD_TICKS / robot.limits.command_hz, MIN_LEAD_S)
     if robot.lead_s and robot.lead_s < least_s - 1e-9:
         raise ValueError(
-            f".limits.command_lead: {1000 * robot.lead_s:g} ms are less than {MIN_LEAD_TICKS} ticks of command_rate: "
-            f"lost messages would break limits; set it to {1000 * least_s:g} ms at least"
+            f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
+            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks of command_rate, {1000 * MIN_LEAD_S:g} ms)"
         )
     if ros.command_type != "twist_stamped":
         return

@@ -7,7 +7,7 @@ along its path [m], yaw [rad]) for one that does not drive sideways.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import atan2, cos, pi, remainder, sin
+from math import atan2, cos, isfinite, nan, pi, remainder, sin
 
 HOLONOMIC, DIFFERENTIAL = ("m", "m", "rad"), ("m", "rad")
 
@@ -40,7 +40,12 @@ class BaseOdometry:
         self._distance, self._begun = 0.0, False
 
     def positions(self, x: float, y: float, yaw: float) -> list[float]:
-        """Yaw goes on beyond a whole turn. The distance is 0 at the first pose, and counted along each heading."""
+        """Yaw goes on beyond a whole turn. The distance is 0 at the first pose, and counted along each heading.
+
+        NaN for a pose that is not finite, which the safety filter rejects; the next one counts from the last good one.
+        """
+        if not all(map(isfinite, (x, y, yaw))):
+            return [nan] * self._joints
         if not self._begun:
             self._begun, self._last = True, (x, y, yaw)
         before_x, before_y, before = self._last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import cos, pi, sin
+from math import cos, inf, isfinite, nan, pi, sin
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,15 @@ def test_odometry_counts_whole_turns_and_the_way_along_a_circle(turns: float, ra
         where, along = holonomic.positions(*pose), differential.positions(*pose)
     assert where == pytest.approx([*pose[:2], angle], abs=1e-9)
     assert along == pytest.approx([radius * angle, angle], rel=1e-2, abs=1e-9)
+
+
+@pytest.mark.parametrize("bad", [(nan, 0.0, 0.0), (0.0, inf, 0.0), (0.0, 0.0, nan)])
+@pytest.mark.parametrize("joints", [2, 3])
+def test_a_pose_that_is_not_finite_is_passed_on_and_not_kept(bad: tuple[float, float, float], joints: int) -> None:
+    odometry = BaseOdometry(joints)
+    odometry.positions(0.0, 0.0, 0.0)
+    assert not all(map(isfinite, odometry.positions(*bad)))
+    assert all(map(isfinite, odometry.positions(0.1, 0.0, 0.0)))
 
 
 def test_other_joints_are_no_base() -> None:
@@ -78,7 +87,7 @@ RIGHT, BASE = ("ros", "more_controllers", 0), ("ros", "more_controllers", 1)
         ((*BASE, "odometry"), "/odom", "odometry or joint_states, not both"),
         ((*BASE, "speed"), 1, r"more_controllers\[1\].speed: 'speed' is not one of"),
         (("ros", "more_controllers"), "/base/cmd_vel", "expected a list of controllers"),
-        (("limits", "command_lead"), "40 ms", "40 ms are less than 5 ticks of command_rate.*set it to 50 ms"),
+        (("limits", "command_lead"), "40 ms", "40 ms are too few.*set it to 50 ms"),
     ],
 )
 def test_errors_are_named(tmp_path: Path, place: tuple[Any, ...], value: object, message: str) -> None:
