@@ -312,7 +312,7 @@ def _check_output(robot: Robot) -> None:
     if robot.lead_s and robot.lead_s < least_s - 1e-9:
         raise ValueError(
             f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
-            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks of command_rate, {1000 * MIN_LEAD_S:g} ms)"
+            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms)"
         )
     if ros.command_type != "twist_stamped":
         return
