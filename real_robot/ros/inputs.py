@@ -38,8 +38,10 @@ class JointInput:
         ros = robot.ros
         self._node, self._names = node, [axis.name for axis in robot.limits.axes]
         topics = dict.fromkeys([ros.joint_states, *(one.joint_states for one in robot.controllers if one.joint_states)])
-        self._states = [LatestMessage(node, JointState, topic, depth=JOINT_MESSAGES) for topic in topics]
-        self._odometry = [OdometryInput(node, one) for one in robot.controllers if one.odometry]
+        self._topics: list[LatestMessage | OdometryInput] = [
+            *(LatestMessage(node, JointState, topic, depth=JOINT_MESSAGES) for topic in topics),
+            *(OdometryInput(node, one) for one in robot.controllers if one.odometry),
+        ]
         self._residuals = LatestMessage(node, JointState, ros.residuals) if ros.residuals else None
         self._joints: dict[str, tuple[float, int, float]] = {}  # position, header stamp [ns], when measured [s]
         self.stamp_s = -math.inf
@@ -50,8 +52,7 @@ class JointInput:
 
         None before the first message and while joints are missing (``problem``).
         """
-        messages = [message for topic in self._states for message in topic.take_new()]
-        messages += [message for topic in self._odometry for message in topic.take_new()]
+        messages = [message for topic in self._topics for message in topic.take_new()]
         for message in messages:
             self._add(message)
         if not self._joints and not messages:
@@ -97,10 +98,8 @@ class JointInput:
         return not self.problem
 
     def close(self) -> None:
-        for topic in self._states:
+        for topic in self._topics:
             topic.close()
-        for base in self._odometry:
-            base.close()
         if self._residuals is not None:
             self._residuals.close()
 

@@ -205,7 +205,8 @@ class BaseTwistOutput(_TopicOutput):
 class ControllerPart(NamedTuple):
     """An output and its joints (indices into every command).
 
-    ``at_once``: it takes no times, while other controllers get their points ahead; so it is sent what is due now.
+    ``at_once``: it takes no times, while other controllers get their points ahead; so it is sent what is due now, and
+    no path.
     """
 
     output: CommandOutput
@@ -220,14 +221,11 @@ class SeparateOutputs:
         self._parts = parts
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
-        now_s = time.monotonic()
-        due = ([point for point in path if point.time_s <= now_s] or path)[-1]
-        at_once = out._replace(
-            positions=tuple(due.positions), velocities=tuple(due.velocities), accelerations=tuple(due.accelerations)
-        )
         for part in self._parts:
-            sent = of_joints(at_once if part.at_once else out, part.joints)
-            part.output.send(sent, [of_joints(point, part.joints) for point in path])
+            if part.at_once:
+                part.output.send(of_joints(_due(out, path), part.joints), [])
+            else:
+                part.output.send(of_joints(out, part.joints), [of_joints(point, part.joints) for point in path])
 
     def problem(self) -> str:
         return next((problem for part in self._parts if (problem := part.output.problem())), "")
@@ -272,6 +270,15 @@ class TrajectoryBuilder:
 
     def _clock_offset_s(self) -> float:
         return offset_s(lambda: float(self._node.get_clock().now().nanoseconds * 1e-9))
+
+
+def _due(out: SafeCommand, path: Sequence[PathPoint]) -> SafeCommand:
+    """``out`` with the newest point of ``path`` whose time has come."""
+    now_s = time.monotonic()
+    point = ([point for point in path if point.time_s <= now_s] or path)[-1]
+    return out._replace(
+        positions=tuple(point.positions), velocities=tuple(point.velocities), accelerations=tuple(point.accelerations)
+    )
 
 
 def of_joints(motion: Motion, joints: Sequence[int]) -> Motion:

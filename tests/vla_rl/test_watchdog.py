@@ -63,9 +63,9 @@ class HangingEnv(EnvWrapper):
         return self.env.step(action)
 
 
-def hang(folder: Path, stage: str) -> None:
+def hang(folder: Path, stage: str, *, at_most_s: float = 30 * LIMIT_S) -> None:
     """Until the watchdog has named ``stage``, or for a long time."""
-    wait_for(lambda: stage in lines(folder), at_most_s=30 * LIMIT_S)
+    wait_for(lambda: stage in lines(folder), at_most_s=at_most_s)
 
 
 def wait_for(condition: Callable[[], bool], *, at_most_s: float) -> None:
@@ -99,7 +99,7 @@ def test_every_stage_of_a_run_that_hangs_is_named(
 
     def open_pipes() -> None:
         for stage, opened in (("imitate", lambda: metrics.open("w").close()), ("report", page.read_bytes)):
-            wait_for(lambda stage=stage: stage in lines(folder), at_most_s=240)  # a busy machine comes to it late
+            hang(folder, stage, at_most_s=240)  # from before the stage begins, to which a busy machine comes late
             opened()
 
     monkeypatch.setattr(vla_rl.runners.train, "make_env", made)
