@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore, Selection
@@ -153,6 +154,37 @@ def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[...
         wait_until(page, "!document.getElementById('d-facts').textContent.includes('of 9 steps')")
         assert store.read(id).num_steps == 9
         store.delete(id, author="the test")
+
+
+def test_a_label_never_reaches_the_episode_shown_before(open_page: Callable[..., Page], running: CorrectionServer):
+    """However late the answers come: here the label's, then that of the episode opened next."""
+    with EpisodeStore(running.folder / "episodes") as store:
+        first, second = (store.add(make_episode(steps=steps, task="late")) for steps in (4, 5))
+        page = open_page("Lena")
+        page.click("#link-episodes")
+        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'late')")
+        page.select_option("#f-task", "late")
+        wait_until(page, "document.getElementById('count').textContent === '2 episodes'")
+        rows = page.locator("#list tbody tr")
+        order = [first, second] if rows.nth(0).locator("td").nth(3).text_content() == "4" else [second, first]
+        rows.nth(0).locator("button").click()
+        page.wait_for_selector("#detail:not([hidden])")
+        held: list[Route] = []
+        page.route(re.compile(r"/api/episodes/\w+(/label/\w+)?$"), lambda route: held.append(route))
+        page.click("#d-failure")
+        wait_until(page, lambda: len(held) == 1)
+        rows.nth(1).locator("button").click()
+        assert page.is_hidden("#detail")  # what is shown can no longer be changed
+        held.pop().continue_()
+        wait_until(page, lambda: len(held) == 1)
+        assert page.is_hidden("#detail")
+        held.pop().continue_()
+        page.unroute_all()
+        page.wait_for_selector("#detail:not([hidden])")
+        page.click("#d-delete")
+        wait_until(page, "document.getElementById('d-facts').textContent.startsWith('Success, deleted;')")
+        assert [[label.key for label in store.history(id)] for id in order] == [["success"], ["deleted"]]
+        store.delete(order[0], author="the test")
 
 
 def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[..., Page], running: CorrectionServer):

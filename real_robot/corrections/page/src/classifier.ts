@@ -51,7 +51,7 @@ function list(found: Extract<Classifier, { state: "done" }>["disagreements"]): v
     open.textContent = recorded(one.episode);
     open.addEventListener("click", () => {
       location.hash = "#episodes";
-      void choose(one.episode);
+      choose(one.episode);
     });
     const row = document.createElement("tr");
     const said = one.declared_at === null ? "no success" : `success ${one.labeled ? "already " : ""}at step ${one.declared_at}`;

@@ -13,7 +13,8 @@ interface List {
 let rows: Row[] = [];
 let chosen: Episode | null = null;
 let playing: ReturnType<typeof setInterval> | null = null;
-let changes = Promise.resolve();
+let queue = Promise.resolve(); // episodes opened and changed, one after the other
+let opening = 0; // episodes asked for and not yet shown
 let asked = 0; // pictures, so that a late answer is not shown
 
 export function startEpisodes(): void {
@@ -24,16 +25,20 @@ export function startEpisodes(): void {
   element("d-step").addEventListener("input", () => showAt());
   element("d-camera").addEventListener("change", () => showAt());
   for (const what of ["label/success", "label/failure", "delete", "undo"]) {
-    onClick(`d-${what.split("/").pop()}`, () => void change(what));
+    onClick(`d-${what.split("/").pop()}`, () => change(what));
   }
-  onClick("d-from", () => void change(`success_from?step=${stepShown()}`));
-  onClick("d-start", () => void change(`trim?first=${stepShown()}&end=${chosen?.steps}`, 0));
-  onClick("d-end", () => void change(`trim?first=0&end=${stepShown()}`));
-  onClick("d-split", () => void change(`split?at=${stepShown()}`, 0));
+  onClick("d-from", () => change(`success_from?step=${stepShown()}`));
+  onClick("d-start", () => change(`trim?first=${stepShown()}&end=${chosen?.steps}`, 0));
+  onClick("d-end", () => change(`trim?first=0&end=${stepShown()}`));
+  onClick("d-split", () => change(`split?at=${stepShown()}`, 0));
   addEventListener("resize", () => showAt());
 }
 
-export async function load(first = 0): Promise<void> {
+export function load(first = 0): Promise<void> {
+  return attempt(() => readList(first));
+}
+
+async function readList(first = 0): Promise<void> {
   const query = new URLSearchParams({
     task: select("f-task").value,
     outcome: select("f-outcome").value,
@@ -41,16 +46,14 @@ export async function load(first = 0): Promise<void> {
     deleted: String(element<HTMLInputElement>("f-deleted").checked),
     first: String(first),
   });
-  await attempt(async () => {
-    const list = await ask<List>(`/api/episodes?${query}`);
-    rows = first === 0 ? list.episodes : [...rows, ...list.episodes];
-    const known = new Set([...select("f-task").options].map((option) => option.value));
-    for (const task of list.tasks) if (!known.has(task)) select("f-task").add(new Option(task, task));
-    element("count").textContent = `${list.total} episodes`;
-    element("empty").hidden = rows.length > 0;
-    element("more").hidden = rows.length >= list.total;
-    showList();
-  });
+  const list = await ask<List>(`/api/episodes?${query}`);
+  rows = first === 0 ? list.episodes : [...rows, ...list.episodes];
+  const known = new Set([...select("f-task").options].map((option) => option.value));
+  for (const task of list.tasks) if (!known.has(task)) select("f-task").add(new Option(task, task));
+  element("count").textContent = `${list.total} episodes`;
+  element("empty").hidden = rows.length > 0;
+  element("more").hidden = rows.length >= list.total;
+  showList();
 }
 
 function showList(): void {
@@ -60,7 +63,7 @@ function showList(): void {
     const open = document.createElement("button");
     open.type = "button";
     open.textContent = recorded(row.id);
-    open.addEventListener("click", () => void choose(row.id));
+    open.addEventListener("click", () => choose(row.id));
     const first = document.createElement("td");
     first.append(open);
     line.append(first, cell(row.task), result(row), cell(row.span === null ? String(row.steps) : `${row.steps} of ${row.recorded_steps}`), cell(`${Math.round(100 * row.human_share)} %`));
@@ -69,35 +72,38 @@ function showList(): void {
   element("list").querySelector("tbody")?.replaceChildren(...body);
 }
 
-export async function choose(id: string): Promise<void> {
-  await attempt(async () => {
-    showEpisode(await ask<Episode>(`/api/episodes/${id}`));
+/** The episode shown before can no longer be changed, lest a click meant for this one reach it. */
+export function choose(id: string): void {
+  opening += 1;
+  element("detail").hidden = true;
+  inTurn(async () => {
+    opening -= 1;
+    chosen = null;
+    const episode = await ask<Episode>(`/api/episodes/${id}`);
     element<HTMLInputElement>("d-step").value = "0";
-    showAt();
+    showEpisode(episode);
     element("d-title").focus();
   });
 }
 
-/** One after the other, each to the episode that the one before left. `observation`: to show then. */
-function change(what: string, observation: number | null = null): Promise<void> {
-  changes = changes.then(() => changeNow(what, observation));
-  return changes;
-}
-
-async function changeNow(what: string, observation: number | null): Promise<void> {
-  if (chosen === null) return;
-  const id = chosen.id;
-  await attempt(async () => {
-    const changed = await ask<Episode>(`/api/episodes/${id}/${what}`, "POST");
+/** Changes the episode that the one before left. `observation`: to show then. */
+function change(what: string, observation: number | null = null): void {
+  inTurn(async () => {
+    if (chosen === null) return;
+    const changed = await ask<Episode>(`/api/episodes/${chosen.id}/${what}`, "POST");
     if (observation !== null) element<HTMLInputElement>("d-step").value = String(observation);
     showEpisode(changed);
+    await readList();
   });
-  await load();
+}
+
+function inTurn(one: () => Promise<void>): void {
+  queue = queue.then(() => attempt(one));
 }
 
 function showEpisode(episode: Episode): void {
   chosen = episode;
-  element("detail").hidden = false;
+  element("detail").hidden = opening > 0;
   element("d-title").textContent = `${episode.task}: ${episode.instruction}`;
   element<HTMLInputElement>("d-step").max = String(episode.observation_steps.length - 1);
   const cameras = select("d-camera");
