@@ -204,8 +204,6 @@ class Replay:
 
     def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
         """Each is computed once, until something is written."""
-        if self._returns is None:
-            self._returns = np.full(len(self._usable), np.nan)
         new = start[np.isnan(self._returns[start])]
         reward, discount, end = self._walk(new, self.length)
         self._returns[new] = np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
@@ -221,7 +219,7 @@ class Replay:
         usable[newest] &= self._entries.terminated.numpy()[newest]
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
-        self._returns: Float64[np.ndarray, " entries"] | None = None
+        self._returns: Float64[np.ndarray, " entries"] = np.full(len(usable), np.nan)  # not computed yet
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
