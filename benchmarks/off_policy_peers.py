@@ -9,8 +9,8 @@ the entropy bonus on both sides. Only ours standardizes observations and starts 
 SAC learns for --steps control steps, an update after each from step 500 on; what ours of the first seed did, with
 rewards times .1, is the one data set from which the offline methods of both sides learn for --updates updates, with two
 hidden layers of 64 and batch 64. Returns: mean of 10 episodes from the same seeds, deployed, after the last update;
-95 % intervals of the mean over seeds (Student's t). Before that updates are timed, with the drawing of the batch and without
-the environment, with two hidden layers of 256 and batch 256, the sides in turn. Writes
+intervals: 95 % of the mean over seeds (Student's t). Before that updates are timed, with the drawing of the batch and
+without the environment, with two hidden layers of 256 and batch 256, the sides in turn. Writes
 benchmarks/results/off_policy_peers.json after every part.
 """
 
