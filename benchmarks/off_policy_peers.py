@@ -4,8 +4,8 @@
     python -m benchmarks.off_policy_peers --seeds 0 1 2
 
 Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden layers with ReLU, two critics, batch,
-learning rates, discount, target rate, number of control steps and updates; Cal-QL has a fixed weight and targets with
-the entropy bonus on both sides. Only ours standardizes observations and starts with values and corrections of zero.
+learning rates, discount, target rate, number of control steps and updates; observations are not standardized; Cal-QL has
+a fixed weight and targets with the entropy bonus. Not equal: values and corrections of ours start at zero.
 SAC learns for --steps control steps, an update after each from step 500 on; what ours of the first seed did, with
 rewards times .1, is the one data set from which the offline methods of both sides learn for --updates updates, with two
 hidden layers of 64 and batch 64. Returns: mean of 10 episodes from the same seeds, deployed, after the last update;
@@ -82,6 +82,7 @@ class Timed:
 
 
 class TimedLearner(OffPolicy):
+    fit_features = False  # the others read observations as they are
     timed = Timed()
 
     def _update(self) -> dict[str, float]:
