@@ -1,14 +1,16 @@
-"""SAC beside Stable-Baselines3, IQL and TD3+BC beside d3rlpy: return and processor time of an update.
+"""SAC beside Stable-Baselines3, IQL, TD3+BC and Cal-QL beside d3rlpy: return and processor time of an update.
 
     pip install stable-baselines3 d3rlpy
     python -m benchmarks.off_policy_peers --seeds 0 1 2
 
 Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden layers with ReLU, two critics, batch,
-learning rates, discount, target rate, number of control steps and updates. SAC learns for --steps control steps, an
-update after each from step 500 on; what ours of the first seed did, with rewards times .1, is the one data set from
-which the offline methods of both sides learn for --updates updates, with two hidden layers of 64 and batch 64. Returns:
-mean of 10 episodes from the same seeds, deployed. Before that updates are timed, with the drawing of the batch and
-without the environment, with two hidden layers of 256 and batch 256, the sides in turn; Cal-QL is only timed. Writes
+learning rates, discount, target rate, number of control steps and updates; observations are not standardized; Cal-QL has
+a fixed weight and targets with the entropy bonus. Not equal: values and corrections of ours start at zero.
+SAC learns for --steps control steps, an update after each from step 500 on; what ours of the first seed did, with
+rewards times .1, is the one data set from which the offline methods of both sides learn for --updates updates, with two
+hidden layers of 64 and batch 64. Returns: mean of 10 episodes from the same seeds, deployed, after the last update;
+intervals: 95 % of the mean over seeds (Student's t). Before that updates are timed, with the drawing of the batch and
+without the environment, with two hidden layers of 256 and batch 256, the sides in turn. Writes
 benchmarks/results/off_policy_peers.json after every part.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import statistics
 import sys
 import time
@@ -34,6 +37,7 @@ try:
     from d3rlpy.algos import TD3PlusBCConfig as TheirTD3BC
     from d3rlpy.logging import NoopAdapterFactory
     from d3rlpy.models.encoders import VectorEncoderFactory
+    from scipy.stats import t as student_t  # d3rlpy needs it too
     from stable_baselines3 import SAC
 except ImportError as error:
     sys.exit(f"{error.name} is not installed. Run: pip install stable-baselines3 d3rlpy")
@@ -62,7 +66,7 @@ class Size:
 
 
 LEARNED, TIMED = Size((64, 64), 64), Size((256, 256), 256)
-ROUNDS = 2  # of timing
+ROUNDS = 5  # of timing
 
 
 @dataclasses.dataclass
@@ -78,6 +82,7 @@ class Timed:
 
 
 class TimedLearner(OffPolicy):
+    fit_features = False  # the others read observations as they are
     timed = Timed()
 
     def _update(self) -> dict[str, float]:
@@ -200,7 +205,10 @@ def their_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed]:
 THEIRS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "IQL": (TheirIQL, {"expectile": 0.7, "weight_temp": 3.0}),
     "TD3+BC": (TheirTD3BC, {"alpha": 2.5}),
-    "Cal-QL": (TheirCalQL, {}),
+    "Cal-QL": (
+        TheirCalQL,
+        {"conservative_weight": 5.0, "alpha_learning_rate": 0.0, "temp_learning_rate": RATE, "soft_q_backup": True},
+    ),
 }
 
 
@@ -246,7 +254,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=6000, help="control steps of SAC")
     parser.add_argument("--updates", type=int, default=5000, help="of the offline methods")
-    parser.add_argument("--timed", type=int, default=40, help="updates of a round of timing")
+    parser.add_argument("--timed", type=int, default=100, help="updates of a round of timing")
     parser.add_argument("--only", choices=("returns", "times"), nargs="+", default=["returns", "times"])
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -260,7 +268,7 @@ def main() -> None:
         ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
         returns.setdefault("SAC", []).append((ours, their_sac(LEARNED, seed, chosen.steps)[0]))
-        for method in ("IQL", "TD3+BC"):
+        for method in THEIRS:
             ours, _ = our_offline(method, LEARNED, seed, data, chosen.updates)
             theirs, _ = their_offline(method, LEARNED, seed, data, chosen.updates)
             returns.setdefault(method, []).append((ours, theirs))
@@ -293,7 +301,7 @@ def timing_rows(data: Entries, updates: int) -> list[Row]:
 
 
 def return_rows(returns: dict[str, list[tuple[float, float]]], seeds: Sequence[int]) -> list[Row]:
-    """Means over seeds, with the lowest and the highest."""
+    """Means over seeds."""
     rows = []
     for method, pairs in returns.items():
         ours, theirs = zip(*pairs, strict=True)
@@ -301,10 +309,19 @@ def return_rows(returns: dict[str, list[tuple[float, float]]], seeds: Sequence[i
             row(
                 f"{method}, return", statistics.fmean(ours), "return", against=peer_of(method),
                 theirs=statistics.fmean(theirs), seeds=list(seeds[: len(pairs)]), values=list(ours),
-                their_values=list(theirs), interval=[min(ours), max(ours)], their_interval=[min(theirs), max(theirs)],
+                their_values=list(theirs), interval=mean_interval(ours), their_interval=mean_interval(theirs),
             )
         )  # fmt: skip
     return rows
+
+
+def mean_interval(values: Sequence[float]) -> list[float] | None:
+    """95 % (Student's t); None of a single value."""
+    if len(values) == 1:
+        return None
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    low, high = student_t.interval(0.95, len(values) - 1, loc=statistics.fmean(values), scale=error)
+    return [float(low), float(high)]
 
 
 def peer_of(method: str) -> str:

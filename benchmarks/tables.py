@@ -236,15 +236,18 @@ def off_policy_two_sides() -> str:
 
 
 def off_policy_peers() -> str:
-    """Our updates beside those of other libraries."""
+    """Our updates, and what is learned by them, beside those of other libraries."""
     record = read("off_policy_peers")
-    versions = record["peers"]
-    rows = [
-        [one["name"].partition(",")[0], f"{one['value']:.1f}", f"{one['theirs']:.1f}", f"{one['ratio']:.2f}",
-         f"{one['against']} {versions[one['against']]}"]
-        for one in record["rows"] if one["unit"] == "ms"
-    ]  # fmt: skip
-    head = ["one update, batch 256", "ours [ms]", "theirs [ms]", "ratio", "theirs is"]
+    versions, rows = record["peers"], []
+    for one in record["rows"]:
+        if one["unit"] == "ms":
+            method = one["name"].partition(",")[0]
+            learned = named(record, f"{method}, return")
+            times = [f"{one['value']:.1f}", f"{one['theirs']:.1f}", f"{one['ratio']:.2f}"]
+            returns = [f"{learned[side]:.0f} ({learned[interval][0]:.0f} to {learned[interval][1]:.0f})"
+                       for side, interval in (("value", "interval"), ("theirs", "their_interval"))]  # fmt: skip
+            rows.append([method, *times, *returns, f"{one['against']} {versions[one['against']]}"])
+    head = ["", "update, ours [ms]", "theirs [ms]", "ratio", "return, ours", "theirs", "theirs is"]
     return f"{table(head, rows)}\n\n{source('off_policy_peers', record)}"
 
 

@@ -14,6 +14,8 @@ from policies.residual.histogram import HistogramConfig, histogram_loss, mean_va
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
 
+CACHED_ROWS = 1024  # at once on a CPU: larger layers would be written to memory and read again
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig:
@@ -86,10 +88,17 @@ class QEnsemble(nn.Module):
         actions = action.flatten(-2)
         seen = self.trunk((features.float() - self.feature_mean) / self.feature_std)
         x = torch.cat([seen.expand(*actions.shape[:-1], -1), actions], dim=-1).flatten(0, -2)
+        parts = x.split(CACHED_ROWS if x.device.type == "cpu" else max(len(x), 1))
+        value = torch.cat([self._of_members(part, only) for part in parts], dim=1)
+        return value.view(-1, *actions.shape[:-1], value.shape[-1])
+
+    def _of_members(
+        self, x: Float[Tensor, "B width"], only: Int[Tensor, " some"] | None
+    ) -> Float[Tensor, "some B out"]:
         value = x.expand(self.config.members if only is None else len(only), -1, -1)
         for layer in self.members:
             value = layer(value, only) if isinstance(layer, _Linears | _Norms) else layer(value)
-        return value.view(-1, *actions.shape[:-1], value.shape[-1])
+        return value
 
     def value(self, output: Float[Tensor, "*shape out"]) -> Float[Tensor, "*shape"]:
         histogram = self.config.histogram

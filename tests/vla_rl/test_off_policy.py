@@ -17,7 +17,7 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.best_of import BestOfPolicy, best_of
-from policies.residual.ensemble import EnsembleConfig, QEnsemble, follow
+from policies.residual.ensemble import CACHED_ROWS, EnsembleConfig, QEnsemble, follow
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
@@ -169,6 +169,21 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target() -> None:
         log_temperature = torch.zeros((), requires_grad=True)
         temperature_loss(log_temperature, torch.tensor([log_prob]), -1.0).backward()
         assert log_temperature.grad is not None and sign * log_temperature.grad > 0
+
+
+def test_many_actions_are_valued_as_few_are() -> None:
+    """In parts that fit a processor's cache: the same values and gradients."""
+    torch.manual_seed(0)
+    critic = QEnsemble(EnsembleConfig(hidden=(8,), members=3), feature_dim=3, action_numbers=2)
+    with torch.no_grad():
+        list(critic.parameters())[-2].normal_()  # the last layer starts at zero
+    features, action = torch.randn(CACHED_ROWS // 2, 3), torch.randn(5, CACHED_ROWS // 2, 2, 1)
+    together = critic(features, action)
+    separately = torch.stack([critic(features, one) for one in action], dim=1)
+    torch.testing.assert_close(together, separately)
+    parameters = list(critic.parameters())
+    found, expected = (torch.autograd.grad(q.logsumexp(1).mean(), parameters) for q in (together, separately))
+    torch.testing.assert_close(found, expected)
 
 
 def test_members_are_independent_and_the_target_follows() -> None:

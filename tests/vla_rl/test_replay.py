@@ -338,6 +338,18 @@ def test_returns_to_go_by_hand() -> None:
     assert held.windows(np.array([0]), chunks=1).return_to_go is None
 
 
+def test_a_return_is_known_once_its_episode_has_ended() -> None:
+    held = replay(entries(1, [4], [0], [0.0]), capacity=4)
+    held.extend(entries(3, [4, 4, 4], [0, 0, 0], [0.5, 1.0, 0.0]))
+    for end, expected in ((False, [-np.inf, -np.inf]), (True, [0.5 + GAMMA**4 + 2 * GAMMA**12, 1 + 2 * GAMMA**8])):
+        if end:
+            held.extend(entries(1, [4], [1], [2.0]))
+        for _ in range(2):
+            found = held.windows(np.array([0, 1]), chunks=1, returns=True).return_to_go
+            assert found is not None
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def write_reaches(path: Path, first: int, stop: Any) -> None:
     """A collector's process: episodes of the expert, one after another, until it is told to stop."""
     torch.set_num_threads(1)

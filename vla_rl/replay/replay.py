@@ -203,8 +203,11 @@ class Replay:
         return reward, discount, at
 
     def _return_to_go(self, start: Int64[np.ndarray, " B"]) -> Float64[np.ndarray, " B"]:
-        reward, discount, end = self._walk(start, self.length)
-        return np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
+        """Each is computed once, until something is written."""
+        new = start[np.isnan(self._returns[start])]
+        reward, discount, end = self._walk(new, self.length)
+        self._returns[new] = np.where((discount == 0) | self._entries.timed_out.numpy()[end], reward, -np.inf)
+        return self._returns[start]
 
     def _next(self, at: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         return at // self.length * self.length + (at + 1) % self.length
@@ -216,6 +219,7 @@ class Replay:
         usable[newest] &= self._entries.terminated.numpy()[newest]
         self._usable: Bool[np.ndarray, " entries"] = usable
         self._starts: Int64[np.ndarray, " starts"] = np.flatnonzero(usable)
+        self._returns: Float64[np.ndarray, " entries"] = np.full(len(usable), np.nan)  # not computed yet
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
