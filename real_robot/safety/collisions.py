@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from real_robot.safety.commands import Rejection
 from real_robot.safety.kinematics import JointFrame, Vector, rotation
 from real_robot.safety.stopping import AxisLimits
+from real_robot.safety.swept import POINT_CLEARANCE
 
 BASE = "base"
 MIN_JOINTS_APART = 3
@@ -106,12 +107,12 @@ class CollisionClearance:
         way = np.abs(joints - self._seen_at)
         way += paths
         way *= self._travel
-        pairs = (self._seen < way.sum(1)).nonzero()[0]
+        pairs = (self._seen < way.sum(1) + POINT_CLEARANCE).nonzero()[0]
         if not len(pairs):
             return None
         state = self.at(positions, pairs)
         self._seen[pairs], self._seen_at[pairs] = state, joints
-        close = (state < self._travel[pairs] @ paths).nonzero()[0]
+        close = (state < self._travel[pairs] @ paths + POINT_CLEARANCE).nonzero()[0]
         return (pairs[close], state[close]) if len(close) else None
 
     def at(self, positions: Sequence[float], among: Pairs | None = None) -> Distances:
@@ -144,12 +145,12 @@ class CollisionClearance:
     def start_problem(self, positions: Sequence[float]) -> str:
         state = self.at(positions)
         nearest = int(state.argmin())
-        if state[nearest] >= 0.0:
+        if state[nearest] >= POINT_CLEARANCE:
             return ""
         first, second = self._names[nearest]
         return (
-            f"{first} and {second} are {1e3 * (state[nearest] + self._margin):.0f} mm apart, the margin of collisions "
-            f"is {1e3 * self._margin:.0f} mm; move the arm away by hand"
+            f"{first} and {second} are {1e3 * (state[nearest] + self._margin):.0f} mm apart, must be "
+            f"{1e3 * (self._margin + POINT_CLEARANCE):.0f} mm (margin of collisions); move the arm away by hand"
         )
 
 

@@ -18,8 +18,8 @@ Rejection = Literal[  # the whole command is dropped and every joint brakes
     "collision",
     "contact_speed",
 ]
-# one joint is limited; with contact_speed, all of them
-Clamp = Literal["position", "velocity", "acceleration", "braking_distance", "contact_speed"]
+# one joint is limited; with contact_speed and near, all of them
+Clamp = Literal["position", "velocity", "acceleration", "braking_distance", "contact_speed", "near"]
 Timing = Literal["missed_ticks", "early_tick", "clock_jump"]  # irregular calls
 
 

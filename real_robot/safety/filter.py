@@ -9,8 +9,9 @@ message that arrives late or is lost changes nothing as long as a later one arri
 After a pause of a third of it nothing is sent until the arm has come to rest by the stop that it has.
 
 A command that breaks a hard rule is rejected as a whole and the arm brakes; one that is only too far or too fast is
-followed as closely as the limits allow. Position, velocity, acceleration and jerk stay within the limits at the points
-and between them, and a stop that keeps all limits is always possible (``real_robot.safety.stopping``).
+followed as closely as the limits allow. After one that leads too close to something the next ones are followed in
+shorter steps, so that an arm beside it can leave. Position, velocity, acceleration and jerk stay within the limits at
+the points and between them, and a stop that keeps all limits is always possible (``real_robot.safety.stopping``).
 
 A latched stop replaces what was sent ``_PROMPT_S`` from now on. This is a *protective hold* in software. It is not an
 emergency stop and not certified.
@@ -41,6 +42,9 @@ _SENT_BEFORE_S = 0.03
 UNKNOWN_OFFSET = {"rad": 0.02, "m": 0.005}
 # Of the highest speed for contact that motion which was too fast is scaled down to.
 _CONTACT_SHARE = 0.95
+# After a motion was refused for what is near, the share of the way to the target that is aimed at is multiplied by the
+# first, after each one that was not by the second. A short motion, in the same direction, needs less room.
+_NEARER, _FARTHER, _NEAREST = 0.5, 1.5, 1e-4
 # A joint at rest for longer must be within its ``hold_tolerance``.
 _SETTLED_S = 0.5
 
@@ -82,6 +86,7 @@ class SafetyFilter:
         arms = [] if limits.workspace is None else [limits.workspace, *limits.more_arms]
         self._point_speeds = PointSpeeds(limits.collisions, arms, limits.axes) if limits.contact else None
         self._max_point_speed = limits.contact.max_speed_m_s * self.dt if limits.contact else inf
+        self._aim = 1.0
         self._stop_reason: str | None = None
         self._started = self.lost = False
         kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
@@ -114,6 +119,7 @@ class SafetyFilter:
         rest = Motions(held, [0.0] * len(held), [0.0] * len(held), [AT_REST] * len(held))
         self._time_s, self._tick, self._started = now_s, 0, True
         self._braking = self.lost = False
+        self._aim = 1.0
         self._path.clear()
         for tick in range(ticks, max(ticks + 1, self.lead) + 1):
             self._append(tick, rest, moved=ticks - 1)
@@ -221,12 +227,14 @@ class SafetyFilter:
         rejection = problem or self._command_problem(command, now_s)
         if rejection is None:
             assert command is not None
-            motions = self._follow(command.positions, events, [self.speed_scale] * len(self._axes))
+            wanted, last = command.positions, self._targets
+            if self._aim < 1.0:
+                now = self._path[-1].motions.positions
+                wanted = last = [q + self._aim * (target - q) for q, target in zip(now, wanted, strict=True)]
+            motions = self._follow(wanted, last, events, [self.speed_scale] * len(self._axes))
             if self._point_speeds is not None:
-                motions, rejection = self._limit_contact_speed(command.positions, motions, events)
-            before = self._path[-1].motions.positions
-            for check in self._checks:
-                rejection = rejection or check.violation(before, motions)
+                motions, rejection = self._limit_contact_speed(wanted, last, motions, events)
+            rejection = rejection or self._near_problem(motions, events)
         if rejection is not None:
             events.append(rejection)
             self._brake()
@@ -237,7 +245,7 @@ class SafetyFilter:
         return True
 
     def _limit_contact_speed(
-        self, wanted: Sequence[float], motions: Motions, events: list[SafetyEvent]
+        self, wanted: Sequence[float], last: Sequence[float], motions: Motions, events: list[SafetyEvent]
     ) -> tuple[Motions, SafetyEvent | None]:
         """The motion with all joint speeds scaled down so that no point of the arm is too fast, in the stop too; why it
         may not be made if that is not enough."""
@@ -251,18 +259,32 @@ class SafetyFilter:
             min(self.speed_scale, share * abs(u) / axis.max_speed)
             for u, axis in zip(motions.speeds, self._axes, strict=True)
         ]
-        motions = self._follow(wanted, [], scales)
+        motions = self._follow(wanted, last, [], scales)
         event = SafetyEvent("contact_speed", None, fastest / self.dt, limit / self.dt)
         if self._point_speeds.fastest(before, motions) > limit:
             return motions, event
         events.append(event)
         return motions, None
 
-    def _follow(self, wanted: Sequence[float], events: list[SafetyEvent], scales: Sequence[float]) -> Motions:
-        """Each joint towards its wanted position as closely as the limits allow, at most at its share ``scales`` of the
-        highest speed; one that cannot, brakes."""
+    def _near_problem(self, motions: Motions, events: list[SafetyEvent]) -> SafetyEvent | None:
+        """Why the motion may not be made for what is near; the next ones are then shorter."""
+        before = self._path[-1].motions.positions
+        for check in self._checks:
+            if problem := check.violation(before, motions):
+                self._aim = max(_NEAREST, _NEARER * self._aim)
+                return problem
+        if self._aim < 1.0:
+            events.append(SafetyEvent("near", None, 1.0, self._aim))
+            self._aim = min(1.0, _FARTHER * self._aim)
+        return None
+
+    def _follow(
+        self, wanted: Sequence[float], last_wanted: Sequence[float], events: list[SafetyEvent], scales: Sequence[float]
+    ) -> Motions:
+        """Each joint towards its wanted position, ``last_wanted`` a tick ago, as closely as the limits allow, at
+        most at its share ``scales`` of the highest speed; one that cannot, brakes."""
         positions, speeds, accels, stops = [], [], [], []
-        joints = zip(self._axes, wanted, self._targets, scales, *self._path[-1].motions, strict=True)
+        joints = zip(self._axes, wanted, last_wanted, scales, *self._path[-1].motions, strict=True)
         for i, (axis, target, last, scale, q, u, w, stop) in enumerate(joints):
             if not axis.low - _SLACK <= target <= axis.high + _SLACK:
                 events.append(SafetyEvent("position", i, target, axis.low if target < axis.low else axis.high))

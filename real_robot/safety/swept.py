@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from real_robot.safety.commands import Rejection, SafetyEvent
 from real_robot.safety.stopping import Stop, duration, offset_at
 
-# Points of a stop that are looked at; a motion that needs more is refused, as it is too close.
-MAX_POINTS = 6
+# Least clearance [m] at the positions that are looked at, zero between them. An arm at rest has as much, so that it can
+# leave, if slowly.
+POINT_CLEARANCE = 0.001
 
 A = TypeVar("A")
 S = TypeVar("S")
@@ -31,8 +32,8 @@ class Clearance(Protocol[A, S]):
     reason: Rejection
 
     def near(self, positions: Sequence[float], sweeps: Sequence[float]) -> tuple[A, S] | None:
-        """What may be touched while each joint moves by ``sweeps`` [path length, rad or m] to or from these joint
-        positions, and its state there; None: nothing."""
+        """What may come nearer than ``POINT_CLEARANCE`` while each joint moves by ``sweeps`` [path length, rad or m] to
+        or from these joint positions, and its state there; None: nothing."""
         ...
 
     def at(self, positions: Sequence[float], among: A | None = None) -> S:
@@ -53,23 +54,16 @@ class Clearance(Protocol[A, S]):
         ...
 
     def start_problem(self, positions: Sequence[float]) -> str:
-        """Why the arm may not start here, or an empty text."""
+        """Why the arm may not start here, nearer than ``POINT_CLEARANCE``, or an empty text."""
         ...
-
-
-class _Point(NamedTuple):
-    """Of a stop: tick, state, every joint's offset there."""
-
-    tick: int
-    state: Any
-    offsets: Sequence[float]
 
 
 class SweptCheck(Generic[A, S]):
     """The rule that a robot stays clear, between ticks and in the stop too.
 
     Between two positions whose clearances are, together, larger than the travel between them is long, there is no
-    contact. Otherwise a position between the two is looked at.
+    contact. Otherwise one position between the two is looked at; a motion that needs more is refused, as it is too fast
+    so close.
     """
 
     def __init__(self, clearance: Clearance[A, S]) -> None:
@@ -84,49 +78,42 @@ class SweptCheck(Generic[A, S]):
         if near is None:
             return None
         among, state = near
-        least = clearance.least(state)
-        if least < 0.0:
-            return self._event(least)
+        if (least := clearance.least(state)) < POINT_CLEARANCE:
+            return self._event(least, POINT_CLEARANCE)
         left = clearance.left(state, sweeps, None, among)
         if left < 0.0 and clearance.left(state, sweeps, clearance.at(before, among), among) < 0.0:
             return self._event(left)
-        self._points_left = MAX_POINTS
-        ticks = max([duration(stop[0]) for stop in motions.stops])
-        end = self._point(motions, among, ticks, [stop[3] for stop in motions.stops])
-        least = clearance.least(end.state)
-        if least < 0.0:
-            return self._event(least)
-        return self._between(motions, among, _Point(0, state, [0.0] * len(sweeps)), end)
+        return self._stop_violation(motions, among, state)
 
-    def _event(self, value: float) -> SafetyEvent:
-        return SafetyEvent(self.clearance.reason, None, value, 0.0)
-
-    def _point(self, motions: Motions, among: A, tick: int, offsets: list[float]) -> _Point:
-        """The stop at ``tick``."""
-        self._points_left -= 1
-        positions = [q + d for q, d in zip(motions.positions, offsets, strict=True)]
-        return _Point(tick, self.clearance.at(positions, among), offsets)
-
-    def _between(self, motions: Motions, among: A, first: _Point, last: _Point) -> SafetyEvent | None:
-        """The same between two points of the stop that are clear."""
-        clearance = self.clearance
-        sweeps = [
-            abs(b - a) if 0.0 in (stop[1], stop[2]) else stop[4]  # the path length, if the joint turns back
-            for a, b, stop in zip(first.offsets, last.offsets, motions.stops, strict=True)
-        ]
-        near = clearance.between(first.state, last.state, sweeps, among)
+    def _stop_violation(self, motions: Motions, among: A, state: S) -> SafetyEvent | None:
+        """The same of the stop, which begins at ``state``."""
+        clearance, positions = self.clearance, motions.positions
+        start, rest = [0.0] * len(positions), [stop[3] for stop in motions.stops]
+        end = clearance.at([q + d for q, d in zip(positions, rest, strict=True)], among)
+        if (least := clearance.least(end)) < POINT_CLEARANCE:
+            return self._event(least, POINT_CLEARANCE)
+        near = clearance.between(state, end, _sweeps(start, rest, motions), among)
         if near is None:
             return None
-        if last.tick - first.tick < 2 or not self._points_left:
-            return self._event(clearance.left(last.state, sweeps, first.state, among))
-        among, first_state, last_state = near
-        # about half of the distance, as it slows down
-        tick = first.tick + max(1, (last.tick - first.tick) * 3 // 10)
-        stops = zip(motions.stops, motions.speeds, motions.accels, strict=True)
-        middle = self._point(motions, among, tick, [offset_at(stop, u, w, tick) for stop, u, w in stops])
-        least = clearance.least(middle.state)
-        if least < 0.0:
-            return self._event(least)
-        return self._between(motions, among, _Point(first.tick, first_state, first.offsets), middle) or self._between(
-            motions, among, middle, _Point(last.tick, last_state, last.offsets)
-        )
+        among, state, end = near
+        tick = max([duration(stop[0]) for stop in motions.stops]) * 3 // 10  # half of the way, as it slows down
+        joints = zip(motions.stops, motions.speeds, motions.accels, strict=True)
+        half = [offset_at(stop, u, w, tick) for stop, u, w in joints]
+        middle = clearance.at([q + d for q, d in zip(positions, half, strict=True)], among)
+        if (least := clearance.least(middle)) < POINT_CLEARANCE:
+            return self._event(least, POINT_CLEARANCE)
+        for first, a, last, b in ((state, start, middle, half), (middle, half, end, rest)):
+            if (left := clearance.left(last, _sweeps(a, b, motions), first, among)) < 0.0:
+                return self._event(left)
+        return None
+
+    def _event(self, value: float, limit: float = 0.0) -> SafetyEvent:
+        return SafetyEvent(self.clearance.reason, None, value, limit)
+
+
+def _sweeps(first: Sequence[float], last: Sequence[float], motions: Motions) -> list[float]:
+    """Path length of each joint between two of its offsets in the stop; of the whole stop, if it turns back."""
+    return [
+        abs(b - a) if 0.0 in (stop[1], stop[2]) else stop[4]
+        for a, b, stop in zip(first, last, motions.stops, strict=True)
+    ]

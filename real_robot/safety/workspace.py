@@ -9,6 +9,7 @@ from math import inf, sqrt
 from real_robot.safety.commands import Rejection
 from real_robot.safety.kinematics import EndEffectorPoint, JointFrame, LeverArms, Vector, max_travel
 from real_robot.safety.stopping import AxisLimits
+from real_robot.safety.swept import POINT_CLEARANCE
 
 # Distance of the end effector to the nearest face, negative outside; where it is; lever arms.
 Depth = tuple[float, Vector, LeverArms]
@@ -38,7 +39,7 @@ class WorkspaceClearance:
 
     def near(self, positions: Sequence[float], sweeps: Sequence[float]) -> tuple[None, Depth] | None:
         state = self.at(positions)
-        return None if state[0] >= max_travel(state[2], sweeps) else (None, state)
+        return None if state[0] >= max_travel(state[2], sweeps) + POINT_CLEARANCE else (None, state)
 
     def at(self, positions: Sequence[float], among: None = None) -> Depth:
         place, levers = self._point.position_and_levers(positions)
@@ -74,7 +75,10 @@ class WorkspaceClearance:
         return None if self.left(last, sweeps, first) >= 0.0 else (None, first, last)
 
     def start_problem(self, positions: Sequence[float]) -> str:
-        if self.at(positions)[0] >= 0.0:
+        if self.at(positions)[0] >= POINT_CLEARANCE:
             return ""
         where = ", ".join(f"{x:.3f}" for x in self._point(positions))
-        return f"the end effector is at ({where}) m, outside the workspace box; move the arm inside by hand"
+        return (
+            f"the end effector is at ({where}) m, not {1e3 * POINT_CLEARANCE:g} mm inside the workspace box; "
+            "move the arm inside by hand"
+        )

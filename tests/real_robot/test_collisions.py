@@ -197,7 +197,9 @@ def test_a_joint_belongs_to_one_arm() -> None:
 
 def test_an_arm_within_the_margin_may_not_start() -> None:
     folded = [0.0, -1.7, 0.0, -3.0, 0.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match=r"mm apart, the margin of collisions is 20 mm; move the arm away by hand"):
+    with pytest.raises(
+        ValueError, match=r"mm apart, must be 21 mm \(margin of collisions\); move the arm away by hand"
+    ):
         SafetyFilter(panda()).start(folded, 0.0)
 
 

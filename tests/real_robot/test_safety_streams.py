@@ -230,6 +230,33 @@ def test_the_end_effector_stays_in_the_box(seed: int, margin: float, swing: floa
                 assert max(abs(x - c) for x, c in zip(point(joints), center, strict=True)) <= margin + 1e-9
 
 
+@settings(stream_settings, max_examples=max(10, STREAMS // 10))
+@given(seed=st.integers(0, 2**32 - 1), margin=st.floats(0.05, 0.3))
+def test_an_arm_that_was_driven_to_a_face_can_leave_it(seed: int, margin: float) -> None:
+    """From wherever commands that lead out of the box bring it; the way back is straight for the end effector."""
+    assert PANDA.workspace is not None
+    point = EndEffectorPoint(PANDA.workspace.frames, PANDA.workspace.end_effector, PANDA.axes)
+    center = np.array(point(READY))
+    box = replace(PANDA.workspace, low=tuple(center - margin), high=tuple(center + margin))
+    axes = tuple(replace(axis, contact_residual=None) for axis in PANDA.axes)
+    safety, rng = SafetyFilter(replace(PANDA, workspace=box, axes=axes, collisions=None)), random.Random(seed)
+    safety.start(READY, 0.0)
+
+    def back() -> list[float]:
+        joints = np.array(safety.positions)
+        moved = [point((joints + 1e-6 * one).tolist()) for one in np.eye(len(joints))]
+        jacobian = (np.array(moved) - point(joints.tolist())).T / 1e-6
+        step = np.linalg.pinv(jacobian, rcond=0.1) @ (center - point(joints.tolist()))
+        return (joints + 0.2 * step).tolist()
+
+    away = [q + rng.uniform(-1.0, 1.0) for q in READY]
+    for tick in range(1, 501):
+        now = tick / PANDA.command_hz
+        target = away if tick <= 100 else back()
+        safety.filter(Command(target, now), Measurement(safety.sent_position(now), now), now)
+    assert np.abs(point(safety.positions) - center).max() < 0.5 * margin
+
+
 @stream_settings
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([0.01, 0.1, 0.5]))
 def test_the_end_effector_never_exceeds_the_bound_of_its_travel(seed: int, size: float) -> None:
