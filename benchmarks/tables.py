@@ -288,25 +288,30 @@ def families() -> str:
 
 
 def robot() -> str:
-    """The policy over ROS topics, and the timing of the node."""
-    success, timing = read("robot_four_tasks"), read("robot_ten_minutes")
-    names = {
-        "success_over_wire": "success over ROS topics",
-        "success_in_sim": "success in simulation",
-        "tick_jitter_p99_ms": "jitter of the control tick, p99",
-        "sensor_to_command_p99_ms": "sensor to command, p99",
-        "missed_ticks": "command ticks skipped in ten minutes",
+    """The policy over ROS topics, and an hour of the node."""
+    wire, hour = read("robot_wire"), read("robot_hour")
+    rows = [[f"success {name}", share(named(wire, name))] for name in ("over the wire", "in simulation")]
+    rows += [[f"in an hour: {name}", quantity(named(hour, name))] for name in ("missed ticks", "holds", "filter p99")]
+    return table(["", ""], rows) + f"\n\n* {source('robot_wire', wire)}\n* {source('robot_hour', hour)}"
+
+
+def filter_costs() -> str:
+    """Of one command, undisturbed and as measured in one run."""
+    record = read("safety")
+    streams = {
+        "smooth": "smooth, nothing is limited",
+        "saturated": "every joint at its limits",
+        "near_the_walls": "large motions near the faces",
+        "collisions_smooth": "smooth, with collisions",
+        "collisions_near": "large motions near obstacles, with collisions",
     }
-    found = {row["name"]: row for row in timing["rows"]} | {
-        row["name"]: row for row in success["rows"] if row["name"].startswith("success")
-    }
+    kinds = ("undisturbed_p50", "undisturbed_p99", "p50", "p99")
     rows = [
-        [text, share(found[key]) if found[key]["unit"] == "share" else quantity(found[key])]
-        for key, text in names.items()
+        [text, *(f"{named(record, f'filter_{name}_{kind}')['value']:.0f}" for kind in kinds)]
+        for name, text in streams.items()
     ]
-    return (
-        table(["", ""], rows) + f"\n\n* {source('robot_four_tasks', success)}\n* {source('robot_ten_minutes', timing)}"
-    )
+    head = ["us per command of seven joints", "p50, undisturbed", "p99, undisturbed", "p50, one run", "p99, one run"]
+    return f"{table(head, rows)}\n\n{source('safety', record)}"
 
 
 def full_size() -> str:
@@ -414,6 +419,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "full_size": full_size,
     "published_learning": published_learning,
     "robot": robot,
+    "filter_costs": filter_costs,
     "peers": peers,
     "success_classifier": success_classifier,
 }
