@@ -4,11 +4,11 @@
     python -m benchmarks.off_policy_peers --seeds 0 1 2
 
 Pendulum-v1, one thread, one process, one environment at a time. Equal: hidden layers with ReLU, two critics, batch,
-learning rates, discount, target rate, number of control steps and updates; observations are not standardized; Cal-QL has
-a fixed weight and targets with the entropy bonus. Not equal: values and corrections of ours start at zero.
-SAC learns for --steps control steps, an update after each from step 500 on; what ours of the first seed did, with
-rewards times .1, is the one data set from which the offline methods of both sides learn for --updates updates, with two
-hidden layers of 64 and batch 64. Returns: mean of 10 episodes from the same seeds, deployed, after the last update;
+learning rates, discount, target rate, number of control steps and updates; observations are not standardized. Cal-QL
+has a fixed weight and targets with the entropy bonus. Not equal: values and corrections of ours start at zero. SAC
+learns for --steps control steps, an update after each from step 500 on; what ours of the first seed did, with rewards
+times .1, is the one data set from which the offline methods of both sides learn for --updates updates, with two hidden
+layers of 64 and batch 64. Returns: mean of 10 episodes from the same seeds, deployed, after the last update;
 intervals: 95 % of the mean over seeds (Student's t). Before that updates are timed, with the drawing of the batch and
 without the environment, with two hidden layers of 256 and batch 256, the sides in turn. Writes
 benchmarks/results/off_policy_peers.json after every part.
