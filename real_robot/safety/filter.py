@@ -19,15 +19,15 @@ emergency stop and not certified.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import ceil, inf, isfinite, nan
-from typing import Any, NamedTuple
+from typing import Any
 
 from real_robot.safety.collisions import CollisionClearance
 from real_robot.safety.commands import Command, Measurement, PathPoint, SafeCommand, SafetyEvent
 from real_robot.safety.contact import PointSpeeds
 from real_robot.safety.limits import RobotLimits
+from real_robot.safety.sent import SentPath
 from real_robot.safety.stopping import AT_REST, Axis, Stop, along, duration, rest_of
 from real_robot.safety.swept import Motions, SweptCheck
 from real_robot.safety.workspace import WorkspaceClearance
@@ -47,15 +47,6 @@ _CONTACT_SHARE = 0.95
 _NEARER, _FARTHER, _NEAREST = 0.5, 1.5, 1e-4
 # A joint at rest for longer must be within its ``hold_tolerance``.
 _SETTLED_S = 0.5
-
-
-class _Point(NamedTuple):
-    """The motion at one tick, in ticks and in SI units; ``moved``: the last tick up to here that is not at rest."""
-
-    tick: int
-    motions: Motions
-    sent: PathPoint
-    moved: int
 
 
 class SafetyFilter:
@@ -90,7 +81,7 @@ class SafetyFilter:
         self._stop_reason: str | None = None
         self._started = self.lost = False
         kept = ceil(limits.max_measurement_age_s / self.dt) + self._sent_before + 4
-        self._path: deque[_Point] = deque(maxlen=self.lead + kept)
+        self._sent = SentPath(limits.command_hz, self.lead + kept)
 
     def start(self, positions: Sequence[float], now_s: float) -> None:
         """Hold at the measured ``positions``, or, joint by joint, where the arm was sent if it still holds there.
@@ -117,24 +108,24 @@ class SafetyFilter:
             ticks = max(ticks, ceil(1.875 * way / self._max_point_speed))
         ticks += self.lead  # the message may be as late
         rest = Motions(held, [0.0] * len(held), [0.0] * len(held), [AT_REST] * len(held))
-        self._time_s, self._tick, self._started = now_s, 0, True
+        self._started = True
         self._braking = self.lost = False
         self._aim = 1.0
-        self._path.clear()
+        self._sent.restart(now_s)
         for tick in range(ticks, max(ticks + 1, self.lead) + 1):
-            self._append(tick, rest, moved=ticks - 1)
+            self._sent.append(tick, rest, moved=ticks - 1)
         self._targets = held
         self._last = self._command(accepted=True, events=[])
 
     @property
     def tick(self) -> int:
         """Of the last point that was decided."""
-        return self._path[-1].tick
+        return self._sent.last.tick
 
     @property
     def last_point_s(self) -> float:
         """When the last point that was decided is due."""
-        return self._path[-1].sent.time_s
+        return self._sent.last.sent.time_s
 
     @property
     def braking(self) -> bool:
@@ -144,12 +135,12 @@ class SafetyFilter:
     @property
     def at_rest(self) -> bool:
         """Whether the arm was sent to rest, at this tick and from now on."""
-        return self._tick > self._path[-1].moved
+        return self._sent.now > self._sent.last.moved
 
     @property
     def positions(self) -> tuple[float, ...]:
         """Where every joint is sent, ``lead`` ticks from now."""
-        return tuple(self._path[-1].motions.positions)
+        return tuple(self._sent.last.motions.positions)
 
     @property
     def stopped(self) -> str | None:
@@ -179,12 +170,12 @@ class SafetyFilter:
         problem = self._arm_problem(measured, now_s)
         urgent = problem is not None and not self._braking and not self.lost
         if urgent:
-            self._drop_from(self._tick + self._prompt)
+            self._sent.drop_from(self._sent.now + self._prompt)
         self._braking = problem is not None
-        frontier, accepted = self._tick + self.lead, True
-        while self._path[-1].tick < frontier - 1:  # missed ticks, and what was dropped
+        frontier, accepted = self._sent.now + self.lead, True
+        while self._sent.last.tick < frontier - 1:  # missed ticks, and what was dropped
             self._brake()
-        if self._path[-1].tick < frontier:
+        if self._sent.last.tick < frontier:
             accepted = self._decide(command, problem, now_s, events)
         elif problem:
             events.append(problem)
@@ -194,29 +185,11 @@ class SafetyFilter:
 
     def path(self) -> list[PathPoint]:
         """What is sent at this tick: the points from shortly before now on, and the stop that follows the last one."""
-        first = self._tick - self._sent_before
-        points = [point.sent for point in self._path if point.tick >= first]
-        tick, (positions, speeds, accels, stops), *_ = self._path[-1]
-        # the jerk is constant between these ticks of the stop
-        ends = {end for (_, n1, n2, _, n3), *_ in stops for end in (n1, n1 + n2, n1 + n2 + n3)}
-        for ticks in sorted(ends - {0}):
-            joints = zip(positions, speeds, accels, stops, strict=True)
-            motions = [(q, *along(stop[0], u, w, ticks)) for q, u, w, stop in joints]
-            points.append(self._in_si(tick + ticks, [q + d for q, d, _, _ in motions],
-                                      [u for _, _, u, _ in motions], [w for *_, w in motions]))  # fmt: skip
-        return points
+        return self._sent.from_tick(self._sent.now - self._sent_before)
 
     def sent_position(self, time_s: float) -> list[float]:
         """Where every joint was sent for this time."""
-        path = self._path
-        ticks = (time_s - self._time_s) * self.limits.command_hz + self._tick - path[0].tick
-        ticks = min(max(ticks, 0.0), len(path) - 1.0)
-        i = min(int(ticks), len(path) - 2)
-        if i < 0:
-            return list(path[0].motions.positions)
-        share = ticks - i
-        pairs = zip(path[i].motions.positions, path[i + 1].motions.positions, strict=True)
-        return [a + share * (b - a) for a, b in pairs]
+        return self._sent.positions(time_s)
 
     # -- the motion ------------------------------------------------------------------------------------------------
 
@@ -229,7 +202,7 @@ class SafetyFilter:
             assert command is not None
             wanted, last = command.positions, self._targets
             if self._aim < 1.0:
-                now = self._path[-1].motions.positions
+                now = self._sent.last.motions.positions
                 wanted = last = [q + self._aim * (target - q) for q, target in zip(now, wanted, strict=True)]
             motions = self._follow(wanted, last, events, [self.speed_scale] * len(self._axes))
             if self._point_speeds is not None:
@@ -240,7 +213,7 @@ class SafetyFilter:
             self._brake()
             return False
         assert command is not None
-        self._append(self._path[-1].tick + 1, motions)
+        self._sent.append(self._sent.last.tick + 1, motions)
         self._targets = list(command.positions)
         return True
 
@@ -250,7 +223,7 @@ class SafetyFilter:
         """The motion with all joint speeds scaled down so that no point of the arm is too fast, in the stop too; why it
         may not be made if that is not enough."""
         assert self._point_speeds is not None
-        before = self._path[-1].motions
+        before = self._sent.last.motions
         limit, fastest = self._max_point_speed, self._point_speeds.fastest(before, motions)
         if fastest <= limit:
             return motions, None
@@ -268,7 +241,7 @@ class SafetyFilter:
 
     def _near_problem(self, motions: Motions, events: list[SafetyEvent]) -> SafetyEvent | None:
         """Why the motion may not be made for what is near; the next ones are then shorter."""
-        before = self._path[-1].motions.positions
+        before = self._sent.last.motions.positions
         for check in self._checks:
             if problem := check.violation(before, motions):
                 self._aim = max(_NEAREST, _NEARER * self._aim)
@@ -284,7 +257,7 @@ class SafetyFilter:
         """Each joint towards its wanted position, ``last_wanted`` a tick ago, as closely as the limits allow, at
         most at its share ``scales`` of the highest speed; one that cannot, brakes."""
         positions, speeds, accels, stops = [], [], [], []
-        joints = zip(self._axes, wanted, last_wanted, scales, *self._path[-1].motions, strict=True)
+        joints = zip(self._axes, wanted, last_wanted, scales, *self._sent.last.motions, strict=True)
         for i, (axis, target, last, scale, q, u, w, stop) in enumerate(joints):
             if not axis.low - _SLACK <= target <= axis.high + _SLACK:
                 events.append(SafetyEvent("position", i, target, axis.low if target < axis.low else axis.high))
@@ -312,47 +285,18 @@ class SafetyFilter:
 
     def _brake(self) -> None:
         """One more tick of the stop that follows the last point."""
-        point = self._path[-1]
+        point = self._sent.last
         if point.motions.stops == [AT_REST] * len(self._axes):
-            self._append(point.tick + 1, point.motions)
+            self._sent.append(point.tick + 1, point.motions)
         else:
             braked = [_braked(*joint) for joint in zip(*point.motions, strict=True)]
-            self._append(point.tick + 1, Motions(*(list(values) for values in zip(*braked, strict=True))))
-        self._targets = list(self._path[-1].motions.positions)
-
-    def _drop_from(self, tick: int) -> None:
-        """Forget the points after ``tick``, except the first of all."""
-        while self._path[-1].tick > max(tick, self._path[0].tick):
-            self._path.pop()
-
-    def _append(self, tick: int, motions: Motions, moved: int | None = None) -> None:
-        if moved is None:
-            moving = any(motions.speeds) or any(motions.accels)
-            moved = tick if moving else self._path[-1].moved
-        self._path.append(
-            _Point(tick, motions, self._in_si(tick, motions.positions, motions.speeds, motions.accels), moved)
-        )
-
-    def _in_si(
-        self, tick: int, positions: Sequence[float], speeds: Sequence[float], accels: Sequence[float]
-    ) -> PathPoint:
-        hz = self.limits.command_hz
-        time_s = self._time_s + (tick - self._tick) * self.dt
-        return PathPoint(
-            time_s, tuple(positions), tuple([u * hz for u in speeds]), tuple([w * hz * hz for w in accels])
-        )
+            self._sent.append(point.tick + 1, Motions(*(list(values) for values in zip(*braked, strict=True))))
+        self._targets = list(self._sent.last.motions.positions)
 
     def _command(self, *, accepted: bool, events: list[SafetyEvent]) -> SafeCommand:
-        point = self._path[-1]
-        sent = point.sent
-        return SafeCommand(
-            point.tick,
-            tuple(sent.positions),
-            tuple(sent.velocities),
-            tuple(sent.accelerations),
-            accepted,
-            tuple(events),
-        )
+        point = self._sent.last
+        _, positions, speeds, accels = point.sent
+        return SafeCommand(point.tick, tuple(positions), tuple(speeds), tuple(accels), accepted, tuple(events))
 
     # -- rules -----------------------------------------------------------------------------------------------------
 
@@ -372,26 +316,26 @@ class SafetyFilter:
 
     def _advance_clock(self, now_s: float, events: list[SafetyEvent]) -> bool:
         """Move to the tick nearest to ``now_s``; False if that is not a new one."""
-        passed = (now_s - self._time_s) * self.limits.command_hz
+        passed = (now_s - self._sent.time_s) * self.limits.command_hz
         if 0.5 <= passed < 1.5:
-            self._time_s += self.dt
-            self._tick += 1
+            self._sent.time_s += self.dt
+            self._sent.now += 1
             return True
         if passed >= 1.5 and isfinite(passed):
             missed = round(passed) - 1
             events.append(SafetyEvent("missed_ticks", None, missed, 0.0))
             self.lost = self.lost or 3 * missed >= self.lead > 0
-            self._time_s += (missed + 1) * self.dt
-            self._tick += missed + 1
+            self._sent.time_s += (missed + 1) * self.dt
+            self._sent.now += missed + 1
             return True
         if -0.5 < passed < 0.5:
-            events.append(SafetyEvent("early_tick", None, now_s, self._time_s))
+            events.append(SafetyEvent("early_tick", None, now_s, self._sent.time_s))
             return False
-        events.append(SafetyEvent("clock_jump", None, now_s, self._time_s))
+        events.append(SafetyEvent("clock_jump", None, now_s, self._sent.time_s))
         self.stop("the clock is not finite or ran backwards")
         if isfinite(now_s):
-            self._time_s = now_s
-        self._tick += 1
+            self._sent.time_s = now_s
+        self._sent.now += 1
         return True
 
     def _arm_problem(self, measured: Measurement | None, now_s: float) -> SafetyEvent | None:
@@ -406,7 +350,7 @@ class SafetyFilter:
             return SafetyEvent("measurement_stale", None, age, limit)
         if len(measured.positions) != len(self._axes):
             return SafetyEvent("joint_count", None, len(measured.positions), len(self._axes))
-        tolerances = self._held if self._tick > self._path[-1].moved + self._settled else self._steps
+        tolerances = self._held if self._sent.now > self._sent.last.moved + self._settled else self._steps
         sent = self.sent_position(measured.stamp_s)
         for i, (tolerance, q, p) in enumerate(zip(tolerances, measured.positions, sent, strict=True)):
             if not -tolerance <= q - p <= tolerance:

@@ -109,7 +109,7 @@ def started(limits: RobotLimits, start: list[float], lead_s: float = 0.0) -> Saf
     probe.start(start, 0.0)
     waited = probe.tick - probe.lead
     safety.start(start, -waited / limits.command_hz)
-    safety._time_s, safety._tick = 0.0, waited
+    safety._sent.time_s, safety._sent.now = 0.0, waited
     return safety
 
 
