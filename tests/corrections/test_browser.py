@@ -187,6 +187,28 @@ def test_a_label_never_reaches_the_episode_shown_before(open_page: Callable[...,
         store.delete(order[0], author="the test")
 
 
+def test_a_late_answer_to_an_earlier_filter_is_not_shown(open_page: Callable[..., Page], running: CorrectionServer):
+    with EpisodeStore(running.folder / "episodes") as store:
+        ids = [store.add(make_episode(steps=steps, task=task)) for steps, task in ((4, "one"), (5, "one"), (6, "two"))]
+        page = open_page("Lars")
+        page.click("#link-episodes")
+        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'two')")
+        held: list[Route] = []
+        page.route(re.compile(r"task=one"), lambda route: held.append(route))
+        page.select_option("#f-task", "one")
+        wait_until(page, lambda: len(held) == 1)
+        page.select_option("#f-task", "two")
+        wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
+        with page.expect_response(re.compile(r"task=one")) as answer:
+            held.pop().continue_()
+        answer.value.finished()
+        page.wait_for_timeout(200)
+        assert page.text_content("#count") == "1 episodes"
+        page.unroute_all()
+        for id in ids:
+            store.delete(id, author="the test")
+
+
 def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[..., Page], running: CorrectionServer):
     page = open_page("Rita")
     next_episode(page)

@@ -15,7 +15,9 @@ let chosen: Episode | null = null;
 let playing: ReturnType<typeof setInterval> | null = null;
 let queue = Promise.resolve(); // episodes opened and changed, one after the other
 let opening = 0; // episodes asked for and not yet shown
-let asked = 0; // pictures, so that a late answer is not shown
+// numbers of the last requests, so that a late answer is not shown
+let listAsked = 0;
+let pictureAsked = 0;
 
 export function startEpisodes(): void {
   for (const id of ["f-task", "f-outcome", "f-who", "f-deleted"]) element(id).addEventListener("change", () => void load());
@@ -39,6 +41,7 @@ export function load(first = 0): Promise<void> {
 }
 
 async function readList(first = 0): Promise<void> {
+  const number = ++listAsked;
   const query = new URLSearchParams({
     task: select("f-task").value,
     outcome: select("f-outcome").value,
@@ -47,6 +50,7 @@ async function readList(first = 0): Promise<void> {
     first: String(first),
   });
   const list = await ask<List>(`/api/episodes?${query}`);
+  if (number !== listAsked) return;
   rows = first === 0 ? list.episodes : [...rows, ...list.episodes];
   const known = new Set([...select("f-task").options].map((option) => option.value));
   for (const task of list.tasks) if (!known.has(task)) select("f-task").add(new Option(task, task));
@@ -150,11 +154,11 @@ function stepsOf(row: Row): string {
 }
 
 async function showFrame(id: string, camera: string, index: number): Promise<void> {
-  const number = ++asked;
+  const number = ++pictureAsked;
   const answer = await fetch(`/api/episodes/${id}/frames/${camera}/${index}`);
   if (!answer.ok) return;
   const image = await createImageBitmap(await answer.blob());
-  if (number !== asked) return;
+  if (number !== pictureAsked) return;
   const canvas = element<HTMLCanvasElement>("d-frame");
   [canvas.width, canvas.height] = [image.width, image.height];
   canvas.getContext("2d")?.drawImage(image, 0, 0);
