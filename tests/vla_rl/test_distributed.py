@@ -27,13 +27,14 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from sims.errors import UserError
 from tests.policies.small_configs import CONFIGS
-from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, experiment, numbers, run_to_end, save_residual
+from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, SMALL, experiment, numbers, run_to_end, save_residual
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.off_policy_settings import BestOfConfig
 from vla_rl.config.cluster import ClusterConfig
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.distributed.arrays import PackedRecord
+from vla_rl.rollouts.ahead import Asked
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.reinforce import load_algorithm, place_rollouts
 from vla_rl.runs.run_dir import open_run
@@ -300,6 +301,23 @@ def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, addre
         one = sum(array.nbytes for array in PackedRecord.of(learner.collector.collect(8)).arrays)
     # Those that wait, the one that was learned from, and the weights, which are less than another one.
     assert max(used) < (staleness + 2) * one
+
+
+def test_answers_are_taken_in_the_order_of_the_requests(tmp_path: Path, address: str) -> None:
+    """Ray returns the small one first, from which a process that replaces a lost one must not go back."""
+    import ray
+
+    env = make_env(SIM)
+    save_bundle(build_policy(SMALL, RobotSpec.of(env.spec)), tmp_path / "start")
+    env.close()
+    with placed(tmp_path, experiment(replace(PPO, staleness=1), cluster(address, collectors=1))) as (_, rollouts):
+        for chunks in (500, 1):
+            rollouts._submit(Asked(version=rollouts._version, chunks=chunks))
+        refs = pending(rollouts)
+        assert len(ray.wait(refs, num_returns=len(refs), timeout=60)[0]) == 4
+        answers = [rollouts.pool.next_answer() for _ in refs]
+        assert [(answer.number, answer.shard) for answer in answers] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert rollouts.pool.states == {answer.shard: answer.state for answer in answers[2:]}
 
 
 @pytest.mark.slow

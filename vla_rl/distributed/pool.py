@@ -67,9 +67,13 @@ class CollectorPool:
         process.pending[process.actor.rollout.remote(sent, weights)] = (request, weights)
 
     def next_answer(self) -> Answer:
-        """The next that is complete, of any shard. Raises RunFailure where too many processes are lost."""
+        """The next that is complete, of any process. Raises RunFailure where too many processes are lost.
+
+        A process's answers are taken in the order of its requests, so that ``states`` never go back: of those that are
+        ready Ray may return a later one first.
+        """
         while True:
-            refs = [ref for process in self._processes for ref in process.pending]
+            refs = [next(iter(process.pending)) for process in self._processes if process.pending]
             ready, _ = ray.wait(refs, num_returns=1, timeout=POLL_S)
             if not ready:
                 self._replace_silent()
