@@ -303,6 +303,7 @@ def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, addre
     assert max(used) < (staleness + 2) * one
 
 
+@pytest.mark.slow
 def test_answers_are_taken_in_the_order_of_the_requests(tmp_path: Path, address: str) -> None:
     """Ray returns the small one first, from which a process that replaces a lost one must not go back."""
     import ray
