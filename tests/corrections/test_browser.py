@@ -58,6 +58,12 @@ def next_episode(page: Page) -> None:
     wait_for_mode(page, "policy")
 
 
+def list_episodes(page: Page, task: str) -> None:
+    """Until ``task`` can be chosen."""
+    page.click("#link-episodes")
+    wait_until(page, f"[...document.getElementById('f-task').options].some(option => option.value === '{task}')")
+
+
 def drive_by_keyboard(page: Page, running: CorrectionServer) -> None:
     """Press the keys that go where the expert would go, until the episode ends."""
     pressed: set[str] = set()
@@ -123,8 +129,7 @@ def test_an_episode_is_trimmed_and_split_on_its_timeline(open_page: Callable[...
     with EpisodeStore(running.folder / "episodes") as store:
         id = store.add(make_episode(steps=9, task="cut"))
         page = open_page("Cleo")
-        page.click("#link-episodes")
-        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'cut')")
+        list_episodes(page, "cut")
         page.select_option("#f-task", "cut")
         wait_until(page, "document.getElementById('count').textContent === '1 episodes'")
         page.click("#list tbody tr:first-child button")
@@ -161,8 +166,7 @@ def test_a_label_never_reaches_the_episode_shown_before(open_page: Callable[...,
     with EpisodeStore(running.folder / "episodes") as store:
         first, second = (store.add(make_episode(steps=steps, task="late")) for steps in (4, 5))
         page = open_page("Lena")
-        page.click("#link-episodes")
-        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'late')")
+        list_episodes(page, "late")
         page.select_option("#f-task", "late")
         wait_until(page, "document.getElementById('count').textContent === '2 episodes'")
         rows = page.locator("#list tbody tr")
@@ -191,8 +195,7 @@ def test_a_late_answer_to_an_earlier_filter_is_not_shown(open_page: Callable[...
     with EpisodeStore(running.folder / "episodes") as store:
         ids = [store.add(make_episode(steps=steps, task=task)) for steps, task in ((4, "one"), (5, "one"), (6, "two"))]
         page = open_page("Lars")
-        page.click("#link-episodes")
-        wait_until(page, "[...document.getElementById('f-task').options].some(option => option.value === 'two')")
+        list_episodes(page, "two")
         held: list[Route] = []
         page.route(re.compile(r"task=one"), lambda route: held.append(route))
         page.select_option("#f-task", "one")
