@@ -23,6 +23,7 @@ from real_robot.robot_file import Robot, RobotError
 from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
 from real_robot.ros.messages import LATCHED_QOS
 from real_robot.ros.registry import build_output
+from real_robot.ros.services import NodeServices
 
 
 class EpisodeService:
@@ -32,10 +33,11 @@ class EpisodeService:
     """
 
     def __init__(self, node: Node, name: str, *, timeout_s: float) -> None:
-        self._node, self._name, self._timeout_s = node, name, timeout_s
+        self._name, self._timeout_s = name, timeout_s
         self.success = self.failure = False
-        self._parameters = node.create_client(SetParameters, f"{name}/set_parameters")
-        self._reset = node.create_client(Trigger, f"{name}/reset")
+        kinds = {"set_parameters": SetParameters, "reset": Trigger}
+        absent = f"no node {name} that sets up episodes; start it, or correct ros.episode_node"
+        self._services = NodeServices(node, name, kinds, absent=absent)
         self._subscriptions = [
             node.create_subscription(Bool, f"{name}/success", self._on_success, LATCHED_QOS),
             node.create_subscription(Bool, f"{name}/failure", self._on_failure, LATCHED_QOS),
@@ -46,24 +48,17 @@ class EpisodeService:
         values = [Parameter("task", value=task), Parameter("seed", value=seed)]
         messages: list[ParameterMessage] = [value.to_parameter_msg() for value in values]
         request = SetParameters.Request(parameters=messages)
-        for result in self._call(self._parameters, request, self._timeout_s).results:
+        for result in self._call("set_parameters", request, self._timeout_s).results:
             if not result.successful:
                 raise RobotError(f"the node {self._name} refuses {task!r}, {seed}: {result.reason}")
-        reply = self._call(self._reset, Trigger.Request(), timeout_s)
+        reply = self._call("reset", Trigger.Request(), timeout_s)
         if not reply.success:
             raise RobotError(f"the node {self._name} could not set up the episode: {reply.message}")
         self.success = self.failure = False
         return str(reply.message)
 
-    def _call(self, client: Any, request: Any, timeout_s: float) -> Any:
-        if not client.wait_for_service(timeout_sec=self._timeout_s):
-            raise RobotError(f"no service {client.srv_name}; start the node {self._name}, or correct ros.episode_node")
-        answered = threading.Event()
-        future = client.call_async(request)
-        future.add_done_callback(lambda _: answered.set())
-        if not answered.wait(timeout_s):
-            raise RobotError(f"{client.srv_name} did not answer within {timeout_s:g} s")
-        return future.result()
+    def _call(self, service: str, request: Any, timeout_s: float) -> Any:
+        return self._services.call(service, request, discovery_s=self._timeout_s, timeout_s=timeout_s)
 
     def _on_success(self, message: Bool) -> None:
         self.success = message.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +20,12 @@ from std_srvs.srv import SetBool, Trigger
 from real_robot.calibration import end_effector_pixel, marked
 from real_robot.robot_file import Robot, RobotError
 from real_robot.ros.inputs import CameraInput, JointInput, StopInputs, image_array
+from real_robot.ros.messages import LatestMessage
+from real_robot.ros.services import NodeServices
 
 NODE = "/vla_rl_policy"
 ANSWER_S = 10.0
+_ABSENT = f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE"
 
 
 class _Participant:
@@ -38,6 +42,9 @@ class _Participant:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
 
@@ -49,31 +56,31 @@ class Operator(_Participant):
         super().__init__("vla_rl_operator")
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
+        self._spinning = threading.Thread(target=self._executor.spin, name="ros", daemon=True)
+        self._spinning.start()
 
     def call(self, name: str, *, data: bool | None) -> tuple[bool, str]:
         """(done, message). RobotError without an answer."""
         kind, request = (Trigger, Trigger.Request()) if data is None else (SetBool, SetBool.Request(data=data))
-        client = self.node.create_client(kind, f"{NODE}/{name}")
-        if not client.wait_for_service(timeout_sec=ANSWER_S):
-            raise RobotError(f"no node {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE")
-        future = client.call_async(request)
-        self._executor.spin_until_future_complete(future, timeout_sec=ANSWER_S)
-        if not future.done():
-            raise RobotError(f"{NODE}/{name} did not answer within {ANSWER_S:g} s")
-        reply = future.result()
+        services = NodeServices(self.node, NODE, {name: kind}, absent=_ABSENT)
+        reply = services.call(name, request, discovery_s=ANSWER_S, timeout_s=ANSWER_S)
         return bool(reply.success), str(reply.message)
 
     def status(self) -> dict[str, Any]:
         """The newest diagnostics. RobotError if none arrive."""
-        seen: list[DiagnosticArray] = []
-        self.node.create_subscription(DiagnosticArray, "/diagnostics", seen.append, 10)
+        newest = LatestMessage(self.node, DiagnosticArray, "/diagnostics", depth=10)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
-            self._executor.spin_once(timeout_sec=0.2)
-            for status in (status for array in seen for status in array.status):
+            time.sleep(0.05)
+            for status in (status for array in newest.take_new() for status in array.status):
                 if status.name.startswith(NODE.strip("/")):
                     return {"message": status.message, **{value.key: value.value for value in status.values}}
-        raise RobotError(f"no diagnostics of {NODE} on this ROS domain; start it: vla-rl deploy BUNDLE --robot FILE")
+        raise RobotError(f"no diagnostics: {_ABSENT}")
+
+    def close(self) -> None:
+        self._executor.shutdown()
+        self._spinning.join()
+        super().close()
 
 
 class Listener(_Participant):

@@ -155,7 +155,9 @@ class Cell:
         return code
 
     def close(self) -> None:
-        """End everything, and remove shared memory of killed participants, which would disturb the next cell."""
+        """End everything, and remove shared memory of killed participants, which would disturb the next cell.
+
+        Prints the end of every log, which pytest shows if the test failed."""
         for name in reversed(list(self.processes)):
             if self.processes[name].poll() is None and name != "operator":
                 self.processes[name].send_signal(signal.SIGTERM)
@@ -164,3 +166,5 @@ class Cell:
             self.kill(name)
         for path in set(_SHARED.glob("*fastrtps*")) - self._shared_before:
             path.unlink(missing_ok=True)
+        for path in sorted(self.folder.glob("*.log")):
+            print(f"--- {path.name}\n{path.read_text()[-2000:]}")
