@@ -96,7 +96,7 @@ class SweptCheck(Generic[A, S]):
         if near is None:
             return None
         among, state, end = near
-        tick = max([duration(stop[0]) for stop in motions.stops]) * 3 // 10  # half of the way, as it slows down
+        tick = max(1, max([duration(stop[0]) for stop in motions.stops]) * 3 // 10)  # half of the way, as it slows down
         joints = zip(motions.stops, motions.speeds, motions.accels, strict=True)
         half = [offset_at(stop, u, w, tick) for stop, u, w in joints]
         middle = clearance.at([q + d for q, d in zip(positions, half, strict=True)], among)
