@@ -100,6 +100,10 @@ def test_values_defaults_and_nested_sections(write):
         ("algorithm: {clip_ration: 1}", "unknown key 'algorithm.clip_ration'; did you mean 'clip_ratio'? (line 2)"),
         ("num_envs: 3", "unknown key 'num_envs'; did you mean 'rollout.num_envs'? (line 2)"),
         (
+            "algorithm: {name: grpo, hidden: [8]}",  # PPO's
+            "unknown key 'algorithm.hidden'; allowed here: group_size, name (line 2)",
+        ),
+        (
             "zzz: 3",
             "unknown key 'zzz'; allowed here: algorithm, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
         ),

@@ -125,7 +125,7 @@ def _nearest_key(keys: Keys, owner: type | None, cls: type) -> str:
     if near := _nearest(keys[-1], names):
         return near
     elsewhere = [field.path for field in config_fields(cls) if field.name == keys[-1]]
-    if elsewhere:
+    if elsewhere and ".".join(keys) not in elsewhere:  # a setting of another choice for this section
         return f"; did you mean '{elsewhere[0]}'?"
     return f"; allowed here: {', '.join(sorted(names))}"
 
