@@ -65,9 +65,9 @@ class PointScenes:
 
 
 class PrefixPretraining:
-    """One fit (vla_rl/runners/fit.py) of the parameter group ``encoder`` of ``policy``."""
+    """One fit (vla_rl/runners/fit.py) of ``policy``'s group ``encoder``. ``rate``: factor on the learning rates."""
 
-    def __init__(self, policy: Policy, source: PretrainingScenes, *, steps: int, seed: int) -> None:
+    def __init__(self, policy: Policy, source: PretrainingScenes, *, steps: int, seed: int, rate: float = 1.0) -> None:
         self.policy, self.source, self.steps, self.step = policy, source, steps, 0
         self.generator = torch.Generator().manual_seed(spawn_seed(seed, "pretraining"))
         self.pool = ScenePool(source, capacity=POOL, seed=seed)
@@ -79,8 +79,8 @@ class PrefixPretraining:
         self.parameters = [*policy.parameter_groups()["encoder"], *self.head.parameters()]
         self.optimizers = make_optimizers(
             {"encoder": self.parameters},
-            learning_rate=RATE,
-            matrix_learning_rate=MATRIX_RATE,
+            learning_rate=rate * RATE,
+            matrix_learning_rate=rate * MATRIX_RATE,
             matrix_groups=("encoder",),
             weight_decay=1e-4,
         )

@@ -11,7 +11,8 @@ demonstrations   a squashed actor that starts at zero: RLPD with half of 20 nois
                  without them
 chunks           the same task at a sixth of the speed (240 steps), from 400 episodes that go to any of the three goals:
                  offline, then online with half of them in every batch. The best of 8 samples of a cloned flow policy,
-                 of chunks of 5 (Q-chunking), of single actions with 1-step targets
+                 of chunks of 5 (Q-chunking), of single actions with 1-step targets; Q-chunking offline alone, for as
+                 many updates
 warm-up          a squashed actor that starts at zero: Cal-QL offline on 60 noisy demonstrations, which are then thrown
                  away; SAC goes on after 800 control steps of the frozen policy (WSRL), or after the 32 that make the
                  first transitions; rewards count ten times against the penalty, or once (unscaled)
@@ -114,6 +115,7 @@ OFFLINE = dataclasses.replace(
 UNSCALED = dataclasses.replace(OFFLINE, reward_scale=1.0, entropy=EntropyConfig(temperature=0.01, learning_rate=1e-4))
 BEST_OF = dataclasses.replace(
     RLPD, batch_size=64, offline_iterations=1, offline_updates=1000, entropy=None, best_of=BestOfConfig(samples=8),
+    utd_ratio=2.0,
     actor_every=1, actor_learning_rate=1e-3, gamma=0.99,
     critic=EnsembleConfig(
         hidden=(64, 64), members=2, least_of=1, trunk_width=None, polyak_tau=0.01, learning_rate=1e-3
@@ -128,11 +130,18 @@ def per_decision(config: OffPolicyConfig, horizon: int) -> OffPolicyConfig:
     )
 
 
+def chunks_arm(horizon: int, *, offline_iterations: int = 1, steps: int = 4000) -> Arm:
+    config = dataclasses.replace(per_decision(BEST_OF, horizon), offline_iterations=offline_iterations)
+    return Arm(env=SlowReach, config=config, horizon=horizon, steps=steps, episodes=400)
+
+
 COMPARISONS: Mapping[str, Mapping[str, Arm]] = {
     "demonstrations": {"RLPD": Arm(env=ReachEnv, config=RLPD), "SAC": Arm(env=ReachEnv, config=SAC)},
     "chunks": {
-        name: Arm(env=SlowReach, config=per_decision(BEST_OF, horizon), horizon=horizon, steps=4000, episodes=400)
-        for name, horizon in (("Q-chunking", 5), ("1-step", 1))
+        "Q-chunking": chunks_arm(5),
+        "1-step": chunks_arm(1),
+        # nothing is learned from what it acts: the iteration that acts is all warm-up
+        "Q-chunking, offline alone": chunks_arm(5, offline_iterations=5, steps=1),
     },
     "warm-up": {
         "WSRL": Arm(env=ReachEnv, config=OFFLINE, steps=4000, episodes=60),

@@ -76,10 +76,14 @@ class OneTask(PointEnv):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """``prefix``: whose pretrained prefix it starts from. ``frozen``: what reinforcement learning leaves as it is."""
+    """``prefix``: whose pretrained prefix it starts from; ``pretraining``: factors on its updates and rates.
+
+    ``frozen``: what reinforcement learning leaves as it is.
+    """
 
     config: Any
     prefix: str
+    pretraining: tuple[float, float] = (1.0, 1.0)
     world: type[PointEnv] = PointEnv
     frozen: tuple[str, ...] = ("encoder",)
     update: dict[str, Any] = field(default_factory=dict)
@@ -102,6 +106,7 @@ RECIPES: dict[str, Recipe] = {
             language=decoder(128, 384, "llama"),
         ),
         prefix="openvla_oft",
+        pretraining=(2.5, 0.25),  # at the others' rate it does not learn
         frozen=(),
     ),
     "diffusion_policy": Recipe(
@@ -138,7 +143,9 @@ def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
         torch.manual_seed(0)
         recipe = RECIPES[name]
         policy = build_policy(recipe.config, RobotSpec.of(recipe.world(num_envs=1).spec))
-        fit = PrefixPretraining(policy, PointScenes(recipe.world), steps=scale.pretraining, seed=0)
+        longer, rate = recipe.pretraining
+        steps = round(longer * scale.pretraining)
+        fit = PrefixPretraining(policy, PointScenes(recipe.world), steps=steps, seed=0, rate=rate)
         while fit.step < fit.steps:
             metrics = fit.update()
             if fit.step % 50 == 0:

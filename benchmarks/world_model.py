@@ -32,7 +32,7 @@ from sims.registry import evaluation_starts, make_env
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment, FromBundle
-from vla_rl.config.loader import load_config
+from vla_rl.config.loader import load_config, save_config
 from vla_rl.intervals import seeds_interval
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imagination import compare_success
@@ -40,7 +40,7 @@ from vla_rl.runners.train import train
 from vla_rl.runners.world_model import WORLD_MODEL_FILE
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, load_tree
 from vla_rl.runs.metrics import read_metrics
-from vla_rl.runs.run_dir import open_run, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, open_run, write_json
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
@@ -101,19 +101,20 @@ def main() -> None:
     for seed in arguments.ablations:
         for variant, (changed, kept) in VARIANTS.items():
             folder = work / f"seed_{seed}" / variant.replace(" ", "_")
-            branch_off(work / f"seed_{seed}" / "imagined", folder, kept)
             settings = [*arguments.settings, "--seed", str(seed), *changed]
-            result = finished(load_config(Experiment, arguments.config, settings), folder)["result"]["rl"]
+            experiment = load_config(Experiment, arguments.config, settings)
+            branch_off(work / f"seed_{seed}" / "imagined", folder, kept, experiment)
+            result = finished(experiment, folder)["result"]["rl"]
             one = figure(f"success, {variant}", result["success"], "1")
             rows.append(one | {"interval": result["interval"], "seeds": [seed]})
             record(rows)
 
 
-def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
-    """A new run in which these stages of ``run`` are done already; files are linked, not copied."""
+def branch_off(run: Path, folder: Path, stages: Sequence[str], experiment: Experiment) -> None:
+    """A run of ``experiment`` in which these stages of ``run`` are done already; files are linked, not copied."""
     if folder.exists():
         return
-    known = json.loads((run / "stages.json").read_text())
+    known = json.loads((run / STAGES_FILE).read_text())
     names = ["demonstrations", "imitation"]
     names += ["imagination/round_0/episodes"] * ("record_0" in stages)
     names += ["imagination/round_0/clone"] * ("clone_0" in known and "clone_0" in stages)
@@ -123,7 +124,8 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str]) -> None:
             shutil.copytree(run / name, folder / name, copy_function=os.link)
         else:
             os.link(run / name, folder / name)
-    write_json(folder / "stages.json", {name: known[name] for name in stages if name in known})
+    write_json(folder / STAGES_FILE, {name: known[name] for name in stages if name in known})
+    save_config(experiment, folder / CONFIG_FILE)
 
 
 def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times: Sequence[int]) -> dict[str, Any]:
@@ -137,8 +139,8 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
     else:
         again = folder / "imagination" / "round_0" / "clone" / "bundle"
         runs["self-imitation"], bundles["self-imitation"] = evaluated(experiment, load_bundle(again)), again
-        branch_off(folder, work / "alone", (*RECORDED, *FITTED))
         without = replace(experiment, imagination=replace(experiment.imagination, clone_successes=None))
+        branch_off(folder, work / "alone", (*RECORDED, *FITTED), without)
         alone = finished(without, work / "alone")
         runs["imagination"], bundles["imagination"] = alone["result"]["rl"], alone["dir"] / "bundle"
         runs["loop"], bundles["loop"] = whole["result"]["rl"], folder / "bundle"
@@ -179,7 +181,7 @@ def pooled(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def finished(experiment: Experiment, directory: Path) -> dict[str, Any]:
     """The run's folder, stages and result; resumed where it was interrupted."""
-    known = (directory / "config.yaml").exists()
+    known = (directory / CONFIG_FILE).exists()
     result = train(experiment, directory, resume=known, command="python benchmarks/world_model.py")
     run = open_run(experiment, directory, resume=True, command="")
     with run.lock:
@@ -212,7 +214,7 @@ def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experi
     iterations = -(-real_steps // (num_envs * algorithm.chunks * horizon))
     return replace(
         experiment,
-        start=FromBundle(path=str(start / "imitation" / "bundle")),
+        start=FromBundle(path=start / "imitation" / "bundle"),
         algorithm=replace(algorithm, iterations=iterations),
         imagination=None,
         evaluation=replace(experiment.evaluation, validate_every=0),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.world_model import one_seed
 from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
@@ -215,6 +216,22 @@ def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.Ca
         main(["world-model", "imagine", *common, "--keys", "z"])
     assert stopped.value.code == 2
     assert "keys ['z']; allowed are" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_the_loop_with_its_parts_and_the_simulator(config: Path, tmp_path: Path) -> None:
+    settings = ["--imagination.rounds", "1", "--imagination.model.reward_model.min_successes", "1"]
+    experiment = load_config(Experiment, config, settings)
+    found = one_seed(experiment, experiment, tmp_path, times=[1])
+    names = {"imitation", "self-imitation", "imagination", "loop", "simulator 1x", "simulator 1x, last weights"}
+    assert set(found["success"]) == names
+    assert found["real_control_steps"]["simulator 1x"] >= found["real_control_steps"]["loop"] > 0
+    alone = load_experiment(tmp_path / "alone")
+    assert alone.imagination is not None
+    assert alone.imagination.clone_successes is None
+    # stages that are kept are not repeated
+    begun = [json.loads((tmp_path / name / "stages.json").read_text()) for name in ("imagined", "alone")]
+    assert begun[0]["fit_0"] == begun[1]["fit_0"]
 
 
 def test_a_config_without_the_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
