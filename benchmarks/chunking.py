@@ -324,7 +324,7 @@ def measure(policies: int, episodes: int, steps: int) -> list[Row]:
     rows: list[Row] = []
     for (method, delay), cell in outcomes.items():
         wins = sum(outcome.success for outcome in cell)
-        about = {"method": method, "delay_steps": delay, "seeds": policies, "episodes": len(cell)}
+        about: dict[str, Any] = {"method": method, "delay_steps": delay, "seeds": policies, "episodes": len(cell)}
         rows.append(row("success", wins / len(cell), "share", interval=wilson_interval(wins, len(cell)), **about))
         rows.append(row("touched_the_post", sum(o.touched for o in cell) / len(cell), "share", **about))
         rows.append(row("rejected_commands", sum(o.rejected for o in cell), "count", **about))

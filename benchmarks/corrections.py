@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -34,7 +34,8 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.corrections import serving
 
-KEYS = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyD": (1, 1), "KeyA": (1, -1)}  # axis and sign that each key moves
+# axis and sign that each key moves
+KEYS: Mapping[str, tuple[int, int]] = {"KeyW": (0, -1), "KeyS": (0, 1), "KeyD": (1, 1), "KeyA": (1, -1)}
 RECORD_KEYS = """
 addEventListener("keydown", (event) => {
   if (!event.repeat) (window.pressed ??= []).push([event.code, (performance.timeOrigin + event.timeStamp) / 1000]);
@@ -71,7 +72,8 @@ def latency(seconds: float) -> list[Row]:
                 page.keyboard.down(key)
                 page.wait_for_timeout(120)
                 page.keyboard.up(key)
-        used, took = processor_s() - before, time.monotonic() - began
+        took = time.monotonic() - began
+        used = defaultdict(float, {name: now - before[name] for name, now in processor_s().items()})
         drawn, pressed = page.evaluate("vlaRlLatencies"), page.evaluate("pressed")
         steps = server.robot.session.attempt.steps
         browser.close()
@@ -107,9 +109,9 @@ def to_command_ms(code: str, pressed_s: float, steps: Sequence[ExecutedStep]) ->
     return next((1000 * (at_s - pressed_s) for at_s in moved), None)
 
 
-def processor_s() -> Counter[str]:
+def processor_s() -> defaultdict[str, float]:
     """Of this process's threads, by name without its number."""
-    found: Counter[str] = Counter()
+    found = defaultdict[str, float](float)
     for thread in threading.enumerate():
         fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
         found[thread.name.partition("_")[0]] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

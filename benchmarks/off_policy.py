@@ -31,7 +31,7 @@ from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.bench.record import Row, write_record
 from vla_rl.config.environments import make_env
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_policy
@@ -80,6 +80,7 @@ def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
     if arm != "ppo":
         return load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", [*settings, *ARMS[arm]])
     own = load_config(Experiment, ROOT / "configs" / "off_policy" / f"{name}.yaml", settings)
+    assert isinstance(own.start, Imitation)
     tasks = ["--sim.tasks", f"[{', '.join(own.sim.tasks)}]", "--seed", str(own.seed)]
     more = ["--start.episodes", str(own.start.episodes), "--start.noise", str(own.start.noise)]
     return load_config(Experiment, ROOT / "configs" / "quickstart.yaml", [*tasks, *more, *ARMS[arm]])
@@ -89,6 +90,7 @@ def start_of(experiment: Experiment, folder: Path) -> tuple[Path, Path]:
     """The cloned policy's bundle and the demonstrations, made where they are missing."""
     store, bundle = folder / "demonstrations", folder / "imitation" / "bundle"
     if not bundle.exists():
+        assert isinstance(experiment.start, Imitation)
         collect(experiment, episodes=experiment.start.episodes, out=store)
         imitate(experiment, folder / "imitation", store=store)
     return bundle, store

@@ -47,7 +47,7 @@ from policies.policy import RobotSpec
 from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.adapters.gymnasium import GymnasiumConfig
-from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation
+from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation, VectorEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig
 from vla_rl.bench.record import Row, row, write_record
@@ -84,6 +84,7 @@ class Timed:
 class TimedLearner(OffPolicy):
     fit_features = False  # the others read observations as they are
     timed = Timed()
+    env: VectorEnv
 
     def _update(self) -> dict[str, float]:
         began = time.process_time()
@@ -147,7 +148,7 @@ def our_learner(method: str, size: Size, seed: int, updates: int = 0) -> TimedLe
     )
     policy = residual_on(GaussianPolicy(GaussianPolicyConfig(), RobotSpec.of(env.spec)), residual)
     made = TimedLearner(config, policy, env, seed=seed)
-    made.timed = Timed()
+    made.timed, made.env = Timed(), env
     return made
 
 
@@ -171,7 +172,7 @@ def our_sac(size: Size, seed: int, steps: int) -> tuple[float, Timed, Entries]:
     made = our_learner("SAC", size, seed)
     for _ in range(-(-steps // made.config.chunks)):
         made.iterate()
-    made.collector.env.close()
+    made.env.close()
     written = int(made.replay.count.sum())
     return mean_return(our_action(made)), made.timed, made.replay.entries()[:written]
 
@@ -185,7 +186,7 @@ def our_offline(method: str, size: Size, seed: int, data: Entries, updates: int)
     held.extend(dataclasses.replace(data, reward=OFFLINE_REWARD_SCALE * data.reward))
     made.demonstrations = held
     made.iterate()
-    made.collector.env.close()
+    made.env.close()
     return mean_return(our_action(made)), made.timed
 
 

@@ -25,7 +25,7 @@ from policies.policy import Policy, set_frozen, trained_parameters
 from policies.pretrained.checkpoint import PublishedWeights, Scale, published_name, read_checkpoint
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
-from policies.registry import build_policy
+from policies.pretrained.pi0.policy import Pi0
 from vla_rl.bench.memory import frozen_prefix_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import observations
@@ -38,7 +38,7 @@ BLOCK = 1 << 20  # random numbers that are written again and again
 def published_shapes() -> dict[str, tuple[int, ...]]:
     """openpi's names and shapes."""
     with torch.device("meta"):
-        network = build_policy(CONFIG, EXAMPLE_ROBOT).network
+        network = Pi0(CONFIG, EXAMPLE_ROBOT).network
     return {published_name(name, PI0): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
@@ -62,7 +62,7 @@ def write_random(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def load(folder: Path) -> Policy:
-    policy = build_policy(CONFIG, EXAMPLE_ROBOT)
+    policy = Pi0(CONFIG, EXAMPLE_ROBOT)
     robot = EXAMPLE_ROBOT
     state, action = (
         Scale(center=torch.zeros(dims), scale=torch.ones(dims)) for dims in (robot.state_dim, robot.action_dim)

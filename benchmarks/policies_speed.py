@@ -130,7 +130,7 @@ def toy(random_steps: Any) -> Pi0Config:
 
 
 def larger(random_steps: Any) -> Pi0Config:
-    heads = {"depth": 6, "heads": 8, "kv_heads": 1, "head_dim": 64}
+    heads: dict[str, Any] = {"depth": 6, "heads": 8, "kv_heads": 1, "head_dim": 64}
     return Pi0Config(
         action_horizon=5,
         vocabulary=260,

@@ -62,7 +62,7 @@ def measure(frames: int) -> list[Row]:
                 crowd += [start_clients(port, kind, CROWD) for kind in ("greedy", "slow")]
                 fuzz = start_clients(port, "fuzz", frames)
                 crowd.append(fuzz)
-                among, most = [], 0
+                among, most = list[float](), 0
                 while fuzz.poll() is None or len(among) < ALONE:
                     among.append(paced(good))
                     most = max(most, resident(server.pid))

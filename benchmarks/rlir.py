@@ -99,8 +99,8 @@ def main() -> None:
             was, unit = before[name], name.split()[-1]
             rows.append(row(f"{name}, {label}", value, unit, ratio=value / was, against="before", before=was))
     reward = {"first": mean(curve[:10], "reward"), "last": mean(curve[-10:], "reward")}
-    details = {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates}
-    print(write_record("rlir", rows, **about, **details))
+    about |= {"gates": gates, "processor_s": spent, "reward": reward, "further_fit_updates": updates}
+    print(write_record("rlir", rows, **about))
 
 
 def reinforce(

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.ray_speed import FIRST, speed, train
+from benchmarks.ray_speed import FIRST, size, speed, train
 from policies.bundle import read_bundle_info
 from sims.errors import UserError
 from vla_rl.bench.record import Row, row, write_record
@@ -172,7 +172,8 @@ def main() -> None:
         runs = options.runs or [Path(name) / str(collectors) for collectors in (1, 2)]
         if not options.runs:
             for collectors, run in enumerate(runs, start=1):
-                train(run, options, collectors=collectors, staleness=0)
+                settings = size(options) | {"algorithm.rollout_shards": 4, "cluster.collectors": collectors}
+                train(run, "quickstart", settings)
         checked, measured = check(runs[:2], options.fixed)
         gradient_mb = options.gradient_mb or policy_mb(runs[0] / "bundle")
     laws = Laws(fixed=options.fixed, gradient_s=gradient_mb / 1e3 / options.link_gb_s, gradients=options.gradients)

@@ -137,7 +137,7 @@ def checkpoint_peaks(folder: Path, config: DenoisingPolicyConfig, learners: int)
 def measure(folder: Path, *, learners: int, depth: int, width: int) -> list[Row]:
     big, small = policy(depth, width), policy(1, 16)
     empty = peak(folder / "small", small, learners, "none")
-    mb = {name: peak(folder / name, big, learners, name) - empty for name in ("none", "fsdp")}  # type: ignore[arg-type]
+    mb = {name: peak(folder / name, big, learners, name) - empty for name in ("none", "fsdp")}
     count = sum(one.numel() for one in load_bundle(folder / "none" / "start").parameters())
     states, part = BYTES * count / 1e6, f"{SAVED_BYTES * count / 1e6 / learners:.0f} MB, a learner's part"
     added_by = checkpoint_peaks(folder / "checkpoint", big, learners)

@@ -50,7 +50,7 @@ class Contender:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}; its message is above")
+            raise SystemExit(f"{self.process.args!r} ended with {self.process.wait()}; its message is above")
         return Measured(**json.loads(line))
 
 

@@ -41,10 +41,10 @@ def settings(path: Path, folder: Path, work: Work) -> Any:
     OmegaConf.register_new_resolver("now", lambda _: "now", replace=True)
     config = OmegaConf.load(path)
     bounds = {"obs": np.full(STATES, 5.0), "action": np.ones(ACTIONS)}
-    np.savez(
-        folder / "normalization.npz",
-        **{f"{name}_{end}": sign * value for name, value in bounds.items() for end, sign in (("min", -1), ("max", 1))},
-    )
+    ends: dict[str, Any] = {
+        f"{name}_{end}": sign * value for name, value in bounds.items() for end, sign in (("min", -1), ("max", 1))
+    }
+    np.savez(folder / "normalization.npz", **ends)
     OmegaConf.update(config, "base_policy_path", None)
     chosen: dict[str, Any] = {
         "device": "cpu", "wandb": None, "logdir": str(folder),

@@ -68,6 +68,8 @@ class Residual(nn.Module):
 class Denoiser(nn.Module):
     """The objective's target for noisy chunks at times t, given one state each."""
 
+    frequency: Tensor
+
     def __init__(self, config: DenoisingMLPConfig, *, state_dim: int, chunk: int) -> None:
         super().__init__()
         width, steps = config.hidden[0], config.explore.steps

@@ -16,6 +16,7 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import Policy, RobotSpec
 from sims.adapters.gymnasium import GymnasiumConfig
 from sims.registry import make_env
+from vla_rl.algorithms.clipped_update import ClippedUpdate
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.critics.value import CriticConfig
@@ -42,6 +43,7 @@ def run(pace: Pace, work: Work) -> None:
             seed=0,
             make_rollouts=lambda *given, **settings: _Rollouts(pace, *given, **settings),
         )
+        assert isinstance(ppo.update, ClippedUpdate)
         pace.count(ppo.update.optimizer)
         while True:
             pace.begin()

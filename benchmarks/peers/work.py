@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["gaussian", "diffusion", "flow"]
 
@@ -89,4 +89,4 @@ GAUSSIAN = Work(
     hidden=(64, 64),
     critic_hidden=(64, 64),
 )
-TOY = {"num_envs": 2, "decisions": 4, "minibatch": 4, "epochs": 2}
+TOY: dict[str, Any] = {"num_envs": 2, "decisions": 4, "minibatch": 4, "epochs": 2}

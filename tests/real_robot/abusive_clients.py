@@ -61,7 +61,9 @@ def latency(connection: ClientConnection) -> float:
     """Seconds until a chunk is there."""
     began = time.monotonic()
     connection.send(pack(ACT))
-    assert isinstance(unpack(connection.recv(timeout=20)), Chunk)
+    answer = connection.recv(timeout=20)
+    assert isinstance(answer, bytes)
+    assert isinstance(unpack(answer), Chunk)
     return time.monotonic() - began
 
 

@@ -37,7 +37,7 @@ from vla_rl.cli.training import Collect, Convert, Distill, Eval, Imitate, Pretra
 from vla_rl.cli.world_model import WorldModel
 from vla_rl.termination import Terminated
 
-COMMANDS: Mapping[str, type[Any]] = {
+COMMANDS: Mapping[str, type] = {
     "init": Init,
     "train": Train,
     "sweep": Sweep,
