@@ -6,8 +6,8 @@ In the point environment of the tests (images of 32 x 32, "go to the red square"
 prefix (vision and language) pretrained on labeled scenes and then frozen; behavior cloning of demonstrations with much
 action noise; PPO on the kept keys and values. OpenVLA-OFT, whose prefix and actions are one sequence, is trained as a
 whole; Diffusion Policy, which reads no instruction, has the red square alone. Runs that are complete in --runs are not
-repeated. Writes benchmarks/results/policies.json: success of the deployed policy before and after on the same held-out
-starts, and the gain, with its 95 % t interval over seeds.
+repeated; policies that are not named keep what was measured. Writes benchmarks/results/policies.json: success of the
+deployed policy before and after on the same held-out starts, and the gain, with its 95 % t interval over seeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.family_learning import clone, improve, success
 from tests.worlds import PointEnv
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
-from vla_rl.bench.record import Row, row, write_record
+from vla_rl.bench.record import RESULTS, Row, row, write_record
 from vla_rl.critics.value import CriticConfig
 
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
@@ -261,7 +261,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {}
+    path = RESULTS / "policies.json"
+    known: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["curves"] if path.exists() else {}
+    found = {name: runs for name, runs in known.items() if name not in arguments.policies}
     for seed in arguments.seeds:
         for name in arguments.policies:
             found.setdefault(name, []).append(run(name, seed, Scale(iterations=arguments.iterations), arguments.runs))
