@@ -193,6 +193,23 @@ def imagination() -> str:
     )
 
 
+def imagined_logs() -> str:
+    """Policies from recorded episodes alone, judged in the simulator that recorded them."""
+    record = read("imagined_logs")
+    names = [one["name"] for one in record["rows"]]
+    seeds = record["rows"][0]["seeds"]
+    rows = [
+        [
+            name.removeprefix("success, "),
+            share(named(record, name)),
+            *(f"{100 * value:.1f}" for value in named(record, name)["values"]),
+        ]
+        for name in names
+    ]
+    note = over_seeds("imagined_logs", record, named(record, names[0]))
+    return table(["success in Meta-World", "mean", *(f"seed {seed}" for seed in seeds)], rows) + f"\n\n{note}"
+
+
 def off_policy() -> str:
     """A residual learned off-policy, and PPO of the same cloned policy, after as many control steps."""
     record = read("off_policy_resfit_pick")
@@ -408,6 +425,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "methods": methods,
     "learning": learning,
     "imagination": imagination,
+    "imagined_logs": imagined_logs,
     "off_policy": off_policy,
     "off_policy_methods": off_policy_methods,
     "off_policy_peers": off_policy_peers,
