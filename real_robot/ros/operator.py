@@ -63,7 +63,8 @@ class Operator(_Participant):
         """(done, message). RobotError without an answer."""
         kind, request = (Trigger, Trigger.Request()) if data is None else (SetBool, SetBool.Request(data=data))
         services = NodeServices(self.node, NODE, {name: kind}, absent=_ABSENT)
-        reply = services.call(name, request, discovery_s=ANSWER_S, timeout_s=ANSWER_S)
+        stop = name == "stop"
+        reply = services.call(name, request, discovery_s=ANSWER_S, timeout_s=ANSWER_S, repeatable=stop)
         return bool(reply.success), str(reply.message)
 
     def status(self) -> dict[str, Any]:

@@ -32,19 +32,26 @@ ABSENT = "no node /other; start it"
 
 
 class Other(Node):
-    """Gives no answer to the first ``lost`` questions for its parameters, as a server that has not discovered the
-    client."""
+    """Does not answer the first ``lost`` requests for its parameters and the first ``lost`` to stop, as a server that has
+    not discovered the client."""
 
     def __init__(self, context: rclpy.Context, lost: int) -> None:
         super().__init__("other", context=context, start_parameter_services=False)
-        self.lost, self.questions, self.done = lost, 0, 0
+        self.lost, self.questions, self.stops, self.done = lost, 0, 0, 0
         unanswered = ReentrantCallbackGroup()  # questions without an answer do not keep the next one waiting
         self.create_service(GetParameters, "~/get_parameters", self._on_question, callback_group=unanswered)
+        self.create_service(Trigger, "~/stop", self._on_stop, callback_group=unanswered)
         self.create_service(Trigger, "~/begin", self._on_begin)
 
     async def _on_question(self, request: Any, response: Any) -> Any:
         self.questions += 1
         if self.questions <= self.lost:
+            await Future()
+        return response
+
+    async def _on_stop(self, request: Any, response: Any) -> Any:
+        self.stops += 1
+        if self.stops <= self.lost:
             await Future()
         return response
 
@@ -74,7 +81,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(lost: int | None) -> tuple[Any, NodeServices]:
         other = None if lost is None else spun(Other(context, lost))
-        return other, NodeServices(spun(Node("asks", context=context)), "/other", {"begin": Trigger}, absent=ABSENT)
+        kinds = {"begin": Trigger, "stop": Trigger}
+        return other, NodeServices(spun(Node("asks", context=context)), "/other", kinds, absent=ABSENT)
 
     yield make
     for executor, thread, node in zip(executors, threads, made, strict=True):
@@ -93,10 +101,16 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(nodes: Any) 
 def test_a_node_that_never_answers_is_not_asked_to_do_anything(nodes: Any) -> None:
     other, services = nodes(lost=1000)
     began_s = time.monotonic()
-    with pytest.raises(RobotError, match="/other does not answer; waited 2 s"):
+    with pytest.raises(RobotError, match="/other/get_parameters did not answer within 2 s"):
         services.call("begin", Trigger.Request(), discovery_s=2.0, timeout_s=30.0)
     assert time.monotonic() - began_s >= 2.0
     assert other.done == 0
+
+
+def test_a_stop_is_sent_at_once_and_again_until_it_is_answered(nodes: Any) -> None:
+    other, services = nodes(lost=2)
+    services.call("stop", Trigger.Request(), discovery_s=30.0, timeout_s=30.0, repeatable=True)
+    assert (other.stops, other.questions) == (3, 0)
 
 
 def test_a_node_that_is_not_there(nodes: Any) -> None:
