@@ -32,8 +32,8 @@ ABSENT = "no node /other; start it"
 
 
 class Other(Node):
-    """Does not answer the first ``lost`` requests for its parameters, nor the first ``lost`` to stop, like a server that
-    has not discovered the client."""
+    """Does not answer the first ``lost`` requests for its parameters, nor the first ``lost`` to stop, like a server
+    that has not discovered the client."""
 
     def __init__(self, context: rclpy.Context, lost: int) -> None:
         super().__init__("other", context=context, start_parameter_services=False)
