@@ -1,4 +1,4 @@
-"""Recorded episodes in, a better policy out, with no simulator in between: by the commands of docs/world-models.md.
+"""Recorded episodes in, a policy out, with no simulator in between: by the commands of docs/world-models.md.
 
     vla-rl sims install metaworld
     OMP_NUM_THREADS=1 python -m benchmarks.imagined_logs --seeds 0 1 2
