@@ -5,7 +5,7 @@
 
 The data set: 200 episodes of a policy that was cloned from four scripted demonstrations of Meta-World's drawer, as it
 explores, successes and failures, as a LeRobotDataset 3.0. From it alone, ``vla-rl train imagined_logs``: the successes
-are cloned, a world model is fitted, PPO trains in it. Then Meta-World judges both policies from the same --episodes
+are cloned, a world model is fitted, PPO trains in it. Then Meta-World judges the policies from the same --episodes
 held-out starts, which differ between seeds; so do demonstrations, data sets and training. ``longer imitation``: the
 successes cloned for five times as many updates. Steps that are done in --work are not repeated. Writes
 benchmarks/results/imagined_logs.json: success with intervals over seeds and episodes (vla_rl/intervals.py).
