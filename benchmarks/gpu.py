@@ -1,6 +1,7 @@
 """Everything that needs a GPU, in one command of under 8 minutes.
 
     python -m benchmarks.gpu              writes benchmarks/results/gpu.json
+    python -m benchmarks.gpu --only policy sampling    these parts again; the rows of the others stay
     python -m benchmarks.gpu --toy --out FOLDER    the same parts at toy size, also on a CPU
 
 The file is written after every part. A part that fails, or that there is no time left for, has a row with value null
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,17 +94,27 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="folder of gpu.json (default: benchmarks/results; --toy: a new folder)"
     )
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="the parts to run")
     asked = parser.parse_args()
     folder = asked.out or (Path(tempfile.mkdtemp()) if asked.toy else RESULTS)
     device = select_device("auto" if asked.toy else "cuda")
-    rows = [row("device", None, "", against=device_name(device))]
+    rows = [row("device", None, "", against=device_name(device)), *kept_rows(folder / "gpu.json", asked.only)]
     started = time.monotonic()
     command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
-    for name, part in PARTS.items():
+    for name in asked.only:
         print(f"{time.monotonic() - started:4.0f} s  {name}", flush=True)
-        rows += run_part(name, part, TOY if asked.toy else FULL, device, late=time.monotonic() - started > BUDGET_S)
+        rows += run_part(
+            name, PARTS[name], TOY if asked.toy else FULL, device, late=time.monotonic() - started > BUDGET_S
+        )
         path = write_record("gpu", rows, command=command, folder=folder)
     print(path)
+
+
+def kept_rows(path: Path, again: Sequence[str]) -> list[Row]:
+    """The rows of an earlier record that belong to other parts than those that run ``again``."""
+    if set(again) == set(PARTS) or not path.exists():
+        return []
+    return [one for one in json.loads(path.read_text())["rows"] if one["name"].split(":")[0] in set(PARTS) - set(again)]
 
 
 def device_name(device: Device) -> str:
@@ -140,14 +152,27 @@ def matrix_products(scale: Scale, device: Device) -> Iterator[Row]:
 
 
 def simulator(scale: Scale, device: Device) -> Iterator[Row]:
-    """Control steps, and images of two cameras, per second against the number of environments."""
+    """Control steps, and images of two cameras, per second against the number of environments.
+
+    Of Warp also the share of a step that its graph of substeps takes: the rest is the environment's own.
+    """
     for count in scale.num_envs:
         with tabletop(scale, count) as env:
             action = 2 * torch.rand(count, env.spec.action_dim, device=env.spec.device) - 1
             step = median_seconds(lambda env=env, action=action: env.step(action))  # type: ignore[misc]
             observe = median_seconds(env.observe)
-        yield row(f"{count} environments, steps", count / step, "steps/s")
-        yield row(f"{count} environments, images", count * len(env.spec.cameras) / observe, "images/s")
+            shares = graph_shares(env, step, observe) if scale.backend == "warp" else {}
+        against = "time of MuJoCo Warp's graph alone" if shares else None
+        yield row(f"{count} environments, steps", count / step, "steps/s", ratio=shares.get("steps"), against=against)
+        images = count * len(env.spec.cameras) / observe
+        yield row(f"{count} environments, images", images, "images/s", ratio=shares.get("images"), against=against)
+
+
+def graph_shares(env: TabletopEnv, step: float, observe: float) -> Mapping[str, float]:
+    from sims.tabletop.warp_backend import WarpBackend
+
+    assert isinstance(env.backend, WarpBackend)
+    return {"steps": median_seconds(env.backend._advance) / step, "images": median_seconds(env.backend._draw) / observe}
 
 
 def quick_start(scale: Scale, device: Device) -> Iterator[Row]:

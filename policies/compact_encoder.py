@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -289,9 +289,11 @@ class Forecast(nn.Module):
         return self.head(pooled).unflatten(-1, (-1, self.dims))
 
 
-@runtime_checkable
-class HasCompactEncoder(Protocol):
-    """A policy with a compact encoder, from which other networks may start."""
+class HasCompactEncoder(nn.Module):
+    """Base of networks with a compact encoder, from which others may start.
+
+    No protocol: from Python 3.12 on, ``isinstance`` of a protocol does not see an nn.Module's submodules.
+    """
 
     encoder: CompactEncoder
     forecast: Forecast

@@ -19,6 +19,7 @@ from policies.compact_encoder import (
     EncodedContext,
     Encoding,
     Forecast,
+    HasCompactEncoder,
     store_encoded,
 )
 from policies.denoising.action_expert import ActionExpert, ActionExpertConfig, Prefill
@@ -83,7 +84,7 @@ class DenoisingPolicyConfig:
             )
 
 
-class DenoisingPolicy(DenoisedChunks[EncodedContext]):
+class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
     """Flow matching and diffusion alike."""
 
     config: DenoisingPolicyConfig
