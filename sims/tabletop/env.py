@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.backend import open_backend
 from sims.tabletop.config import TabletopConfig
 from sims.tabletop.demonstrators.registry import DEMONSTRATORS, Demonstrator
@@ -278,16 +279,18 @@ class TabletopEnv:
 
     def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
         """Images, state and instruction. Without cameras no rendering context is opened."""
-        ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         scene = self._scene
-        fingers = scene.fingers * scene.fingers.new_tensor([1.0, -1.0])
+        fingers = scene.fingers * constant((1.0, -1.0), scene.fingers)
         orientation = end_effector_orientation(scene.rotation.double()).float()
-        state = torch.cat([scene.end_effector, orientation, fingers], dim=1)
+        state, instruction = torch.cat([scene.end_effector, orientation, fingers], dim=1), self._instruction
+        ids = list(range(len(state))) if env_ids is None else list(env_ids)
+        if env_ids is not None:
+            state, instruction = state[ids], instruction[ids]
         if self.spec.cameras:
             images = self.backend.render(ids)
         else:
             images = torch.zeros(len(ids), 0, *self.spec.image_size, 3, dtype=torch.uint8, device=self.spec.device)
-        return Observation(images=images, state=state[ids], instruction=self._instruction[ids])
+        return Observation(images=images, state=state, instruction=instruction)
 
     def expert(self, *, noise: float, seed: int) -> Demonstrator:
         """The demonstrator that the configuration names; ``noise`` 0 is the best it can do, 1 fails often."""

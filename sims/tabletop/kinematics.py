@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sims.devices.constant import constant
+
 # Modified DH rows (a [m], d [m], alpha [rad]) of joints 1..7; Craig: T = Rx(alpha) Tx(a) Rz(q) Tz(d).
 PANDA_DH = (
     (0.0, 0.333, 0.0),
@@ -91,13 +93,13 @@ class Panda:
         return torch.baddbmm(posture[..., None], transposed, torch.cholesky_solve(residual, factor))[..., 0]
 
 
-_SKEW = torch.tensor([[0, 0, 0, 0, 0, -1, 0, 1, 0], [0, 0, 1, 0, 0, 0, -1, 0, 0], [0, -1, 0, 1, 0, 0, 0, 0, 0]])
+_SKEW = ((0, 0, 0, 0, 0, -1, 0, 1, 0), (0, 0, 1, 0, 0, 0, -1, 0, 0), (0, -1, 0, 1, 0, 0, 0, 0, 0))
 
 
 def rotation_vector(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
     """Axis times angle of small and medium rotations (below pi): the error that the IK removes."""
     flat = rotation.flatten(1)
-    w = flat[:, [7, 2, 3]] - flat[:, [5, 6, 1]]
+    w = torch.stack([flat[:, 7] - flat[:, 5], flat[:, 2] - flat[:, 6], flat[:, 3] - flat[:, 1]], dim=1)
     sine = w.norm(dim=1, keepdim=True)
     angle = torch.atan2(sine, flat[:, ::4].sum(1, keepdim=True) - 1)
     return w * torch.where(sine > 1e-9, angle / sine.clamp(min=1e-9), 0.5)
@@ -106,7 +108,7 @@ def rotation_vector(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
 def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
     """Rodrigues' formula; inverse of ``rotation_vector``."""
     turns = vector.norm(dim=1)[:, None, None] / math.pi
-    cross = (vector @ _SKEW.to(vector)).view(-1, 3, 3)
+    cross = (vector @ constant(_SKEW, vector)).view(-1, 3, 3)
     identity = torch.eye(3, dtype=vector.dtype, device=vector.device)
     return identity + torch.sinc(turns) * cross + 0.5 * torch.sinc(turns / 2) ** 2 * torch.bmm(cross, cross)
 

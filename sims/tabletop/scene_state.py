@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.scene import DRAWER_Y, HANDLE
 from sims.tensor_dataclass import TensorDataclass
 
@@ -39,7 +40,7 @@ class SceneState(TensorDataclass):
     @property
     def handles(self) -> Float[Tensor, "N 2 3"]:
         """Middle of each handle's bar."""
-        offset = self.drawers.new_tensor([[HANDLE[0], DRAWER_Y, HANDLE[1]], [HANDLE[0], -DRAWER_Y, HANDLE[1]]])
+        offset = constant(((HANDLE[0], DRAWER_Y, HANDLE[1]), (HANDLE[0], -DRAWER_Y, HANDLE[1])), self.drawers)
         offset = torch.nn.functional.pad(self.drawers[..., None], (0, 2)) + offset
         return self.fixtures[:, 2:3, :3] + rotate_z(offset, self.cabinet_yaw[:, None])
 

@@ -42,9 +42,10 @@ def policy_config(name: str) -> object:
     return configs[name]()
 
 
-def acting(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
+def acting(policy: Policy, batch: int = BATCH, generator: torch.Generator | None = None) -> dict[str, Work]:
+    """``generator``: of the draws (default: one of its own), which a CUDA graph of the work has to know."""
     obs, state = observations(batch).to(policy.device), policy.initial_state(batch)
-    generator = make_generator(policy.device, 0)
+    generator = make_generator(policy.device, 0) if generator is None else generator
     with torch.no_grad():
         context, _ = policy.encode(obs, state)
 

@@ -16,6 +16,7 @@ from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info
 from policies.device import make_generator
 from policies.policy import RobotSpec
+from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -213,10 +214,12 @@ def run_expert(
             recorder.observe(due)
         step = recorder.step(expert.act())
         steps += 1
-        ended = (step.terminated | step.truncated) & running
+        with crossing("outcomes"):
+            outcome = step.to(torch.device("cpu"))
+        ended = (outcome.terminated | outcome.truncated) & running
         if ended.any():
             recorder.observe(ended.nonzero().flatten().tolist())  # the final observation completes the episode
             running &= ~ended
-            attempts.add(task[ended], step.success[ended])
+            attempts.add(task[ended], outcome.success[ended])
         on_recorded(recorder.recorded - reported)
         reported = recorder.recorded

@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.grammar import expand
 from sims.tabletop.scene import BLOCK_HALF
 from sims.tabletop.scene_state import SceneState, gap, lift, near, of_candidate
@@ -19,7 +20,7 @@ PAIRS = tuple(itertools.permutations(range(3), 2))  # the block for the first ma
 
 def _offsets(scene: SceneState) -> Tensor:
     """[N, pairs, 2]: distance of each block of a pair from its mat."""
-    blocks = scene.blocks[:, torch.tensor(PAIRS), :2]
+    blocks = scene.blocks[:, constant(PAIRS, scene.blocks, torch.int64), :2]
     return gap(blocks, scene.mats[:, None, :, :2])
 
 
@@ -43,7 +44,7 @@ def _put(scene: SceneState, block: Tensor, mat: Tensor) -> tuple[Waypoint, Tenso
 
 def expert(scene: SceneState, candidate: Tensor) -> Waypoint:
     """The first block, then the second."""
-    first, second = torch.tensor(PAIRS, device=candidate.device)[candidate].unbind(1)
+    first, second = constant(PAIRS, candidate)[candidate].unbind(1)
     to_first, done = _put(scene, of_candidate(scene.blocks, first), scene.mats[:, 0])
     to_second, _ = _put(scene, of_candidate(scene.blocks, second), scene.mats[:, 1])
     return to_second.where(done, to_first)

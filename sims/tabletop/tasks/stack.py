@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.grammar import expand
 from sims.tabletop.placement import scattered_blocks
 from sims.tabletop.scene import BLOCK_HALF
@@ -17,8 +18,8 @@ PAIRS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))  # upper, lower
 
 def _pairs(scene: SceneState) -> tuple[Tensor, Tensor]:
     """Upper and lower block of the six candidates, each [N, 6, 3]."""
-    upper, lower = (list(slots) for slots in zip(*PAIRS, strict=True))
-    return scene.blocks[:, upper, :3], scene.blocks[:, lower, :3]
+    upper, lower = scene.blocks[:, constant(PAIRS, scene.blocks, torch.int64), :3].unbind(2)
+    return upper, lower
 
 
 def achieved(scene: SceneState) -> Tensor:
@@ -38,7 +39,7 @@ def progress(scene: SceneState) -> Tensor:
 
 def expert(scene: SceneState, candidate: Tensor) -> Waypoint:
     """Grasp, carry over the other block, put down, release."""
-    pairs = torch.tensor(PAIRS, device=candidate.device)[candidate]
+    pairs = constant(PAIRS, candidate)[candidate]
     upper, lower = of_candidate(scene.blocks, pairs[:, 0]), of_candidate(scene.blocks, pairs[:, 1])
     approach, held = grasp_block(scene, upper)
     goal, yaw = lift(lower[:, :3], 2 * BLOCK_HALF), end_effector_yaw(scene)
