@@ -186,7 +186,7 @@ class PointEnv:
         return int(self.elapsed[env_id]), bool(self.success[env_id]), bool(self.finished[env_id])
 
     def expert(self, *, noise: float, seed: int) -> PointExpert:
-        return PointExpert(self, noise=noise, generator=torch.Generator().manual_seed(seed))
+        return PointExpert(self, noise=noise, generator=torch.Generator(self.spec.device).manual_seed(seed))
 
     def close(self) -> None: ...
 
@@ -202,4 +202,5 @@ class PointExpert:
         target = env.squares[torch.arange(len(env.task)), env.task]
         heading = (target - env.point) / 0.1
         heading = heading / heading.norm(dim=-1, keepdim=True).clamp(min=1)
-        return (heading + self.noise * torch.randn(heading.shape, generator=self.generator)).clamp(-1, 1)
+        draw = torch.randn(heading.shape, generator=self.generator, device=heading.device)
+        return (heading + self.noise * draw).clamp(-1, 1)

@@ -115,8 +115,35 @@ def install() -> torch.device:
         getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
         torch.Generator = FakeGenerator  # type: ignore[misc]
         torch.autograd.set_multithreading_enabled(False)
+        _make_tensors_on_the_host()
         _Device().__enter__()  # for the life of the process, in this thread
     return torch.device(NAME, 0)
+
+
+def _make_tensors_on_the_host() -> None:
+    """``torch.tensor``, and indices that are lists: torch makes these itself, and cannot make them here."""
+    make, get, put = torch.tensor, FakeDeviceTensor.__getitem__, FakeDeviceTensor.__setitem__
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+        made = make(data, **options)
+        return made if device is None else made.to(device)
+
+    def index(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(index(part) for part in value)
+        return make(value, dtype=torch.int64) if isinstance(value, list) else value
+
+    def setitem(self: Tensor, key: Any, value: Any) -> None:
+        if isinstance(value, Tensor) or isinstance(key, Tensor):
+            put(self, index(key), value)
+        elif isinstance(key, list):
+            put(self, index(key), tensor(value, dtype=self.dtype, device=self.device))
+        else:  # a view, so no tensor is made
+            get(self, key).fill_(value)
+
+    torch.tensor = tensor
+    FakeDeviceTensor.__getitem__ = lambda self, key: get(self, index(key))  # type: ignore[assignment,method-assign]
+    FakeDeviceTensor.__setitem__ = setitem  # type: ignore[assignment,method-assign]
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ from real_robot.serving.registry import load_backend  # noqa: E402
 from sims.devices.crossing import CROSSINGS, crossing  # noqa: E402
 from sims.devices.env_on_device import on_device  # noqa: E402
 from sims.starts import StartSequence  # noqa: E402
+from sims.tabletop import TabletopConfig, TabletopEnv  # noqa: E402
+from sims.tabletop import backend as tabletop_backend  # noqa: E402
+from sims.tabletop.mujoco_backend import MujocoBackend  # noqa: E402
+from sims.tabletop.tasks.registry import all_tasks  # noqa: E402
+from sims.vector_env import StartState  # noqa: E402
 from tests import dot_episodes  # noqa: E402
 from tests.policies.test_every_policy import CONFIGS, ROBOT, observe  # noqa: E402
 from tests.rewards.small_classifier import ALWAYS, sensors_of, untrained  # noqa: E402
@@ -305,17 +310,90 @@ def test_a_planted_fault_is_found(fault: Callable[..., Any], monkeypatch: pytest
     assert "device" in found or "generator" in found or "_local_scalar_dense" in found
 
 
+# -- simulators, demonstrations ---------------------------------------------------------------------------------------
+
+
+class OnSecondDevice(MujocoBackend):
+    """The physics of C MuJoCo, whose tensors are on the device, as those of MuJoCo Warp are."""
+
+    device = DEVICE
+
+    @property
+    def qpos(self) -> torch.Tensor:
+        with crossing("observations"):
+            return super().qpos.clone().to(DEVICE)
+
+    def step(self, running: torch.Tensor, controls: torch.Tensor) -> None:
+        with crossing("actions"):
+            on_host = running.cpu(), controls.cpu()
+        super().step(*on_host)
+
+    def render(self, env_ids: Sequence[int]) -> torch.Tensor:
+        with crossing("observations"):
+            return super().render(env_ids).to(DEVICE)
+
+
+def open_on_second_device(config: TabletopConfig) -> MujocoBackend:
+    size = {"cameras": config.cameras, "image_size": config.image_size}
+    return OnSecondDevice(num_envs=config.num_envs, threads=1, renderer=config.renderer, **size)
+
+
+@pytest.fixture
+def tabletop(monkeypatch: pytest.MonkeyPatch) -> Iterator[TabletopEnv]:
+    monkeypatch.setattr(tabletop_backend, "BACKENDS", {"mujoco": open_on_second_device})
+    tasks = tuple(all_tasks())
+    config = TabletopConfig(
+        tasks=tasks,
+        num_envs=len(tasks),
+        demonstrator="human",
+        acceleration_limits=True,
+        action_delay=2,
+        reward="shaped",
+    )
+    env = TabletopEnv(config)
+    yield env
+    env.close()
+
+
+def test_every_tabletop_task_steps_without_waiting(tabletop: TabletopEnv) -> None:
+    starts = [StartState(task=i, seed=i) for i in range(tabletop.spec.num_envs)]
+    tabletop.reset(start=starts)
+    expert = tabletop.expert(noise=1.0, seed=0)
+    tabletop.step(expert.act())  # constants are made once
+    tabletop.observe()
+    with TransferCounter() as counter:
+        for _ in range(3):
+            step = tabletop.step(expert.act())
+        obs = tabletop.observe()
+    assert counter.unnamed == {}
+    assert {step.reward.device, obs.images.device, obs.state.device, obs.instruction.device} == {DEVICE}
+    captured = tabletop.capture([2, 0])
+    tabletop.reset([0, 2], start=captured)
+    assert torch.equal(tabletop.observe([2, 0]).state.cpu(), obs.state.cpu()[[0, 2]])
+
+
+@pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())
+def test_demonstrations_are_recorded(side: torch.device, tmp_path: Path) -> None:
+    env = PointEnv(num_envs=4, device=side)
+    store = EpisodeStore(tmp_path / "demonstrations", create=True)
+    record(env, store)
+    assert len(store.entries()) == 4
+
+
+def record(env: PointEnv, store: EpisodeStore) -> None:
+    recorder = RecordedEnv(env, store, source="expert", split="train", keep=keep_successes)
+    starts, attempts = StartSequence("demos", seed=0, num_tasks=3), Attempts(3)
+    expert = env.expert(noise=0.3, seed=0)
+    run_expert(recorder, expert, starts, attempts, episodes=4, observe_every=2, on_recorded=lambda count: None)
+
+
 # -- behavior cloning, evaluation, serving -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> EpisodeStore:
-    env = PointEnv(num_envs=4)
     store = EpisodeStore(tmp_path_factory.mktemp("demonstrations"), create=True)
-    recorder = RecordedEnv(env, store, source="expert", split="train", keep=keep_successes)
-    starts, attempts = StartSequence("demos", seed=0, num_tasks=3), Attempts(3)
-    expert = env.expert(noise=0.3, seed=0)
-    run_expert(recorder, expert, starts, attempts, episodes=4, observe_every=2, on_recorded=lambda count: None)
+    record(PointEnv(num_envs=4), store)
     return store
 
 

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from sims.devices.constant import constant
+
 JITTER = 0.05  # std of the AR(1) noise on actions of full size
 
 
@@ -17,7 +19,7 @@ class ActionNoise:
 
     def advance(self, draw: Float[Tensor, "N 7"], started: Bool[Tensor, " N"]) -> None:
         """``draw``: normal draws, scaled by the demonstrator's noise. ``started``: episodes at their first step."""
-        shock = JITTER * draw * draw.new_tensor([1, 1, 1, 0.3, 0.3, 0.3, 0])
+        shock = JITTER * draw * constant((1, 1, 1, 0.3, 0.3, 0.3, 0), draw)
         self._value = torch.where(started[:, None], shock, 0.8 * self._value + 0.6 * shock)
 
     def apply(self, action: Float[Tensor, "N 7"], speed: Float[Tensor, "N 1"]) -> Float[Tensor, "N 7"]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.kinematics import rotation_matrix, rotation_vector
 from sims.tabletop.scene_state import SceneState
 from sims.tabletop.tasks.registry import all_tasks
@@ -53,7 +54,7 @@ def motion_towards(
     move = goal - position
     move = move * (POSITION_SPEED / move.norm(dim=1, keepdim=True).clamp(min=POSITION_SPEED))
     zero = torch.zeros_like(yaw)
-    down = torch.diag(torch.tensor([1.0, -1.0, -1.0], device=goal.device))
+    down = constant(((1, 0, 0), (0, -1, 0), (0, 0, -1)), goal)
     wanted = rotation_matrix(torch.stack([zero, zero, yaw], dim=1)) @ down
     turn = rotation_vector(wanted @ rotation.mT)
     motion = torch.cat([move / 0.05, (turn / 0.5).clamp(-0.5, 0.5)], dim=1)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.scene import BLOCK_HALF, DRAWER_TRAVEL, NUM_BLOCKS, PEG_HALF
 from sims.tabletop.scene_state import SceneState, quaternion_yaw
 from sims.tabletop.tasks.registry import TASKS
@@ -88,4 +89,4 @@ def _known(drawer: Bool[Tensor, "N 1"], *, has_goal: Bool[Tensor, "N 1"]) -> Boo
 
 def _relative(position: Float[Tensor, "N 3"], end_effector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 9"]:
     offset = position - end_effector
-    return torch.cat([(position - position.new_tensor(CENTER)) / SCALE, offset / SCALE, (offset / NEAR).tanh()], dim=1)
+    return torch.cat([(position - constant(CENTER, position)) / SCALE, offset / SCALE, (offset / NEAR).tanh()], dim=1)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.pretraining import LabeledScenes
 from sims.tabletop.kinematics import Panda, end_effector_orientation, rotation_matrix, rotation_vector
 from sims.tabletop.layout import (
@@ -63,7 +64,7 @@ class TabletopScenes:
         scene = _scene_state(layouts, position.float(), rotation.float())
         task = torch.tensor([TASK_NAMES.index(layout.task.name) for layout in layouts])
         values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))
-        fingers = scene.fingers * scene.fingers.new_tensor([1.0, -1.0])
+        fingers = scene.fingers * constant((1.0, -1.0), scene.fingers)
         obs = Observation(
             images=self._render(layouts),
             state=torch.cat([scene.end_effector, end_effector_orientation(rotation).float(), fingers], dim=1),

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sims.devices.constant import constant
 from sims.tabletop.grammar import expand
 from sims.tabletop.placement import CABINET_AREA, CABINET_BAND, CABINET_YAW, DRAWS, Placement, first_accepted, inside
 from sims.tabletop.scene import DRAWER_TRAVEL
@@ -45,10 +46,10 @@ def expert(scene: SceneState, candidate: Tensor) -> Waypoint:
     offset = rotate_z(scene.end_effector - handle, -yaw)  # in the cabinet's frame
     inside_bar = (offset[:, 0] > -0.049) & (offset[:, 0] < -0.008) & (offset[:, 1].abs() < 0.026)
     hooked = inside_bar & (offset[:, 2] < 0.002)
-    point = handle + rotate_z(torch.zeros_like(handle) + handle.new_tensor([-0.03, 0, DEPTH]), yaw)
+    point = handle + rotate_z(torch.zeros_like(handle) + constant((-0.03, 0, DEPTH), handle), yaw)
     away = gap(point[:, :2], scene.end_effector[:, :2])
     approach = lift(point, ((away - 0.006) * 6).clamp(0, 0.09))
-    pull = handle + rotate_z(torch.zeros_like(handle) + handle.new_tensor([0.03, 0, DEPTH]), yaw)
+    pull = handle + rotate_z(torch.zeros_like(handle) + constant((0.03, 0, DEPTH), handle), yaw)
     goal = torch.where(hooked[:, None], pull, approach)
     return Waypoint(goal=goal, yaw=yaw, gripper=torch.ones_like(away))
 
