@@ -48,6 +48,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
     collects = experiment.cluster is not None and experiment.cluster.collects
     if collects and find_spec("ray") is None:
         raise UserError("cluster: Ray is not installed. Run: pip install 'vla-rl[ray]', or set cluster.collectors 0")
+    device = experiment_device(experiment)
     with torch.random.fork_rng(devices=[]):
         policy = (
             _starting_policy(experiment, env) if start is None else load_bundle(start, robot=RobotSpec.of(env.spec))
@@ -56,7 +57,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             with naming("start.residual"):
                 policy = residual_on(policy, residual)
         with naming("reward"):
-            with_reward(experiment.reward, SpecOnly(env.spec), experiment_device(experiment))
+            with_reward(experiment.reward, SpecOnly(env.spec), device)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
