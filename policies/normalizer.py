@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -86,13 +86,12 @@ class Normalizer(nn.Module):
         return action * self.action_scale + self.action_center
 
 
-@runtime_checkable
-class HasNormalizer(Protocol):
-    """A policy whose scales others may take over."""
-
-    normalizer: Normalizer
+def normalizer_of(policy: object) -> Normalizer | None:
+    """Of a policy whose scales others may take over."""
+    return getattr(policy, "normalizer", None)
 
 
 def in_units(policy: object, action: Float[Tensor, "*B action_dim"]) -> Float[Tensor, "*B action_dim"]:
     """``action`` in units of the demonstrations' range, where ``policy`` knows that; else as it is."""
-    return policy.normalizer.normalize_action(action) if isinstance(policy, HasNormalizer) else action
+    normalizer = normalizer_of(policy)
+    return action if normalizer is None else normalizer.normalize_action(action)

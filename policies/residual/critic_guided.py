@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from policies.normalizer import Normalizer
-
 
 @runtime_checkable
 class CriticGuided(Protocol):
@@ -23,7 +21,11 @@ class CriticGuided(Protocol):
     squashed: bool
     steers: bool
     valued_shape: tuple[int, int]
-    normalizer: Normalizer
+
+    @property
+    def action_scale(self) -> Float[Tensor, " width"]:
+        """The unit of each dimension of what is valued: half of the demonstrations' range."""
+        ...
 
     def valued(self, trace: Any, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
         """What the critic values of a chunk that was sampled: the action as executed, or the noise it was made from."""

@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
-from policies.normalizer import HasNormalizer, Normalizer
+from policies.normalizer import Normalizer, normalizer_of
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
@@ -284,6 +284,10 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     # -- learning by the gradient of a critic -------------------------------------------------------------------------
 
+    @property
+    def action_scale(self) -> Float[Tensor, " width"]:
+        return self.normalizer.action_scale
+
     def valued(self, trace: Drawn, executed: Float[Tensor, "B H A"]) -> Float[Tensor, "B length width"]:
         return self.residual_config.scale * trace.x.tanh() if self.steers else executed
 
@@ -368,8 +372,9 @@ def residual_on(base: Policy[Any, Any], config: ResidualConfig) -> ResidualPolic
     policy = ResidualPolicy(ResidualPolicyConfig(base=base.config, residual=config), base.spec.robot).to(base.device)
     policy.base.load_state_dict(base.state_dict())
     policy.precision = base.precision
-    if isinstance(base, HasNormalizer) and not policy.steers:
-        policy.normalizer.load_state_dict(base.normalizer.state_dict())
+    scales = normalizer_of(base)
+    if scales is not None and not policy.steers:
+        policy.normalizer.load_state_dict(scales.state_dict())
     return policy.eval()
 
 

@@ -28,7 +28,9 @@ def d4rl(path: Path, *, successors: bool = True) -> Path:
         file["actions"] = np.concatenate([*ACTIONS, ACTIONS[0][:2]])
         file["rewards"] = np.concatenate([*REWARDS, REWARDS[0][:2]])
         file["terminals"] = np.concatenate([*(end & ended for end, ended in zip(ends, TERMINATED, strict=True)), cut])
-        file["timeouts"] = np.concatenate([*(end & ~ended for end, ended in zip(ends, TERMINATED, strict=True)), cut])
+        file["timeouts"] = np.concatenate(
+            [*(end & (not ended) for end, ended in zip(ends, TERMINATED, strict=True)), cut]
+        )
         if successors:
             file["next_observations"] = np.concatenate([*(states[1:] for states in STATES), STATES[0][1:3]])
     return path

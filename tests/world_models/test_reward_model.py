@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast
+from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast, HasCompactEncoder
 from policies.normalizer import Normalizer
 from tests import dot_episodes
 from tests.dot_episodes import finish
@@ -112,14 +112,12 @@ def test_a_policy_of_another_robot_is_refused() -> None:
         check_robot(info, other, what="the policy p")
 
 
-def policy_with(config: CompactEncoderConfig) -> SimpleNamespace:
-    """What the reward model needs of a policy to start from it."""
-    encoder = CompactEncoder(config, cameras=2, state_dim=2)
-    return SimpleNamespace(
-        encoder=encoder,
-        forecast=Forecast(config, pooled_width=encoder.pooled_width, state_dim=2),
-        normalizer=Normalizer(state_dim=2, action_dim=2),
-    )
+def policy_with(config: CompactEncoderConfig) -> HasCompactEncoder:
+    policy = HasCompactEncoder()
+    policy.encoder = CompactEncoder(config, cameras=2, state_dim=2)
+    policy.forecast = Forecast(config, pooled_width=policy.encoder.pooled_width, state_dim=2)
+    policy.normalizer = Normalizer(state_dim=2, action_dim=2)
+    return policy
 
 
 def test_it_starts_from_an_encoder_of_the_same_settings_and_ignores_others() -> None:

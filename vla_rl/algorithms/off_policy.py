@@ -18,7 +18,7 @@ from torch import Tensor
 
 from episodes.schema import POLICY
 from policies.device import make_generator
-from policies.normalizer import HasNormalizer
+from policies.normalizer import normalizer_of
 from policies.policy import Policy, set_frozen
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.critic_guided import CriticGuided
@@ -208,7 +208,8 @@ class OffPolicy(OffPolicyUpdates):
         return noise * self._action_scale() * (2 * uniform - 1)
 
     def _action_scale(self) -> Tensor | float:
-        return self.policy.normalizer.action_scale if isinstance(self.policy, HasNormalizer) else 1.0
+        normalizer = normalizer_of(self.policy)
+        return 1.0 if normalizer is None else normalizer.action_scale
 
     def _updates_due(self) -> int:
         """By now: none during the warm-up, then the critic's own, then ``utd_ratio`` per chunk."""

@@ -90,7 +90,7 @@ class Actor:
             return drawn[0], -self.log_temperature.exp() * log_prob[0].sum((1, 2)) * entropy.backup
         action = policy.mean_action(following)
         noise = torch.randn(action.shape, generator=generator, device=action.device) * self.config.target_noise
-        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.normalizer.action_scale
+        noise = noise.clamp(-TARGET_NOISE_LIMIT, TARGET_NOISE_LIMIT) * policy.action_scale
         return (action + noise).clamp(-1, 1), action.new_zeros(1)
 
     def _alternatives(
@@ -151,7 +151,7 @@ class Actor:
         metrics = {"actor_q": q.mean(), "correction": correction.sqrt()}
         if config.correction_weight or config.cloning_weight:
             chosen = chosen_by(batch, config.cloned_actors)
-            distance = distance_from_recorded((action - batch.action) / policy.normalizer.action_scale, batch, chosen)
+            distance = distance_from_recorded((action - batch.action) / policy.action_scale, batch, chosen)
             loss = loss / q.detach().abs().mean().clamp(min=LEAST_Q)
             loss = loss + config.correction_weight * correction + config.cloning_weight * distance
             metrics["distance"] = distance.sqrt()
