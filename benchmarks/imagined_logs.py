@@ -75,12 +75,14 @@ def judged(bundle: Path, path: Path, seed: int, episodes: int) -> dict[str, Any]
 
 
 def once(made: Path, *words: object) -> None:
-    """Run the command, unless it made this folder before; what an interrupted one left is removed."""
+    """Run the command, unless it made this folder before. An interrupted training goes on, another command restarts."""
     done = made.with_suffix(".done")
     if not done.exists():
-        shutil.rmtree(made, ignore_errors=True)
+        interrupted = (made / "config.yaml").exists()
+        if not interrupted:
+            shutil.rmtree(made, ignore_errors=True)
         made.parent.mkdir(parents=True, exist_ok=True)
-        vla_rl(*words)
+        vla_rl(*words, *(["--resume"] if interrupted else []))
         done.touch()
 
 
