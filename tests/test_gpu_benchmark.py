@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import PARTS, TOY, run_part
+from benchmarks.gpu import PARTS, TOY, kept_rows, run_part
 from policies.device import CPU
 
 
@@ -20,6 +20,15 @@ def test_the_toy_runs_every_part(tmp_path: Path) -> None:
     missing = {row["name"]: row["against"] for row in rows if row["value"] is None}
     assert missing == {"device": "cpu", "sampling: compiled": "needs a CUDA GPU"}
     assert {row["name"].split(":")[0] for row in rows} == {"device", *PARTS}
+
+
+def test_rows_of_other_parts_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert kept_rows(path, ["memory"]) == []
+    names = ("device", "memory: weights", "quick start: rl", "quick start")
+    path.write_text(json.dumps({"rows": [{"name": name} for name in names]}))
+    assert kept_rows(path, ["memory"]) == [{"name": "quick start: rl"}, {"name": "quick start"}]
+    assert kept_rows(path, list(PARTS)) == []
 
 
 def test_a_part_that_fails_says_why() -> None:
