@@ -19,4 +19,5 @@ def constant(values: Any, like: Tensor, dtype: torch.dtype | None = None) -> Ten
 
 @cache
 def _make(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype).to(device)
+    with torch.inference_mode(False):  # whoever asks first, others may differentiate
+        return torch.tensor(values, dtype=dtype).to(device)
