@@ -11,7 +11,6 @@ start has other noise. Episodes start at recorded observations (data/keyframes.p
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,8 +38,6 @@ class ImaginedEnvConfig:
     model's error estimate, relative to the usual one on calibration episodes, exceeds it (null: never).
     ``error_penalty``: factor max(0, 1 - error_penalty * (relative error - 1)) on the reward. ``strict``: success by the
     reward model's ``reward_threshold``, for training; otherwise by ``success_threshold``, for estimates.
-    ``soonest_success``: an imagined success that takes less than this share of the control steps of the task's
-    quickest recorded success is the world model's error: it ends the episode as a failure.
     """
 
     num_envs: PositiveInt = 64
@@ -49,7 +46,6 @@ class ImaginedEnvConfig:
     max_error: PositiveFloat | None = None
     error_penalty: NonNegativeFloat = 0.0
     strict: bool = True
-    soonest_success: NonNegativeFloat = 0.0
 
 
 class ImaginedEnv:
@@ -68,8 +64,6 @@ class ImaginedEnv:
     ) -> None:
         self.config, self.model, self.reward_model, self.starts = config, model.eval(), reward_model.eval(), starts
         self.limits, self.usual_error = tuple(limits), usual_error
-        quickest = [starts.quickest_success(task) for task in range(len(starts.tasks))]
-        self._soonest = [math.ceil(config.soonest_success * steps) for steps in quickest]
         robot, longest = model.robot, max(limits)
         self.spec = EnvSpec(
             name="imagined",
@@ -115,7 +109,6 @@ class ImaginedEnv:
         with crossing("starts"):
             clip, elapsed = Clip.stack(clips).to(self.model.device), torch.tensor(past).to(self.model.device)
             limit = torch.tensor([self.limits[start.task] for start in starts]).to(self.model.device)
-            soonest = torch.tensor([self._soonest[start.task] for start in starts]).to(self.model.device)
         if self.config.branch_steps is not None:
             limit = torch.minimum(limit, elapsed + self.config.branch_steps)
         count, flag = torch.zeros_like(elapsed), torch.zeros_like(elapsed, dtype=torch.bool)
@@ -129,7 +122,6 @@ class ImaginedEnv:
             error=torch.zeros_like(elapsed, dtype=torch.float32),
             elapsed=elapsed,
             limit=torch.maximum(limit, elapsed + 1),
-            soonest=soonest,
             num_noise=count,
             terminated=flag,
             truncated=flag,
@@ -189,11 +181,10 @@ class ImaginedEnv:
             state.instruction[index],
             strict=self.config.strict,
         )
-        success = status.success & (state.elapsed[index] >= state.soonest[index])
-        state.success[index] = success
+        state.success[index] = status.success
         state.terminated[index] = status.success | status.failed
         confidence = (1 - self.config.error_penalty * (state.error[index] - 1).clamp(min=0)).clamp(min=0)
-        return success.float() * confidence
+        return status.success.float() * confidence
 
     def _too_uncertain(self) -> Bool[Tensor, " N"]:
         if self.config.max_error is None:

@@ -22,7 +22,7 @@ class ImaginedState(TensorDataclass):
     pending: actions executed since ``history``, the first ``num_pending`` of which count. first: the reward model's
     features of the episode's first observation. error: largest relative error estimate so far. elapsed: control steps
     since the episode started, its recorded part included. limit: ``elapsed`` at which the episode is truncated.
-    soonest: ``elapsed`` before which a success is the world model's error. num_noise: noise frames used.
+    num_noise: noise frames used.
     """
 
     history: History
@@ -33,7 +33,6 @@ class ImaginedState(TensorDataclass):
     error: Float[Tensor, "*N"]
     elapsed: Int[Tensor, "*N"]
     limit: Int[Tensor, "*N"]
-    soonest: Int[Tensor, "*N"]
     num_noise: Int[Tensor, "*N"]
     terminated: Bool[Tensor, "*N"]
     truncated: Bool[Tensor, "*N"]
@@ -57,7 +56,6 @@ class ImaginedState(TensorDataclass):
             error=number,
             elapsed=count,
             limit=count,
-            soonest=count,
             num_noise=count,
             terminated=~flag,
             truncated=flag,

@@ -22,13 +22,9 @@ def actions(num_envs: int, steps: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(num_envs, steps, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def dot_clips(folder: Path) -> ClipSampler:
-    return ClipSampler([dot_episodes.store(folder)], action_horizon=H)
-
-
 @pytest.fixture
 def clips(tmp_path: Path) -> ClipSampler:
-    return dot_clips(tmp_path / "dots")
+    return ClipSampler([dot_episodes.store(tmp_path / "dots")], action_horizon=H)
 
 
 def make(tmp_path: Path, **changes: object) -> ImaginedEnv:
@@ -72,24 +68,6 @@ def test_a_failed_episode_ends_without_reward(tmp_path: Path) -> None:
     assert chunk.terminated.all()
     assert not chunk.success.any()
     assert (chunk.reward == 0).all()
-
-
-def test_a_success_sooner_than_any_recorded_one_ends_the_episode_without_reward(tmp_path: Path) -> None:
-    whole = KeyframeConfig(episode_starts=1.0)
-    recorded = dot_clips(tmp_path / "clips")
-    quickest = Keyframes(recorded, whole, tasks=("go",)).quickest_success(0)
-    assert quickest == min(entry.steps for entry in recorded.entries if entry.success)
-    starts = [StartState(task=0, seed=seed) for seed in (1, 2, 3)]
-    for share, success in ((2 / quickest, True), (3 / quickest, False)):  # classified after two control steps
-        config = ImaginedEnvConfig(num_envs=3, reward_every=2, soonest_success=share)
-        env = dot_episodes.imagined_env(tmp_path / "episodes", max_steps=40, config=config)
-        env.reward_model.reward_threshold.fill_(-1.0)
-        env.reset(start=starts)
-        chunk = step_chunk(env, actions(3, 4), 1.0)
-        assert chunk.num_executed.tolist() == [2, 2, 2]
-        assert chunk.terminated.all()
-        assert (chunk.success == success).all()
-        assert (chunk.reward == float(success)).all()
 
 
 def test_branch_steps_truncate_an_episode(tmp_path: Path) -> None:

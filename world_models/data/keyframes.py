@@ -50,10 +50,6 @@ class ImaginedStarts(Protocol):
         """A clip without predictions and without batch dimension; the control steps before its observation."""
         ...
 
-    def quickest_success(self, task: int) -> int:
-        """Control steps of the shortest recorded episode of the task that succeeded; 0 if none did."""
-        ...
-
 
 class RecordedStarts:
     """The starts of recorded episodes: a StartState stands for the episode that was recorded from it.
@@ -75,9 +71,6 @@ class RecordedStarts:
         if (start.task, start.seed) not in self._episode:
             raise WorldModelError(f"no recorded episode of task {start.task} started with seed {start.seed}")
         return self.clips.clip(self._episode[start.task, start.seed], 0, 0), 0
-
-    def quickest_success(self, task: int) -> int:
-        return _quickest_success(self.clips, self.tasks[task])
 
 
 class Keyframes:
@@ -119,10 +112,3 @@ class Keyframes:
     def clip(self, start: StartState) -> tuple[Clip, int]:
         episode, observation = self.choose(start)
         return self.clips.clip(episode, observation, 0), int(self.clips.observation_steps(episode)[observation])
-
-    def quickest_success(self, task: int) -> int:
-        return _quickest_success(self.clips, self.tasks[task])
-
-
-def _quickest_success(clips: ClipSampler, task: str) -> int:
-    return min((entry.steps for entry in clips.entries if entry.success and entry.task == task), default=0)
