@@ -1,27 +1,22 @@
 """What every registered policy must do: the contract of policies.policy.Policy."""
 
 import dataclasses
-import importlib
-import inspect
-import pkgutil
 import re
-import sys
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Any
 
 import pytest
 import torch
 
-import policies
 from episodes.sampler import Targets
 from policies.audit import audit_log_prob
 from policies.bundle import load_bundle, save_bundle
 from policies.policy import Policy, RobotSpec, copy_trained, set_frozen, trained_parameters
 from policies.registry import BUILT_IN, POLICIES, build_policy
-from policies.residual.critic_guided import CriticGuided
 from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
 from tests.policies.encoding import encode
+from tests.policies.protocols import check_protocols
 from tests.policies.small_configs import CONFIGS
 
 ROBOT = RobotSpec(action_dim=3, state_dim=5, cameras=("front",), image_size=(32, 32), control_hz=20.0)
@@ -128,31 +123,7 @@ def test_every_trained_parameter_gets_a_gradient_and_no_frozen_one(policy: Polic
 
 
 def test_protocols_see_the_same_of_it_in_every_python(policy: Policy[Any, Any]) -> None:
-    """From Python 3.12 on, isinstance does not ask ``__getattr__``, by which an nn.Module gives its submodules."""
-    for protocol in policy_protocols():
-        members = {
-            name for base in protocol.__mro__ if base not in (object, Protocol, Generic) for name in vars_of(base)
-        }
-        missing = object()
-        found = all(inspect.getattr_static(policy, name, missing) is not missing for name in members)
-        assert isinstance(policy, protocol) == found, protocol
-
-
-def vars_of(protocol: type) -> set[str]:
-    return {name for name in {*vars(protocol), *vars(protocol).get("__annotations__", {})} if not name.startswith("_")}
-
-
-def policy_protocols() -> list[type]:
-    """Those that can be asked of a policy with isinstance."""
-    for module in pkgutil.walk_packages(policies.__path__, "policies."):
-        importlib.import_module(module.name)
-    loaded = [
-        vars(module) for name, module in list(sys.modules.items()) if name.split(".")[0] in ("policies", "vla_rl")
-    ]
-    classes = {value for names in loaded for value in names.values() if isinstance(value, type)}
-    found = [one for one in classes if getattr(one, "_is_runtime_protocol", False) and one.__module__ != "typing"]
-    assert CriticGuided in found
-    return found
+    check_protocols(policy)
 
 
 def test_an_unknown_parameter_group_is_named(policy: Policy[Any, Any]) -> None:

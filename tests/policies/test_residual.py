@@ -15,6 +15,7 @@ from policies.registry import build_policy
 from policies.residual.critic_guided import CriticGuided
 from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
+from tests.policies.protocols import check_protocols
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.policies.test_every_policy import ROBOT, generator, observe
 
@@ -149,6 +150,7 @@ def test_log_probs_are_those_of_a_squashed_gaussian() -> None:
 def test_the_actor_s_gradient_reaches_the_residual_alone_and_the_critic_s_the_encoder(name: str) -> None:
     policy = trained(RESIDUALS[name])
     assert isinstance(policy, CriticGuided)
+    check_protocols(policy)
     set_frozen(policy, ())
     context = policy.restore(policy.store(policy.encode(observe(4), policy.initial_state(4))[0]))
     policy.rsample(context, generator())[0].sum().backward()
