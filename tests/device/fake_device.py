@@ -134,12 +134,13 @@ def _make_tensors_on_the_host() -> None:
         return make(value, dtype=torch.int64) if isinstance(value, list) else value
 
     def setitem(self: Tensor, key: Any, value: Any) -> None:
-        if isinstance(value, Tensor) or isinstance(key, Tensor):
-            put(self, index(key), value)
-        elif isinstance(key, list):
-            put(self, index(key), tensor(value, dtype=self.dtype, device=self.device))
-        else:  # a view, so no tensor is made
+        chosen = any(isinstance(part, (list, Tensor)) for part in (key if isinstance(key, tuple) else (key,)))
+        if not chosen and not isinstance(value, Tensor):  # a view, so no tensor is made
             get(self, key).fill_(value)
+        elif isinstance(value, Tensor) or isinstance(key, Tensor):
+            put(self, index(key), value)
+        else:
+            put(self, index(key), tensor(value, dtype=self.dtype, device=self.device))
 
     torch.tensor = tensor
     FakeDeviceTensor.__getitem__ = lambda self, key: get(self, index(key))  # type: ignore[assignment,method-assign]

@@ -167,6 +167,9 @@ def test_the_device_refuses_what_cuda_refuses() -> None:
             operation()
     assert (here + torch.tensor(1.0)).cpu().tolist() == [2.0, 2.0, 2.0]
     assert here[torch.tensor([0, 2])].device == DEVICE
+    table = torch.zeros(3, 2, device=DEVICE)
+    table[[0, 2], 1], table[torch.tensor([1]), 0], table[..., 0] = 1.0, 2.0, 3.0
+    assert table.cpu().tolist() == [[3.0, 1.0], [3.0, 0.0], [3.0, 1.0]]
 
 
 # -- algorithms -------------------------------------------------------------------------------------------------------
