@@ -1,7 +1,8 @@
 """Pretraining of a published architecture's prefix on labeled scenes, since no published weights are at hand.
 
-The vision and language parts learn, from the mean of their outputs, where the object that the instruction names is;
-behavior cloning and reinforcement learning then find in the frozen keys and values what published weights would give.
+The vision and language parts learn, from the mean of their outputs (OpenVLA-OFT: from each output that predicts an
+element of the chunk), where the object that the instruction names is; behavior cloning and reinforcement learning then
+find in the frozen keys and values what published weights would give.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from vla_rl.algorithms.pretraining import HUBER_CORNER, ScenePool
 RATE, MATRIX_RATE, WARMUP, BATCH, FRESH, POOL = 2e-3, 4e-3, 50, 64, 64, 20_000
 
 
-FEATURES: Mapping[type[Any], Callable[[Any], Tensor]] = {
-    VLAContext: lambda context: context.cache.features,
-    TokenContext: lambda context: context.hidden.float().mean(1),
-    HistoryContext: lambda context: context.features[:, -1],
+FEATURES: Mapping[type[Any], Callable[[Any], Tensor]] = {  # [B, outputs, width]
+    VLAContext: lambda context: context.cache.features[:, None],
+    TokenContext: lambda context: context.hidden.float(),
+    HistoryContext: lambda context: context.features[:, -1:],
 }
 
 
@@ -75,7 +76,7 @@ class PrefixPretraining:
         first = self.pool.sample(2048, self.generator).obs
         policy.fit_normalizer(first.state, torch.tensor([[-1.0], [1.0]]).expand(2, policy.spec.robot.action_dim))
         self.test = source.scenes(seed=seed + 1, first=0, count=512)
-        self.head = nn.Linear(prefix_features(policy, first[:1]).shape[1], source.num_landmarks)
+        self.head = nn.Linear(prefix_features(policy, first[:1]).shape[-1], source.num_landmarks)
         self.parameters = [*policy.parameter_groups()["encoder"], *self.head.parameters()]
         self.optimizers = make_optimizers(
             {"encoder": self.parameters},
@@ -89,7 +90,9 @@ class PrefixPretraining:
         self.pool.grow_to(2048 + (self.step + 1) * FRESH)
         scale_learning_rates(self.optimizers, cosine_schedule(self.step, steps=self.steps, warmup=WARMUP))
         scenes = self.pool.sample(BATCH, self.generator)
-        error = F.smooth_l1_loss(self._predict(scenes), scenes.landmarks, beta=HUBER_CORNER, reduction="none")
+        predicted = self._predict(scenes)
+        landmarks = scenes.landmarks[:, None].expand_as(predicted)
+        error = F.smooth_l1_loss(predicted, landmarks, beta=HUBER_CORNER, reduction="none").mean(1)
         loss = (error * scenes.known).sum() / scenes.known.sum()
         self.policy.zero_grad(set_to_none=True)
         self.head.zero_grad(set_to_none=True)
@@ -102,13 +105,13 @@ class PrefixPretraining:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        return self.source.errors(self._predict(self.test), self.test)
+        return self.source.errors(self._predict(self.test).mean(1), self.test)
 
-    def _predict(self, scenes: LabeledScenes) -> Tensor:
+    def _predict(self, scenes: LabeledScenes) -> Float[Tensor, "B outputs landmarks"]:
         return self.head(prefix_features(self.policy, scenes.obs))
 
 
-def prefix_features(policy: Policy, obs: Observation) -> Float[Tensor, "B width"]:
+def prefix_features(policy: Policy, obs: Observation) -> Float[Tensor, "B outputs width"]:
     context, _ = policy.encode(obs, policy.initial_state(len(obs)))
     return FEATURES[type(context)](context)
 

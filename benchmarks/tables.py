@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -55,13 +56,13 @@ def filled(text: str) -> str:
 # -- the tables -----------------------------------------------------------------------------------------------------
 
 
-def quickstart() -> str:
-    """Success per task before and after, means over seeds."""
-    record = read("learning_quickstart")
+def learned(name: str) -> str:
+    """Success per task before and after a benchmark of benchmarks/learning.py, means over seeds."""
+    record = read(name)
     tasks = list(summary(record["runs"][0], "rl")["per_task"])
     rows = [[task, *(share(named(record, f"{stage} success, {task}")) for stage in ("bc", "rl"))] for task in tasks]
     rows.append(["**all**", *(f"**{share(named(record, f'{stage} success'))}**" for stage in ("bc", "rl"))])
-    note = over_seeds("learning_quickstart", record, named(record, "rl success"))
+    note = over_seeds(name, record, named(record, "rl success"))
     return table(["success", "imitation", "after PPO"], rows) + f"\n\n{note}"
 
 
@@ -417,7 +418,8 @@ def success_classifier() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "quickstart": quickstart,
+    "quickstart": partial(learned, "learning_quickstart"),
+    "tabletop_all": partial(learned, "learning_all"),
     "controls": controls,
     "baselines": baselines,
     "corrections": corrections,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,7 +58,23 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, extra: list[str]) -> N
     results = [json.loads((run / "result.json").read_text()) for run in (killed, whole)]
     for name in ("bc", "rl", "stochastic"):
         assert results[0][name] == results[1][name]
+    assert results[0]["wall_s"]["rl"] >= round(read_metrics(killed)[-1]["wall_s"], 2)  # not since it was resumed
     assert (killed / "report.html").stat().st_size > 1000
+
+
+def test_a_run_resumed_after_its_demonstrations_counts_their_time_once(tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    subprocess.run(command(whole), check=True)
+    shutil.copytree(whole / "demonstrations", resumed / "demonstrations")
+    for name in ("config.yaml", "command.txt", "device.txt"):
+        shutil.copy(whole / name, resumed / name)
+    demonstrated = json.loads((whole / "stages.json").read_text())["demonstrate"] | {"wall_s": 10_000.0}
+    (resumed / "stages.json").write_text(json.dumps({"demonstrate": demonstrated}))
+    subprocess.run(command(resumed, "--resume"), check=True)
+
+    seconds = json.loads((resumed / "result.json").read_text())["wall_s"]
+    assert seconds["collect"] == 10_000.0
+    assert 0 < seconds["bc"] < 1_000
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from vla_rl.runners.logs import (
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
+from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
 from vla_rl.runs.watchdog import watched
@@ -143,12 +144,12 @@ def improve(
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
     store = start.store or run.demonstrations
-    seconds = 0.0
+    seconds = 0.0  # of this stage
     if start.store is None:
         with run.stage("demonstrate") as stage:
-            if stage.pending:
+            if pending := stage.pending:
                 stage.result = record_demonstrations(run.experiment, env, store)
-            seconds = stage.result.get("wall_s", 0.0)
+        seconds = stage.result["wall_s"] if pending else 0.0
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
     bundle = clone(
         policy,
@@ -226,8 +227,9 @@ def simulated_result(run: Run) -> dict[str, Any]:
     """Success in the simulator, before and after."""
     stages = run.stages()
     install = run.dir / "install_s"
-    demonstrate = stages.get("demonstrate", {}).get("wall_s", 0.0)
-    imagined = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())  # a run may be resumed
+    # Of a run that was resumed a stage's own time is that of its last part.
+    imagined = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())
+    iterations = max((record["wall_s"] for record in read_metrics(run.dir)), default=0.0)
     return {
         "bc": stages["evaluate_before"]["deployed"],
         "bc_stochastic": stages["evaluate_before"]["stochastic"],
@@ -238,9 +240,9 @@ def simulated_result(run: Run) -> dict[str, Any]:
         "episodes": run.experiment.evaluation.episodes,
         "wall_s": {
             "install": float(install.read_text()) if install.exists() else None,
-            "collect": demonstrate,
-            "bc": round(stages["imitate"]["wall_s"] - demonstrate, 2),
-            "rl": max(stages["reinforce"]["wall_s"], round(imagined, 2)),
+            "collect": stages.get("demonstrate", {}).get("wall_s", 0.0),
+            "bc": round(stages["imitate"]["wall_s"] - stages["imitate"].get("demonstrate_s", 0.0), 2),
+            "rl": max(stages["reinforce"]["wall_s"], round(imagined, 2), round(iterations, 2)),
             "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
         },
         "command": (run.dir / "command.txt").read_text().strip(),
