@@ -135,6 +135,6 @@ def log_result(run: Run) -> dict[str, Any]:
         "trained": not stages["reinforce"]["refused"],
         "seed": run.experiment.seed,
         "episodes": stages["imagined_after"]["episodes"],
-        "wall_s": {name: stages[name]["wall_s"] for name in ("imitate", "reinforce")},
+        "wall_s": {"imitate": stages["imitate"]["wall_s"], "reinforce": run.reinforced_s()},
         "command": (run.dir / "command.txt").read_text().strip(),
     }

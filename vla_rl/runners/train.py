@@ -38,7 +38,6 @@ from vla_rl.runners.logs import (
 from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
-from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
 from vla_rl.runs.watchdog import watched
@@ -227,9 +226,6 @@ def simulated_result(run: Run) -> dict[str, Any]:
     """Success in the simulator, before and after."""
     stages = run.stages()
     install = run.dir / "install_s"
-    # Of a run that was resumed a stage's own time is that of its last part.
-    imagined = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())
-    iterations = max((record["wall_s"] for record in read_metrics(run.dir)), default=0.0)
     return {
         "bc": stages["evaluate_before"]["deployed"],
         "bc_stochastic": stages["evaluate_before"]["stochastic"],
@@ -242,7 +238,7 @@ def simulated_result(run: Run) -> dict[str, Any]:
             "install": float(install.read_text()) if install.exists() else None,
             "collect": stages.get("demonstrate", {}).get("wall_s", 0.0),
             "bc": round(stages["imitate"]["wall_s"] - stages["imitate"].get("demonstrate_s", 0.0), 2),
-            "rl": max(stages["reinforce"]["wall_s"], round(imagined, 2), round(iterations, 2)),
+            "rl": run.reinforced_s(),
             "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
         },
         "command": (run.dir / "command.txt").read_text().strip(),

@@ -19,6 +19,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
 from vla_rl.runs.checkpoint import latest_checkpoint
+from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.watchdog import watched
 
@@ -58,6 +59,13 @@ class Run:
     def stages(self) -> dict[str, dict[str, Any]]:
         """The completed stages, each with its result and wall-clock seconds."""
         return read_stages(self.dir)
+
+    def reinforced_s(self) -> float:
+        """Wall-clock seconds of reinforcement: of a run that was resumed the stage's own are those of its last part."""
+        stages = self.stages()
+        rounds = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())
+        iterations = max((record["wall_s"] for record in read_metrics(self.dir)), default=0.0)
+        return round(max(stages["reinforce"]["wall_s"], rounds, iterations), 2)
 
     def inside(self, path: Path) -> str:
         """``path`` relative to the folder, for a stage's result: the folder can be moved."""
