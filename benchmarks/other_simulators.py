@@ -5,9 +5,10 @@
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
 that was interrupted is resumed, a finished one is only read) and writes benchmarks/results/other_simulators.json:
-success on held-out starts of imitation, after PPO, and of the exploring policy after it, means over seeds with
-intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of reinforcement learning; of each run
-the curve and the command. Cases that were measured before and are not named are kept.
+success on held-out starts of imitation, after PPO, of the exploring policy after it, and of the deployed one with blank
+images, means over seeds with intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of
+reinforcement learning; of each run the curve and the command. Cases that were measured before and are not named are
+kept.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from vla_rl.runs.metrics import read_metrics
 ROOT = Path(__file__).parents[1]
 NAME = "other_simulators"
 STAGES = {"bc": "imitation", "rl": "after PPO", "stochastic": "after PPO, exploring"}
+BLIND = "after PPO, blank images"
+CONTROL_EPISODES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,8 @@ def measured() -> dict[str, list[dict[str, Any]]]:
 def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
     """One run of a case; adds the control steps and the seconds that reinforcement learning took, also if resumed."""
     case = CASES[name]
-    result = one_run(case.config, seed, list(case.settings), folder / name)
+    controls = ["--evaluation.control_episodes", str(CONTROL_EPISODES)]
+    result = one_run(case.config, seed, [*case.settings, *controls], folder / name)
     records = read_metrics(folder / name / f"{case.config}-{seed}")
     return result | {"control_steps": sum(one["control_steps"] for one in records), "rl_s": records[-1]["wall_s"]}
 
@@ -77,6 +81,7 @@ def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
 def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = [mean_row(f"{name}, {text}", runs, stage) for stage, text in STAGES.items()]
     rows[1] |= {"ratio": rows[1]["value"] / rows[0]["value"] if rows[0]["value"] else None, "against": rows[0]["name"]}
+    rows.append(mean_row(f"{name}, {BLIND}", runs, "controls", "blank_images"))
     seeds = [one["seed"] for one in runs]
     hours = mean(one["rl_s"] for one in runs) / 3600
     rows.append(row(f"{name}, control steps", mean(one["control_steps"] for one in runs), "steps", seeds=seeds))

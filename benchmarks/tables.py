@@ -286,10 +286,11 @@ def other_simulators() -> str:
     record = read("other_simulators")
     rows = []
     for case, runs in record["runs"].items():
-        cells = (share(named(record, f"{case}, {text}")) for text in ("imitation", "after PPO", "after PPO, exploring"))
+        stages = ("imitation", "after PPO", "after PPO, exploring", "after PPO, blank images")
+        cells = (share(named(record, f"{case}, {text}")) for text in stages)
         steps = named(record, f"{case}, control steps")["value"]
         rows.append([f"`{case}`", *cells, f"{steps / 1000:.0f}", listed([run["seed"] for run in runs])])
-    head = ["task", "imitation", "after PPO", "exploring", "1,000 control steps", "seeds"]
+    head = ["task", "imitation", "after PPO", "exploring", "blank images", "1,000 control steps", "seeds"]
     return f"{table(head, rows)}\n\n{source('other_simulators', record)}"
 
 
