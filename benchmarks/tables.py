@@ -355,8 +355,10 @@ def published_learning() -> str:
         if one["name"].startswith("rl gain, "):
             name = one["name"].removeprefix("rl gain, ")
             success = [f"{100 * named(record, f'{what}, {name}')['value']:.1f} %" for what in ("cloned", "after PPO")]
-            rows.append([f"`{name}`", f"{one['parameters'] / 1e6:.2f} M", str(len(one["seeds"])), *success])
-    head = ["", "parameters", "seeds", "cloned", "after PPO"]
+            iterations = len(record["curves"][name][0]["curve"])
+            size = f"{one['parameters'] / 1e6:.2f} M"
+            rows.append([f"`{name}`", size, str(len(one["seeds"])), str(iterations), *success])
+    head = ["", "parameters", "seeds", "iterations", "cloned", "after PPO"]
     return f"{table(head, rows)}\n\n{source('policies', record)}"
 
 
