@@ -1,27 +1,38 @@
-"""Memory and speed of the replay of image transitions, beside LeRobot's buffer layout.
+"""Memory and speed of the replay of image transitions, beside LeRobot's buffer.
 
+    pip install --no-deps lerobot==0.4.4    # and what its module lerobot.rl.buffer imports
     python -m benchmarks.replay
 
 Two 64 x 64 cameras, 8 numbers of state, chunks of 8 actions of 7 numbers; entries are frames, as with a trained
-encoder. LeRobot's bytes are computed from its layout (images as float32, and the next observation beside each one
-unless optimize_memory drops it), not measured. Its speed is not measured either: samples/s are beside float32 tensors
-of that layout, of which the same batches are indexed. Writes benchmarks/results/replay.json.
+encoder. LeRobot's buffer holds images as float32 and, unless its optimize_memory is on, the next observation beside
+each one; a buffer with an entry for each control step has eight times as many entries. Samples are drawn without
+augmentation, the sides in turn, one thread, processor time, the median of the rounds; once more with our images as
+float32, which LeRobot's are. Beside a CPU build of torch, torchvision, which LeRobot imports, must be one too. Writes
+benchmarks/results/replay.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import version
 
-import numpy as np
 import torch
+from torch import Tensor
+
+try:
+    from lerobot.rl.buffer import ReplayBuffer
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed. Run: pip install --no-deps lerobot==0.4.4, and what it imports")
 
 from episodes.schema import POLICY
 from policies.residual.policy import ResidualContext
 from sims.vector_env import Observation
-from vla_rl.bench.record import row, write_record
+from vla_rl.bench.record import Row, row, write_record
 from vla_rl.replay.replay import Entries, Replay
 
 CAMERAS, SIZE, STATE, HORIZON, ACTION, INSTRUCTION = 2, 64, 8, 8, 7, 48
@@ -56,18 +67,40 @@ def filled() -> Replay:
     return made
 
 
-def lerobot_bytes(*, action_numbers: int, next_observation: bool) -> int:
-    """Of one transition: float32 observation (twice), action, reward, done, truncated."""
-    observation = 4 * (CAMERAS * SIZE * SIZE * 3 + STATE)
-    return observation * (1 + next_observation) + 4 * action_numbers + 4 + 1 + 1
+def filled_theirs(frames: Tensor, *, optimize_memory: bool) -> ReplayBuffer:
+    """The same frames, one entry per chunk."""
+    made = ReplayBuffer(
+        ENTRIES, "cpu", ["image.0", "image.1", "state"], use_drq=False, optimize_memory=optimize_memory
+    )  # fmt: skip
+
+    def observation(at: int) -> dict[str, Tensor]:
+        images = frames[at].permute(0, 3, 1, 2).float() / 255
+        return {"image.0": images[:1], "image.1": images[1:], "state": torch.zeros(1, STATE)}
+
+    for at in range(ENTRIES):
+        last = at % 20 == 19
+        made.add(
+            observation(at), torch.zeros(1, HORIZON * ACTION), float(last), observation((at + 1) % ENTRIES), last, False
+        )
+    return made
 
 
-def samples_per_second(draw: Callable[[], object]) -> float:
-    draw()
-    began = time.process_time()
+def bytes_of(made: ReplayBuffer) -> int:
+    """Of one entry."""
+    kept = [*made.states.values(), made.actions, made.rewards, made.dones, made.truncateds, made.episode_ends]
+    kept += [] if made.optimize_memory else made.next_states.values()
+    return sum(tensor.nbytes for tensor in kept) // ENTRIES
+
+
+def samples_per_second(draws: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The median of the rounds of each, which take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in draws}
     for _ in range(ROUNDS):
-        draw()
-    return ROUNDS * BATCH / (time.process_time() - began)
+        for name, draw in draws.items():
+            began = time.process_time()
+            draw()
+            taken[name].append(time.process_time() - began)
+    return {name: BATCH / statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def main() -> None:
@@ -76,26 +109,30 @@ def main() -> None:
     torch.set_num_threads(1)
     made = filled()
     own = made.nbytes / ENTRIES
-    rows = [row("bytes of an entry", own, "B")]
-    for name, doubled in (("doubled observations", True), ("optimize_memory", False)):
-        theirs = lerobot_bytes(action_numbers=HORIZON * ACTION, next_observation=doubled)
-        per_step = HORIZON * lerobot_bytes(action_numbers=ACTION, next_observation=doubled)
-        against = f"LeRobot's layout, {name}"
-        rows.append(row(f"{name}, one entry per chunk", theirs, "B", ratio=theirs / own, against=against))
-        rows.append(row(f"{name}, one entry per control step", per_step, "B", ratio=per_step / own, against=against))
-    frames = made.entries().inputs.obs.images.float()  # type: ignore[attr-defined]
-    following, rng = torch.roll(frames[:1000], -1, 0), np.random.default_rng(0)
+    frames = made.entries().inputs.obs.images  # type: ignore[attr-defined]
 
-    def draw_float() -> object:
-        index = torch.from_numpy(rng.integers(1000, size=BATCH))
-        return frames[index], following[index]
+    def as_float() -> object:
+        windows = made.sample(BATCH, chunks=3)
+        return [inputs.obs.images.float() for inputs in (windows.inputs, windows.next_inputs)]  # type: ignore[attr-defined]
 
-    ours = samples_per_second(lambda: made.sample(BATCH, chunks=3))
-    theirs_rate = samples_per_second(draw_float)
-    rows.append(
-        row("windows of 3 chunks", ours, "1/s", ratio=ours / theirs_rate, against="float32 images, same indexing",
-            theirs=theirs_rate)
-    )  # fmt: skip
+    draws: dict[str, Callable[[], object]] = {
+        "windows of 3 chunks": lambda: made.sample(BATCH, chunks=3),
+        "windows of 3 chunks, images as float32": as_float,
+    }
+    rows: list[Row] = [row("bytes of an entry", own, "B")]
+    for name, optimize_memory in (("doubled observations", False), ("optimize_memory", True)):
+        theirs = filled_theirs(frames, optimize_memory=optimize_memory)
+        against = f"LeRobot {version('lerobot')}, {name}"
+        size = bytes_of(theirs)
+        rows.append(row(f"{name}, one entry per chunk", size, "B", ratio=size / own, against=against))
+        rows.append(row(f"{name}, one entry per control step", HORIZON * size, "B", ratio=HORIZON * size / own,
+                        against=against))  # fmt: skip
+        rates = samples_per_second(draws | {against: partial(theirs.sample, BATCH)})
+        rows += [
+            row(f"{ours}, beside {name}", rates[ours], "1/s", ratio=rates[ours] / rates[against], against=against,
+                theirs=rates[against])
+            for ours in draws
+        ]  # fmt: skip
     print(write_record("replay", rows, command="python -m benchmarks.replay " + " ".join(sys.argv[1:])))
 
 
