@@ -66,7 +66,7 @@ class Experience(TensorDataclass):
         """The valid chunks of [T, N], flat [B]."""
         with crossing("outcomes"):
             index = self.valid.flatten().nonzero().flatten()
-        return self.map(lambda tensor: tensor.flatten(0, 1)[index])
+        return self.map(lambda tensor: tensor.flatten(0, 1))[index]
 
     @property
     def done(self) -> Bool[Tensor, "*B"]:
