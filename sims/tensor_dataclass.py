@@ -107,7 +107,7 @@ class TensorDataclass:
 
 
 def _rows(tensor: Tensor, index: Any) -> Tensor:
-    """``tensor[index]``; rows by number are copied as a whole, on a CPU seven times as fast for images as one by one."""
+    """``tensor[index]``; rows by number are copied as a whole, of images on a CPU seven times as fast."""
     if isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1 and index.device == tensor.device:
         return tensor.index_select(0, index)
     return tensor[index]

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from vla_rl.runs.metrics import read_metrics
+from vla_rl.sweep.sweep import seconds
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 GRPO = ["--algorithm.name", "grpo", "--algorithm.iterations", "6", "--algorithm.groups", "2",
@@ -72,9 +73,10 @@ def test_a_run_resumed_after_its_demonstrations_counts_their_time_once(tmp_path:
     (resumed / "stages.json").write_text(json.dumps({"demonstrate": demonstrated}))
     subprocess.run(command(resumed, "--resume"), check=True)
 
-    seconds = json.loads((resumed / "result.json").read_text())["wall_s"]
-    assert seconds["collect"] == 10_000.0
-    assert 0 < seconds["bc"] < 1_000
+    taken = json.loads((resumed / "result.json").read_text())["wall_s"]
+    assert taken["collect"] == 10_000.0
+    assert 0 < taken["bc"] < 1_000
+    assert seconds(resumed) == pytest.approx(taken["collect"] + taken["bc"] + taken["rl"])  # what a sweep counts
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

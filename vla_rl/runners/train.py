@@ -39,7 +39,7 @@ from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
-from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, write_json
+from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, stage_seconds, write_json
 from vla_rl.runs.watchdog import watched
 from vla_rl.termination import terminable
 
@@ -143,12 +143,10 @@ def improve(
 def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str, Any]:
     """The bundle of a policy cloned from demonstrations, which are recorded first where no store is given."""
     store = start.store or run.demonstrations
-    seconds = 0.0  # of this stage
     if start.store is None:
         with run.stage("demonstrate") as stage:
-            if pending := stage.pending:
+            if stage.pending:
                 stage.result = record_demonstrations(run.experiment, env, store)
-        seconds = stage.result["wall_s"] if pending else 0.0
     policy = new_policy(start, RobotSpec.of(env.spec), seed=run.experiment.seed, device=run.device)
     bundle = clone(
         policy,
@@ -158,7 +156,7 @@ def clone_demonstrations(run: Run, env: VectorEnv, start: Imitation) -> dict[str
         seed=run.experiment.seed,
         fit_normalizer=True,
     )
-    return {"bundle": run.inside(bundle), "demonstrate_s": seconds}
+    return {"bundle": run.inside(bundle)}
 
 
 def given_bundle(run: Run, env: VectorEnv, start: FromBundle) -> dict[str, Any]:
@@ -237,8 +235,8 @@ def simulated_result(run: Run) -> dict[str, Any]:
         "wall_s": {
             "install": float(install.read_text()) if install.exists() else None,
             "collect": stages.get("demonstrate", {}).get("wall_s", 0.0),
-            "bc": round(stages["imitate"]["wall_s"] - stages["imitate"].get("demonstrate_s", 0.0), 2),
-            "rl": run.reinforced_s(),
+            "bc": stages["imitate"]["wall_s"],
+            "rl": stage_seconds(run.dir, "reinforce"),
             "eval": round(stages["evaluate_before"]["wall_s"] + stages["evaluate_after"]["wall_s"], 2),
         },
         "command": (run.dir / "command.txt").read_text().strip(),

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +35,7 @@ class Run:
     device: Device
     dir: Path
     lock: TextIO
+    _open: list[OpenStage] = field(default_factory=list)  # the innermost last
 
     @property
     def demonstrations(self) -> Path:
@@ -60,29 +61,43 @@ class Run:
         """The completed stages, each with its result and wall-clock seconds."""
         return read_stages(self.dir)
 
-    def reinforced_s(self) -> float:
-        """Wall-clock seconds of reinforcement: of a run that was resumed the stage's own are those of its last part."""
-        stages = self.stages()
-        rounds = sum(stage["wall_s"] for name, stage in stages.items() if name[-1].isdigit())
-        iterations = max((record["wall_s"] for record in read_metrics(self.dir)), default=0.0)
-        return round(max(stages["reinforce"]["wall_s"], rounds, iterations), 2)
-
     def inside(self, path: Path) -> str:
         """``path`` relative to the folder, for a stage's result: the folder can be moved."""
         return str(path.relative_to(self.dir))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """The stage's record. A pending one is watched, and written when the block ends and has set ``result``."""
+        """The stage's record. A pending one is watched, and written when the block ends and has set ``result``.
+
+        ``wall_s``: without the stages inside it, each of which names it in ``inside``.
+        """
         stage = Stage(self.stages().get(name, {}))
         if not stage.pending:
             yield stage
             return
+        outer, this = self._open[-1] if self._open else None, OpenStage(name)
+        self._open.append(this)
         started = time.monotonic()
-        with watched(name, self.dir, limit_s=self.experiment.watchdog_s):
-            yield stage
-        stage.result = {"wall_s": round(time.monotonic() - started, 2), **stage.result}
+        try:
+            with watched(name, self.dir, limit_s=self.experiment.watchdog_s):
+                yield stage
+        finally:
+            self._open.pop()
+        seconds = time.monotonic() - started
+        place = {}
+        if outer is not None:
+            outer.inside_s += seconds
+            place = {"inside": outer.name}
+        stage.result = {"wall_s": round(seconds - this.inside_s, 2), **place, **stage.result}
         write_json(self.dir / STAGES_FILE, self.stages() | {name: stage.result})
+
+
+@dataclass
+class OpenStage:
+    """A stage that is under way; ``inside_s``: of the stages inside it that are complete."""
+
+    name: str
+    inside_s: float = 0.0
 
 
 @dataclass
@@ -94,6 +109,17 @@ class Stage:
     @property
     def pending(self) -> bool:
         return not self.result
+
+
+def stage_seconds(run_dir: Path, name: str) -> float:
+    """Wall-clock seconds of a stage and of those inside it, in all processes.
+
+    Of reinforcement that was resumed, those of the iterations: the stage's own are those of its last part.
+    """
+    stages = read_stages(run_dir)
+    own = sum(one["wall_s"] for other, one in stages.items() if name in (other, one.get("inside")))
+    iterations = [record["wall_s"] for record in read_metrics(run_dir)] if name == "reinforce" else []
+    return round(max([own, *iterations]), 2)
 
 
 def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> set[str]:

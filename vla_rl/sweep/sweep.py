@@ -22,7 +22,7 @@ from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.train import learn, opened
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
-from vla_rl.runs.run_dir import CONFIG_FILE, lock_folder, read_stages, write_json
+from vla_rl.runs.run_dir import CONFIG_FILE, lock_folder, read_stages, stage_seconds, write_json
 from vla_rl.sweep.config import SweepConfig
 from vla_rl.sweep.space import Settings, Space, short, shown
 from vla_rl.sweep.study import STUDY_FILE, Pruned, Trials, check_optuna, open_trials
@@ -173,10 +173,8 @@ def objective_curve(run_dir: Path, objective: str) -> list[float]:
 
 
 def seconds(run_dir: Path) -> float:
-    """That a run took so far, over all its processes."""
-    metrics = read_metrics(run_dir)
-    imitation = read_stages(run_dir).get("imitate", {}).get("wall_s", 0.0)
-    return float(imitation + (metrics[-1]["wall_s"] if metrics else 0.0))
+    """That a run took so far without its evaluations, over all its processes."""
+    return stage_seconds(run_dir, "imitate") + stage_seconds(run_dir, "reinforce")
 
 
 def _running_means(finals: Sequence[float], curve: Sequence[float]) -> list[float]:
