@@ -44,6 +44,10 @@ class Case:
 CASES: Mapping[str, Case] = {
     "drawer-open": Case(config="metaworld"),
     "door-open": Case(config="metaworld", settings=("--sim.tasks", "[door-open]")),
+    "lever-pull": Case(
+        config="metaworld",
+        settings=("--sim.tasks", "[lever-pull]", "--start.episodes", "200", "--start.bc.steps", "1500"),
+    ),
     "lift": Case(config="robosuite"),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
