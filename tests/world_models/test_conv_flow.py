@@ -149,6 +149,20 @@ def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:
     assert (imagined.error > 0).all()
 
 
+def test_a_large_motion_has_an_inverse(clips: ClipSampler) -> None:
+    """The exponential of a large matrix is singular in float32, and its inverse by elimination fails."""
+    world = untrained(clips)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        world.layer_pose[-1].bias.normal_(std=12.0)  # type: ignore[union-attr, operator]
+    clip = clips.draw(np.random.default_rng(0), 8, 1)
+    noise = world.noise(8, torch.Generator().manual_seed(0))
+    imagined = world.sample_chunk(
+        world.prefill(first_history(world, clip)), clip.action[:, 0], clip.length[:, 0], noise
+    )
+    assert imagined.latent.isfinite().all()
+
+
 def test_roll_in_continues_from_predictions(clips: ClipSampler) -> None:
     """Until the episode ends, and not before ``roll_in_from``; otherwise clips start at recorded observations."""
     config = DynamicsFitConfig(steps=8, batch_size=16, warmup=2, roll_in=0.999, roll_in_from=0.25)

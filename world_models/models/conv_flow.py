@@ -150,8 +150,9 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
         state = self.normalizer.normalize_state(history.state)
         states = torch.stack([state + expected_change, state, self.normalizer.normalize_state(history.first_state)])
         generator = F.pad(self.layer_pose(states).view(3, -1, 8), (0, 1)).unflatten(-1, (3, 3))
-        after, current, first = torch.linalg.matrix_exp(generator - mean_trace(generator)).unbind(0)
-        inverse = torch.linalg.inv(after)
+        generator = generator - mean_trace(generator)
+        signed = torch.cat([-generator[:1], generator[1:]])  # exp(-G) is the inverse of exp(G), also of a large one
+        inverse, current, first = torch.linalg.matrix_exp(signed).unbind(0)
         candidates = []
         for frames, pose in ((history.current, current), (history.first, first)):
             frame = frames.flatten(0, 1)
