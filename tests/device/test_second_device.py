@@ -1,15 +1,19 @@
-"""Everything that computes, on a fake second device, in a process of its own: see second_device.py."""
+"""Everything that computes, on a fake second device, in processes of their own: see second_device/."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-CASES = Path(__file__).with_name("second_device.py")
+import pytest
+
+CASES = Path(__file__).with_name("second_device")
 
 
-def test_everything_computes_on_a_second_device() -> None:
+@pytest.mark.parametrize("name", ["algorithms", "policies", "simulators", "world_models"])
+def test_everything_computes_on_a_second_device(name: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "--tb=short"]
-    done = subprocess.run([sys.executable, "-m", "pytest", str(CASES), *options], capture_output=True, text=True)
+    cases = CASES / f"{name}.py"
+    done = subprocess.run([sys.executable, "-m", "pytest", str(cases), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
     assert "skipped" not in done.stdout

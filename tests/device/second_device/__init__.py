@@ -1,0 +1,9 @@
+"""Everything that computes, on the fake second device: each module is run by test_second_device.py in a process of its
+own. The device is installed here, before any generator of the project is made."""
+
+import torch
+
+from tests.device.fake_device import install
+
+DEVICE = install()
+torch.set_num_threads(1)

@@ -1,0 +1,144 @@
+"""Algorithms, rewards and their checkpoints, and planted faults that must be found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from policies.device import CPU
+from tests import dot_episodes
+from tests.device.second_device import DEVICE
+from tests.device.second_device.small_models import (
+    ALGORITHMS,
+    SECOND,
+    SIDES,
+    algorithm,
+    rewarded,
+    weights,
+)
+from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
+from vla_rl.bench.transfers import TransferCounter
+from vla_rl.rewards.bundle import load_classifier
+from vla_rl.runners.iterations import algorithm_state, restore_algorithm
+from vla_rl.runners.reward import fit_classifier
+from vla_rl.runs.checkpoint import load_tree, save_tree
+
+
+@pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch.device) -> None:
+    learner = algorithm(name, SECOND, side)
+    before = weights(learner.policy)
+    learner.iterate()
+    with TransferCounter() as counter:
+        metrics = learner.iterate()
+    assert counter.unnamed == {}
+    assert {"outcomes", "metrics"} <= counter.counts.keys()
+    assert ("observations" in counter.counts) == ("actions" in counter.counts) == (side.type == "cpu")
+    assert all(np.isfinite(value) for key, value in metrics.items() if key != "success"), metrics
+    after = weights(learner.policy)
+    assert any(not torch.equal(after[key], value) for key, value in before.items())
+    assert {parameter.device for parameter in learner.policy.parameters()} == {DEVICE}
+    assert {tensor.device for tensor in learner.collector._state.tensors()} <= {DEVICE}
+
+
+@pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())
+def test_a_success_classifier_is_the_reward_and_only_named_tensors_cross(side: torch.device, tmp_path: Path) -> None:
+    whole = rewarded(SECOND, side)
+    with TransferCounter() as counter:
+        metrics = whole.iterate()
+    assert counter.unnamed == {}
+    assert metrics["success"] == 1.0
+    save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
+    resumed = rewarded(SECOND, side)
+    restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
+    whole.iterate()
+    resumed.iterate()
+    assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
+
+
+def test_a_success_classifier_is_fitted(tmp_path: Path) -> None:
+    dot_episodes.store(tmp_path / "episodes", 60).close()
+    config = dataclasses.replace(
+        SMALL_CLASSIFIER, steps=3, mined_steps=2, precision=0.0, batch_size=8, train_encoder=False
+    )
+    report = fit_classifier(config, [tmp_path / "episodes"], tmp_path / "classifier", seed=0, device=SECOND)
+    assert load_classifier(tmp_path / "classifier", SECOND).device == DEVICE
+    assert report["threshold"] == load_classifier(tmp_path / "classifier").threshold.item()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path) -> None:
+    """Through a checkpoint on the host."""
+    whole = algorithm(name, SECOND, DEVICE)
+    whole.iterate()
+    save_tree(tmp_path / "state.safetensors", algorithm_state(whole))
+    whole.iterate()
+    resumed = algorithm(name, SECOND, DEVICE)
+    restore_algorithm(resumed, load_tree(tmp_path / "state.safetensors"))
+    resumed.iterate()
+    assert all(torch.equal(value, weights(whole.policy)[key]) for key, value in weights(resumed.policy).items())
+
+
+def test_a_checkpoint_goes_to_another_device_and_back(tmp_path: Path) -> None:
+    learner = algorithm("ppo", CPU, torch.device("cpu"))
+    for device, side in ((SECOND, DEVICE), (CPU, torch.device("cpu"))):
+        learner.iterate()
+        save_tree(tmp_path / "state.safetensors", algorithm_state(learner))
+        there = algorithm("ppo", device, side)
+        restore_algorithm(there, load_tree(tmp_path / "state.safetensors"))
+        assert all(torch.equal(value, weights(learner.policy)[key]) for key, value in weights(there.policy).items())
+        learner = there
+    assert learner.iterate()["control_steps"] > 0
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def on_the_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``policy.sample`` with a ``.cpu()`` in it."""
+    return lambda context, generator: dataclasses.replace(
+        sample := method(context, generator), action=sample.action.cpu()
+    )
+
+
+def with_a_cpu_generator(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda context, generator: method(context, torch.Generator())
+
+
+def with_zeros_on_the_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``torch.zeros`` without device."""
+    return lambda context, generator: dataclasses.replace(
+        sample := method(context, generator), log_prob=sample.log_prob + torch.zeros(sample.log_prob.shape)
+    )
+
+
+def read_at_every_decision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """An ``.item()``, which is correct but makes the host wait."""
+
+    def sample(context: Any, generator: torch.Generator) -> Any:
+        drawn = method(context, generator)
+        assert drawn.action.sum().item() < 1e9
+        return drawn
+
+    return sample
+
+
+@pytest.mark.parametrize("fault", [on_the_host, with_a_cpu_generator, with_zeros_on_the_host, read_at_every_decision])
+def test_a_planted_fault_is_found(fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = algorithm("ppo", SECOND, DEVICE)
+    monkeypatch.setattr(learner.policy, "sample", fault(learner.policy.sample))
+    with TransferCounter() as counter:
+        try:
+            learner.iterate()
+        except RuntimeError as error:
+            found = str(error)
+        else:
+            found = str(counter.unnamed)
+    assert "device" in found or "generator" in found or "_local_scalar_dense" in found
