@@ -41,6 +41,7 @@ imagination:
   real_episodes: 5
   clone_successes: {{steps: 3, batch_size: 8}}
   model:
+    kinematics_steps: 2
     no_action_steps: 1
     dynamics: {{width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}}
     fit: {{steps: 2, batch_size: 2}}

@@ -28,6 +28,7 @@ imagination:
   stores: [store]
   model:
     dynamics: {action_horizon: 4, width: 8, deep_width: 16, blocks: 1, deep_blocks: 1, condition: 16}
+    kinematics_steps: 2
     fit: {steps: 2, batch_size: 2}
     reward_model:
       encoder: {width: 32, text_width: 32}

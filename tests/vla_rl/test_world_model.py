@@ -51,6 +51,7 @@ def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path)
     short = {"batch_size": 4, "warmup": 1}
     config = WorldModelConfig(
         dynamics=DIT,
+        kinematics_steps=3,
         fit=DynamicsFitConfig(steps=3, **short),
         autoencoder_fit=AutoencoderFitConfig(steps=3, **short),
         distill=DistillConfig(steps=2, **short),

@@ -20,12 +20,14 @@ from world_models.training.dynamics import DynamicsFitConfig
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
-    """``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into
-    fewer denoising steps. ``no_action_steps``: fit steps of a
-    baseline that is not given the actions, for the evaluation (0: none).
+    """``kinematics_steps``: fit steps of where actions lead the robot, before the images are fitted.
+    ``autoencoder_fit``: of a latent model's autoencoder, unless it was loaded. ``distill``: after the fit, into fewer
+    denoising steps. ``no_action_steps``: fit steps of a baseline that is not given the actions, for the evaluation
+    (0: none).
     """
 
     dynamics: DynamicsConfig = field(default_factory=ConvFlowConfig)
+    kinematics_steps: PositiveInt = 2000
     fit: DynamicsFitConfig = field(default_factory=DynamicsFitConfig)
     autoencoder_fit: AutoencoderFitConfig = field(default_factory=AutoencoderFitConfig)
     distill: DistillConfig | None = None

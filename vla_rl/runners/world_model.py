@@ -127,7 +127,7 @@ def fit_dynamics(
     else:
         check_robot(start.info, robot, what="the recorded robot")
         dynamics.load_state_dict(start.dynamics.state_dict())
-    kinematics = KinematicsFit(dynamics, clips, seed=seed)
+    kinematics = KinematicsFit(dynamics, clips, seed=seed, steps=config.kinematics_steps)
     run_fit(kinematics, directory / "kinematics", title="kinematics", shown="loss")
     dynamics.kinematics.requires_grad_(False)
     fit = DynamicsFit(dynamics, config.fit, clips, seed=seed)
