@@ -104,7 +104,7 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         self.spec = PolicySpec(
             robot=robot,
             action_horizon=config.action_horizon,
-            value_dim=feature_width,
+            value_dim=feature_width + robot.state_dim,
             cloned_horizon=config.chunk_size,
             noise_shape=(config.chunk_size, config.padded_dim),
         )
@@ -196,7 +196,9 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         self._place = self.config.storage.place(size, records)
 
     def value_features(self, context: VLAContext) -> Float[Tensor, "B value_dim"]:
-        return context.cache.features.detach()
+        """Of the prefix, and the robot's state, which pi0 gives to the expert alone."""
+        state = self.normalizer.normalize_state(context.state)
+        return torch.cat([context.cache.features.detach(), state], dim=1)
 
     @property
     def condition_width(self) -> int:
