@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
 from tests.worlds import PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
+from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
@@ -162,6 +163,29 @@ def test_the_target_of_q_chunking_is_the_value_of_the_best_sample() -> None:
         expected = batch.reward + batch.discount * least.gather(0, best[None])[0]
     assert len(best.unique()) > 1
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", ["mean", "least"])
+def test_the_actor_maximizes_the_mean_or_the_least_of_the_members(value: Literal["mean", "least"]) -> None:
+    made = learner(PointEnv(num_envs=4), TD3, chunks=6, actor_value=value)
+    made.iterate()
+    policy, critics = residual(made), made.critics
+    with torch.no_grad():
+        for parameter in critics.q.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    batch = made._draw(16)
+    context = policy.restore(batch.inputs)
+    action = policy.mean_action(context)
+    q = critics.members(critics.q, critics.features(context), action)
+    assert len(q.argmin(0).unique()) > 1  # no member is the least everywhere
+    expected = {"mean": q.mean(0), "least": q.amin(0)}[value].mean()
+    gradient = torch.autograd.grad(-expected, list(policy.head.parameters()))
+    found = made.actor.gradients(context, batch, Proposals(), critics, made.generator)
+    torch.testing.assert_close(found["actor_q"], expected)
+    largest = max(part.abs().max().item() for part in gradient)
+    assert largest > 0
+    for parameter, part in zip(policy.head.parameters(), gradient, strict=True):
+        torch.testing.assert_close(parameter.grad, part, rtol=1e-5, atol=1e-6 * largest)
 
 
 def test_the_temperature_rises_while_the_entropy_is_below_its_target() -> None:

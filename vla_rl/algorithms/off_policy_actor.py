@@ -138,14 +138,15 @@ class Actor:
     def _follow_q(
         self, context: TensorDataclass, batch: Windows, critics: Critics, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Maximize the mean of the ensemble (REDQ, Chen et al. 2021), with SAC's entropy bonus."""
+        """Maximize the mean or the least of the ensemble (``actor_value``), with SAC's entropy bonus."""
         config, policy, features = self.config, self._guided(), critics.features(context)
         if config.entropy is None:
             action, log_prob = policy.mean_action(context), features.new_zeros(len(features))
         else:
             drawn, elements = policy.rsample(context, generator)
             action, log_prob = drawn[0], elements[0].sum((1, 2))
-        q = critics.members(critics.q, features, action).mean(0)
+        members = critics.members(critics.q, features, action)
+        q = members.mean(0) if config.actor_value == "mean" else members.amin(0)
         loss = (self.log_temperature.detach().exp() * log_prob - q).mean()
         correction = policy.correction(context, action).square().mean()
         metrics = {"actor_q": q.mean(), "correction": correction.sqrt()}

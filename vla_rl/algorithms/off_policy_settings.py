@@ -95,12 +95,13 @@ class UpdatesConfig:
     """What the updates of critic and actor depend on, wherever the windows come from.
 
     The first ``critic_warmup`` of all updates train the critic alone, then every ``actor_every``th update also changes
-    the actor. ``actor_learning_rate``: of its Adam. ``n_step``: chunks per target. ``demonstration_share`` of every
-    batch is drawn from demonstrations. ``target_noise``: std of the noise on the next action of a target, clipped at
-    0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random; without effect where the
-    replay holds features. ``frozen``: parameter groups that stay as they are. ``reward_scale``: of the rewards as the
-    critic learns them, against the entropy bonus and Cal-QL's penalty, which are in nats (Haarnoja et al. 2018, SAC,
-    Sec. 5.2).
+    the actor. ``actor_learning_rate``: of its Adam. ``actor_value``: what the actor maximizes, the mean of the critic's
+    members (Chen et al. 2021, REDQ) or the least of them (Haarnoja et al. 2018, SAC). ``n_step``: chunks per target.
+    ``demonstration_share`` of every batch is drawn from demonstrations. ``target_noise``: std of the noise on the next
+    action of a target, clipped at 0.3, for fixed noise. ``shift``: pixels by which stored images are shifted at random;
+    without effect where the replay holds features. ``frozen``: parameter groups that stay as they are.
+    ``reward_scale``: of the rewards as the critic learns them, against the entropy bonus and Cal-QL's penalty, which
+    are in nats (Haarnoja et al. 2018, SAC, Sec. 5.2).
 
     ``correction_weight``: of the mean squared correction, in units of the largest, in the actor's loss, whose Q is then
     divided by its mean size. The policy corrects only where Q gains by it. ``cloning_weight``: the same of the distance
@@ -116,6 +117,7 @@ class UpdatesConfig:
     critic_warmup: Count = 500
     actor_every: PositiveInt = 2
     actor_learning_rate: PositiveFloat = 3e-4
+    actor_value: Literal["mean", "least"] = "mean"
     correction_weight: NonNegativeFloat = 0.0
     cloning_weight: NonNegativeFloat = 0.0
     cloned_actors: tuple[Literal["human", "expert"], ...] | None = None
