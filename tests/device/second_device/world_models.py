@@ -14,11 +14,7 @@ from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
-from tests.device.second_device.small_models import (
-    FLOW,
-    SECOND,
-    UPDATE,
-)
+from tests.device.second_device.small_models import FLOW, SECOND, UPDATE
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.config.imagination import WorldModelConfig
