@@ -37,7 +37,7 @@ class KinematicsFit(Optimization[KinematicsExamples]):
     """Regression of a chunk's change of state; freeze ``model.kinematics`` afterwards."""
 
     def __init__(
-        self, model: FlowWorldModel, clips: ClipSampler, *, seed: int, steps: int = 2000, batch_size: int = 64
+        self, model: FlowWorldModel, clips: ClipSampler, *, seed: int, steps: int, batch_size: int = 64
     ) -> None:
         kinematics = model.kinematics
         super().__init__(

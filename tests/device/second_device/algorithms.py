@@ -14,7 +14,7 @@ import torch
 from policies.device import CPU
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
-from tests.device.second_device.small_models import ALGORITHMS, SECOND, SIDES, algorithm, rewarded, weights
+from tests.device.small_models import ALGORITHMS, SECOND, SIDES, algorithm, rewarded, weights
 from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.rewards.bundle import load_classifier

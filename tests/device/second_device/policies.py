@@ -19,7 +19,7 @@ from real_robot.serving.protocol import ActRequest
 from real_robot.serving.registry import load_backend
 from sims.starts import StartSequence
 from tests.device.second_device import DEVICE
-from tests.device.second_device.small_models import FLOW, SECOND, SIDES, policy_of, record, weights
+from tests.device.small_models import FLOW, SECOND, SIDES, policy_of, record, weights
 from tests.policies.test_every_policy import CONFIGS, ROBOT, observe
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig

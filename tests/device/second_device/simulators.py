@@ -16,7 +16,7 @@ from sims.tabletop.mujoco_backend import MujocoBackend
 from sims.tabletop.tasks.registry import all_tasks
 from sims.vector_env import StartState
 from tests.device.second_device import DEVICE
-from tests.device.second_device.small_models import SIDES, record
+from tests.device.small_models import SIDES, record
 from tests.worlds import PointEnv
 from vla_rl.bench.options import BenchOptions
 from vla_rl.bench.train import bench_train

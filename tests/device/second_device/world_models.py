@@ -14,7 +14,7 @@ from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
-from tests.device.second_device.small_models import FLOW, SECOND, UPDATE
+from tests.device.small_models import FLOW, SECOND, UPDATE
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.config.imagination import WorldModelConfig
@@ -37,6 +37,7 @@ from world_models.training.reward_model import RewardModelFit, imagine_observati
 
 WORLD = WorldModelConfig(
     dynamics=dot_episodes.DYNAMICS,
+    kinematics_steps=3,
     fit=DynamicsFitConfig(steps=4, batch_size=4, warmup=1, roll_in_from=0.0),
     reward_model=dataclasses.replace(dot_episodes.REWARD_MODEL, steps=3, batch_size=8, imagined_clips=8),
     imagined_env=dot_episodes.ImaginedEnvConfig(num_envs=4, reward_every=2),
@@ -54,7 +55,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         dynamics = SECOND.place(build_world_model(WORLD.dynamics, dot_episodes.ROBOT))
         with crossing("scales"):
             dynamics.fit_scales(*(part.to(DEVICE) for part in clips.statistics()))
-        dot_episodes.finish(KinematicsFit(dynamics, clips, seed=0, steps=3))
+        dot_episodes.finish(KinematicsFit(dynamics, clips, seed=0, steps=WORLD.kinematics_steps))
         dot_episodes.finish(DynamicsFit(dynamics, WORLD.fit, clips, seed=0))
         reward_model, metrics = fit_reward_model(
             WORLD, dynamics.eval(), clips, calibration, folder / "reward_model", seed=0, policy=None
