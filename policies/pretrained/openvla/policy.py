@@ -54,7 +54,9 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
     def __init__(self, config: OpenVLAConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.config = config
-        self.spec = PolicySpec(robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width)
+        self.spec = PolicySpec(
+            robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width + robot.state_dim
+        )
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer()
@@ -113,8 +115,9 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         return record
 
     def value_features(self, context: TokenContext) -> Float[Tensor, "B value_dim"]:
-        """The output at the prompt's last token, as RLinf's critic has it."""
-        return context.hidden[:, 0].float().detach()
+        """The output at the prompt's last token, as RLinf's critic has it, and the robot's state."""
+        state = self.normalizer.normalize_state(context.state)
+        return torch.cat([context.hidden[:, 0].float().detach(), state], dim=1)
 
     def _prompts(self, obs: Observation) -> list[list[int]]:
         bos, empty = [self.tokenizer.bos], [EMPTY] if self.config.vocabulary > EMPTY else []
