@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -22,11 +23,18 @@ from policies.pretrained.openvla.policy import TokenContext
 from policies.schedule import cosine_schedule
 from sims.numbers.seeding import spawn_seed
 from sims.pretraining import LabeledScenes, PretrainingScenes
+from sims.tabletop.layout import BLOCK_QPOS
+from sims.tabletop.pretraining.landmarks import CENTER, OBJECT_OFFSET, SCALE
+from sims.tabletop.pretraining.scenes import TabletopScenes
+from sims.tabletop.render import choose_gl
+from sims.tabletop.scene import NUM_BLOCKS
+from sims.tabletop.task import COLORS
 from sims.vector_env import Observation, StartState
 from tests.worlds import PointEnv
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.pretraining import HUBER_CORNER, ScenePool
 
+NAMED = 9  # the first landmarks of a tabletop scene: position, offset and tanh(offset) of the named object
 RATE, MATRIX_RATE, WARMUP, BATCH, FRESH, POOL = 2e-3, 4e-3, 50, 64, 64, 20_000
 
 
@@ -63,6 +71,44 @@ class PointScenes:
         }
 
     def close(self) -> None: ...
+
+
+class ReachScenes(TabletopScenes):
+    """Of the tabletop task ``reach``: the named block's place and its offset from the end effector, then the place on
+    the table of the block of each color."""
+
+    def __init__(self, *, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
+        super().__init__(gl=choose_gl("auto"), cameras=cameras, image_size=image_size, tasks=("reach",))
+
+    @property
+    def num_landmarks(self) -> int:
+        return NAMED + 2 * len(COLORS)
+
+    def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
+        named = super().scenes(seed=seed, first=first, count=count)
+        layouts, _, _ = self.layouts(seed=seed, first=first, count=count)
+        place, known = torch.zeros(count, len(COLORS), 2), torch.zeros(count, len(COLORS), 2, dtype=torch.bool)
+        for i, layout in enumerate(layouts):
+            colors = [COLORS.index(color) for color in layout.colors]
+            blocks = layout.qpos[BLOCK_QPOS].reshape(NUM_BLOCKS, 7)[:, :2]
+            place[i, colors] = torch.from_numpy((blocks - np.array(CENTER[:2])) / SCALE).float()
+            known[i, colors] = True
+        return LabeledScenes(
+            obs=named.obs,
+            landmarks=torch.cat([named.landmarks[:, :NAMED], place.flatten(1)], dim=1),
+            known=torch.cat([named.known[:, :NAMED], known.flatten(1)], dim=1),
+        )
+
+    def errors(self, predicted: Float[Tensor, "B landmarks"], scenes: LabeledScenes) -> dict[str, float]:
+        """Of the named block's offset from the end effector and of all blocks' places [mm]."""
+        error = 1000 * SCALE * (predicted - scenes.landmarks)
+        named = error[:, OBJECT_OFFSET : OBJECT_OFFSET + 3].norm(dim=1)
+        blocks = error[:, NAMED:].unflatten(1, (-1, 2)).norm(dim=2)[scenes.known[:, NAMED::2]]
+        return {
+            "named_block_median_mm": named.median().item(),
+            "named_block_p90_mm": named.quantile(0.9).item(),
+            "blocks_median_mm": blocks.median().item(),
+        }
 
 
 class PrefixPretraining:

@@ -18,13 +18,15 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.labeled_prefix import PointScenes, PrefixPretraining, load_prefix, prefix_state
+from benchmarks.labeled_prefix import PointScenes, PrefixPretraining, ReachScenes, load_prefix, prefix_state
 from policies.bundle import load_bundle, save_bundle
 from policies.denoising.kernels import DDIMConfig, FlowODEConfig, FlowSDEConfig
 from policies.policy import Policy, RobotSpec
@@ -36,11 +38,15 @@ from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
+from sims.pretraining import PretrainingScenes
+from sims.tabletop.config import TabletopConfig
+from sims.vector_env import VectorEnv
 from tests.family_learning import clone, improve, success
 from tests.worlds import PointEnv
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.config.environments import make_env
 from vla_rl.critics.value import CriticConfig
 
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, n - 1 degrees of freedom
@@ -54,8 +60,8 @@ def decoder(width: int, mlp_width: int, family: Any = "gemma") -> DecoderConfig:
     return DecoderConfig(width=width, mlp_width=mlp_width, depth=2, heads=4, kv_heads=1, head_dim=32, family=family)
 
 
-def flow(family: Any = "gemma") -> dict[str, Any]:
-    return {
+def flow(family: Any = "gemma", **changed: Any) -> dict[str, Any]:
+    settings = {
         "action_horizon": 4,
         "chunk_size": 6,
         "padded_dim": 4,
@@ -67,6 +73,19 @@ def flow(family: Any = "gemma") -> dict[str, Any]:
         "act": FlowODEConfig(steps=2),
         "explore": FlowSDEConfig(steps=2, noise_level=0.4),
     }
+    return settings | changed
+
+
+def flow_reach(family: Any = "gemma") -> dict[str, Any]:
+    """Images of 64 x 64 and a larger expert; 1.2 million parameters."""
+    return flow(
+        family,
+        chunk_size=8,
+        padded_dim=8,
+        prompt_tokens=48,
+        vision=replace(VISION, image_size=64),
+        expert=decoder(192, 512, family),
+    )
 
 
 class OneTask(PointEnv):
@@ -78,17 +97,54 @@ class OneTask(PointEnv):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """``prefix``: whose pretrained prefix it starts from; ``pretraining``: factors on its updates and rates.
+class World:
+    """``make``: environments, by their number; ``scenes``: what a prefix is pretrained on.
 
-    ``lora_rank``: of what adapts the pretrained prefix, 0 for nothing. ``demonstrations``, with action noise ``noise``,
+    ``environments``, and ``chunks`` that each executes in an iteration of PPO.
+    """
+
+    make: Callable[..., Any]
+    scenes: Callable[[], PretrainingScenes]
+    environments: int = 96
+    chunks: int = 8
+
+
+def reach(num_envs: int) -> VectorEnv:
+    return make_env(
+        TabletopConfig(
+            tasks=("reach",),
+            num_envs=num_envs,
+            cameras=REACH_CAMERAS,
+            image_size=REACH_IMAGE,
+            demonstrator="human",
+            threads=1,
+        )
+    )
+
+
+POINT = World(make=PointEnv, scenes=PointScenes)
+ONE_TASK = World(make=OneTask, scenes=partial(PointScenes, OneTask))
+REACH_CAMERAS, REACH_IMAGE = ("agent",), (64, 64)
+REACH = World(
+    make=reach,
+    scenes=partial(ReachScenes, cameras=REACH_CAMERAS, image_size=REACH_IMAGE),
+    environments=64,
+    chunks=16,  # an episode
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """``prefix``: whose pretrained prefix it starts from; ``pretraining``: its updates, and a factor on its rates.
+
+    ``lora_rank``: of what adapts the pretrained prefix, 0 for nothing. ``demonstrations``, with noise ``noise``,
     and ``cloning`` updates of their cloning.
     """
 
     config: Any
     prefix: str
-    pretraining: tuple[float, float] = (1.0, 1.0)
-    world: type[PointEnv] = PointEnv
+    pretraining: tuple[int, float] = (600, 1.0)
+    world: World = POINT
     lora_rank: int = 0
     demonstrations: int = 60
     cloning: int = 300
@@ -96,9 +152,18 @@ class Recipe:
     update: dict[str, Any] = field(default_factory=dict)
 
 
+ON_REACH: dict[str, Any] = {
+    "world": REACH,
+    "pretraining": (3600, 0.4),
+    "demonstrations": 40,
+    "cloning": 600,
+    "noise": 1.5,
+}
 RECIPES: dict[str, Recipe] = {
     "pi0": Recipe(config=Pi0Config(**flow()), prefix="pi0"),
     "pi05": Recipe(config=Pi0Config(version="pi05", **flow()), prefix="pi0"),
+    "pi0_reach": Recipe(config=Pi0Config(**flow_reach()), prefix="pi0_reach", **ON_REACH),
+    "pi05_reach": Recipe(config=Pi0Config(version="pi05", **flow_reach()), prefix="pi0_reach", **ON_REACH),
     "smolvla": Recipe(config=SmolVLAConfig(shuffle=2, **flow("llama")), prefix="smolvla"),
     "openvla_oft": Recipe(
         config=OpenVLAConfig(
@@ -113,7 +178,7 @@ RECIPES: dict[str, Recipe] = {
             language=decoder(128, 384, "llama"),
         ),
         prefix="openvla_oft",
-        pretraining=(2.5, 0.25),  # at the others' rate it does not learn
+        pretraining=(1500, 0.25),  # at the others' rate it does not learn
         lora_rank=16,
         demonstrations=3000,  # fewer are learned by heart, as all are where the whole network is trained
         cloning=800,
@@ -131,29 +196,20 @@ RECIPES: dict[str, Recipe] = {
             explore=DDIMConfig(steps=5, eta=1.0, train_last=3),
         ),
         prefix="diffusion_policy",
-        world=OneTask,
+        world=ONE_TASK,
     ),
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    pretraining: int = 600
-    environments: int = 96
-    chunks: int = 8
-    iterations: int = 30
-
-
-def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
+def pretrained_prefix(name: str, folder: Path) -> Path:
     """The file with the pretrained prefix of recipe ``name``, made where it is missing."""
     path = folder / f"{name}-prefix.pt"
     if not path.exists():
         torch.manual_seed(0)
         recipe = RECIPES[name]
-        policy = build_policy(recipe.config, RobotSpec.of(recipe.world(num_envs=1).spec))
-        longer, rate = recipe.pretraining
-        steps = round(longer * scale.pretraining)
-        fit = PrefixPretraining(policy, PointScenes(recipe.world), steps=steps, seed=0, rate=rate)
+        policy = build_policy(recipe.config, RobotSpec.of(recipe.world.make(num_envs=1).spec))
+        steps, rate = recipe.pretraining
+        fit = PrefixPretraining(policy, recipe.world.scenes(), steps=steps, seed=0, rate=rate)
         while fit.step < fit.steps:
             metrics = fit.update()
             if fit.step % 50 == 0:
@@ -162,15 +218,15 @@ def pretrained_prefix(name: str, scale: Scale, folder: Path) -> Path:
     return path
 
 
-def cloned(name: str, seed: int, scale: Scale, folder: Path) -> Path:
+def cloned(name: str, seed: int, folder: Path) -> Path:
     """The bundle that reinforcement learning starts from, made where it is missing."""
     path, recipe = folder / f"{name}-{seed}-cloned", RECIPES[name]
     if not path.exists():
-        prefix = torch.load(pretrained_prefix(recipe.prefix, scale, folder))
+        prefix = torch.load(pretrained_prefix(recipe.prefix, folder))
         adapted = {"lora": LoRAConfig(rank=recipe.lora_rank)} if recipe.lora_rank else {}
         policy = clone(
             replace(recipe.config, **adapted),
-            recipe.world,
+            recipe.world.make,
             episodes=recipe.demonstrations,
             steps=recipe.cloning,
             seed=seed,
@@ -182,15 +238,15 @@ def cloned(name: str, seed: int, scale: Scale, folder: Path) -> Path:
     return path
 
 
-def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
+def run(name: str, seed: int, iterations: int, folder: Path) -> dict[str, Any]:
     """Success before and after, or what an earlier call found."""
     done = folder / f"{name}-{seed}.json"
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
         return found
     recipe, started = RECIPES[name], time.process_time()
-    base = load_bundle(cloned(name, seed, scale, folder))
-    before = success(base, recipe.world, episodes=EPISODES)
+    base = load_bundle(cloned(name, seed, folder))
+    before = success(base, recipe.world.make, episodes=EPISODES)
     say(f"{name} seed {seed} cloned: {before:.3f}, {time.process_time() - started:.0f} s")
     curve: list[float] = []
 
@@ -199,13 +255,12 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
         shown = ("success", "kl", "policy_steps", "learning_rate", "explained_variance", "grad_norm")
         say(f"  {len(curve)} " + " ".join(f"{key} {metrics[key]:.4g}" for key in shown if key in metrics))
 
-    improved = improve(
-        base, recipe.world(num_envs=scale.environments), algorithm(recipe, scale), seed=seed, on_iteration=record
-    )
+    env = recipe.world.make(num_envs=recipe.world.environments)
+    improved = improve(base, env, algorithm(recipe, iterations), seed=seed, on_iteration=record)
     found = {
         "seed": seed,
         "before": before,
-        "after": success(improved, recipe.world, episodes=EPISODES),
+        "after": success(improved, recipe.world.make, episodes=EPISODES),
         "curve": curve,
         "parameters": parameters(base),
         "processor_s": round(time.process_time() - started, 1),
@@ -215,7 +270,7 @@ def run(name: str, seed: int, scale: Scale, folder: Path) -> dict[str, Any]:
     return found
 
 
-def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
+def algorithm(recipe: Recipe, iterations: int) -> PPOConfig:
     settings: dict[str, Any] = {
         "learning_rate": 1.5e-4,
         "adaptive_rate": True,
@@ -227,8 +282,8 @@ def algorithm(recipe: Recipe, scale: Scale) -> PPOConfig:
         "frozen": FROZEN,
     } | recipe.update
     return PPOConfig(
-        iterations=scale.iterations,
-        chunks=scale.chunks,
+        iterations=iterations,
+        chunks=recipe.world.chunks,
         critic_warmup=1,
         time_limit="failure",
         critic=CriticConfig(learning_rate=2e-3),
@@ -265,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policies", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--iterations", type=int, default=Scale.iterations, help="of PPO")
+    parser.add_argument("--iterations", type=int, default=120, help="of PPO")
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -275,7 +330,7 @@ def main() -> None:
     found = {name: runs for name, runs in known.items() if name not in arguments.policies}
     for seed in arguments.seeds:
         for name in arguments.policies:
-            found.setdefault(name, []).append(run(name, seed, Scale(iterations=arguments.iterations), arguments.runs))
+            found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
     print(write_record("policies", rows, command=command.strip(), curves=found))
