@@ -138,7 +138,7 @@ class TabletopScenes:
 
 
 def _sample(rng: np.random.Generator, tasks: Sequence[str]) -> Layout:
-    name = tasks[rng.integers(len(tasks))]
+    name = tasks[int(rng.integers(len(tasks)))]
     return sample_layout(name, (STREAM << 56) | int(rng.integers(1 << 56)), split="train", appearance=1.0)
 
 
