@@ -48,7 +48,7 @@ from real_robot.fleet.client import HubClient, HubRefused
 from real_robot.fleet.outbox import Outbox
 from real_robot.fleet.server import JOIN
 from tests.corrections.small_server import PATIENT, SIM, write_bundle
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.cli.main import main as vla_rl
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
@@ -347,8 +347,7 @@ def measure(folder: Path, robots: int, *, minutes: float, pause_s: float, seed: 
 
 def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
     """The record: these rows, and those of other numbers of robots that were measured with the same settings."""
-    path, measured = RESULTS / "fleet.json", {one["robots"] for one in rows}
-    record = json.loads(path.read_text()) if path.exists() else {}
+    record, measured = read_record("fleet"), {one["robots"] for one in rows}
     same = record.get("settings") == settings
     kept = [one for one in record["rows"] if one["robots"] not in measured] if same else []
     together = sorted([*kept, *rows], key=lambda one: int(one["robots"]))

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -54,7 +53,7 @@ from tests.family_learning import success
 from tests.reach_env import ReachEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, CalQLConfig, EntropyConfig, OffPolicyConfig
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.rollouts.ahead import make_ahead
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.demonstrations import Attempts, run_expert
@@ -228,8 +227,7 @@ def rows_of(comparison: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> lis
 
 def recorded() -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The runs of every comparison and arm in the file."""
-    path = RESULTS / "off_policy_methods.json"
-    curves = json.loads(path.read_text())["curves"] if path.exists() else {}
+    curves = read_record("off_policy_methods").get("curves", {})
     return {(one, two): runs for name, runs in curves.items() for one, two in [name.split(", ", 1)]}
 
 

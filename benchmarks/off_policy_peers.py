@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import sys
@@ -52,7 +51,7 @@ from sims.adapters.gymnasium import GymnasiumConfig
 from sims.vector_env import MIN_INSTRUCTION_BYTES, Observation, VectorEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import CalQLConfig, EntropyConfig, IQLConfig, OffPolicyConfig
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.config.environments import make_env
 from vla_rl.replay.replay import Entries, Replay
 
@@ -264,7 +263,7 @@ def main() -> None:
     torch.set_num_threads(1)
     returns: dict[str, list[tuple[float, float]]] = {}
     data: Entries | None = None
-    earlier = recorded_rows()
+    earlier = read_record("off_policy_peers").get("rows", [])
     times = [one for one in earlier if one["name"].endswith(TIMES)]
     if "times" in chosen.only:
         times = timing_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
@@ -302,13 +301,6 @@ def timing_rows(data: Entries, updates: int) -> list[Row]:
                 theirs=theirs, pairs=pairs,
             )
         )  # fmt: skip
-    return rows
-
-
-def recorded_rows() -> list[Row]:
-    """What an earlier call measured."""
-    path = RESULTS / "off_policy_peers.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
 
 

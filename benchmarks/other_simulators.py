@@ -14,7 +14,6 @@ kept.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.learning import mean_row, one_run
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -59,18 +58,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / NAME)
     arguments = parser.parse_args()
-    found = measured()
+    found = read_record(NAME).get("runs", {})
     command = f"python -m benchmarks.{NAME} " + " ".join(sys.argv[1:])
     for name in arguments.cases:
         found[name] = [run(name, seed, arguments.runs) for seed in arguments.seeds]
         rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
         print(write_record(NAME, rows, command=command, runs=found))
-
-
-def measured() -> dict[str, list[dict[str, Any]]]:
-    """The runs of every case that the file has."""
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["runs"] if path.exists() else {}
 
 
 def run(name: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from tests.family_learning import clone, improve, success
 from tests.worlds import PointEnv
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.config.environments import make_env
 from vla_rl.critics.value import CriticConfig
 
@@ -325,8 +325,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / "policies.json"
-    known: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["curves"] if path.exists() else {}
+    known: dict[str, list[dict[str, Any]]] = read_record("policies").get("curves", {})
     found = {name: runs for name, runs in known.items() if name not in arguments.policies}
     for seed in arguments.seeds:
         for name in arguments.policies:

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.bench.record import RESULTS, Row, row, write_record
+from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.runs.metrics import read_metrics
 
 FIRST = 2  # iterations that are not measured
@@ -169,8 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         rows = [made for method in options.only for made in METHODS[method](options, Path(name))]
-    path, measured = RESULTS / "ray_speed.json", {made["name"] for made in rows}
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    measured, earlier = {made["name"] for made in rows}, read_record("ray_speed").get("rows", [])
     rows = [made for made in earlier if made["name"] not in measured] + rows
     write_record("ray_speed", rows, command="python -m benchmarks.ray_speed " + " ".join(sys.argv[1:]))
     for each in rows:

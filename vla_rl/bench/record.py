@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import time
@@ -53,6 +54,12 @@ def write_record(name: str, rows: Sequence[Row], *, command: str, folder: Path =
     }
     write_json(path, record)
     return path
+
+
+def read_record(name: str) -> dict[str, Any]:
+    """What benchmarks/results/NAME.json holds; nothing where it was never measured."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def median_seconds(work: Callable[[], object], *, repeats: int = 5) -> float:
