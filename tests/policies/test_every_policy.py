@@ -64,6 +64,16 @@ def test_a_sample_scores_as_it_was_drawn(policy: Policy[Any, Any]) -> None:
     assert not policy.value_features(context).requires_grad
 
 
+def test_the_critic_sees_the_robot_s_state(policy: Policy[Any, Any]) -> None:
+    """Also of pi0 and OpenVLA, whose prefixes do not hold it; from a kept record too."""
+    set_frozen(policy, tuple(policy.parameter_groups())[1:])
+    obs = observe(2)
+    moved = dataclasses.replace(obs, state=obs.state + 1.0)
+    records = [policy.store(encode(policy, one)) for one in (obs, moved)]
+    features, others = (policy.value_features(policy.restore(record)) for record in records)
+    assert (others - features).abs().max() > 0.01
+
+
 def test_a_stored_record_gives_the_same_log_prob_in_any_order(policy: Policy[Any, Any]) -> None:
     """Also of the third observation of an episode, when a policy with memory has some."""
     for frozen in ((), tuple(policy.parameter_groups())[1:]):
