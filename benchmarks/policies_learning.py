@@ -165,6 +165,7 @@ RECIPES: dict[str, Recipe] = {
     "pi0_reach": Recipe(config=Pi0Config(**flow_reach()), prefix="pi0_reach", **ON_REACH),
     "pi05_reach": Recipe(config=Pi0Config(version="pi05", **flow_reach()), prefix="pi0_reach", **ON_REACH),
     "smolvla": Recipe(config=SmolVLAConfig(shuffle=2, **flow("llama")), prefix="smolvla"),
+    "smolvla_reach": Recipe(config=SmolVLAConfig(shuffle=2, **flow_reach("llama")), prefix="smolvla_reach", **ON_REACH),
     "openvla_oft": Recipe(
         config=OpenVLAConfig(
             action_horizon=4,
