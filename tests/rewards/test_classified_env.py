@@ -14,7 +14,7 @@ from tests.rewards.small_classifier import ALWAYS, NEVER, sensors_of, untrained
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.rewards.classified_env import ClassifiedEnv
-from vla_rl.rewards.classifier import ClassifierError
+from vla_rl.rewards.scorer import RewardModelError
 
 
 def classified(env: VectorEnv, threshold: float, *, every: int = 1, consecutive: int = 1) -> ClassifiedEnv:
@@ -128,5 +128,5 @@ def test_another_camera_or_size_is_one_clear_error() -> None:
         ({"cameras": ("wrist",)}, "needs camera 'wrist', which point does not have; it has top"),
         ({"image_size": (8, 8)}, "fitted to images of 8 x 8 pixels, those of point have 32 x 32"),
     ):
-        with pytest.raises(ClassifierError, match=message):
+        with pytest.raises(RewardModelError, match=message):
             ClassifiedEnv(env, untrained(dataclasses.replace(sensors, **changes), threshold=0.5))

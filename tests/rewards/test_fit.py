@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save
 from episodes.store import EpisodeStore, Selection
 from tests import dot_episodes
 from tests.rewards.small_classifier import ENCODER, untrained
-from vla_rl.rewards.bundle import load_classifier, save_classifier
-from vla_rl.rewards.classifier import ClassifierError, Sensors, SuccessClassifier, SuccessClassifierConfig
-from vla_rl.rewards.fit import ClassifierFit, logits, mined
+from vla_rl.rewards.bundle import CLASSIFIER, load_reward_model, save_reward_model
+from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
+from vla_rl.rewards.fit import ClassifierFit, mined
 from vla_rl.rewards.labels import LabeledEpisodes
+from vla_rl.rewards.scorer import RewardModelError, Sensors
+from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.reward import assess_stores, fit_classifier
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
@@ -44,7 +46,7 @@ def test_a_fitted_classifier_is_right_about_other_episodes(tmp_path: Path) -> No
     assert report["episodes"]["recall"]["value"] > 0.7
     assert sum(part["episodes"] for part in report["data"].values()) == 60
     assert report == json.loads((tmp_path / "classifier" / "report.json").read_text())
-    model = load_classifier(tmp_path / "classifier")
+    model = load_reward_model(CLASSIFIER, tmp_path / "classifier")
     assert model.threshold.item() == report["threshold"]
     (tmp_path / "b").mkdir()
     with EpisodeStore(tmp_path / "b", create=True) as other:
@@ -55,10 +57,10 @@ def test_a_fitted_classifier_is_right_about_other_episodes(tmp_path: Path) -> No
 def test_episodes_that_do_not_suffice_are_one_clear_error(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path / "a", create=True)
     store.add_all(dot_episodes.episode(seed, drift=-0.6) for seed in range(2))
-    with pytest.raises(ClassifierError, match="hold 0 successes, min_successes is 10"):
+    with pytest.raises(RewardModelError, match="hold 0 successes, min_successes is 10"):
         fit_classifier(SMALL, [tmp_path / "a"], tmp_path / "classifier", seed=0)
     store.add_all(dot_episodes.episode(seed, drift=0.9) for seed in range(100, 120))
-    with pytest.raises(ClassifierError, match="it needs successes and failures"):
+    with pytest.raises(RewardModelError, match="it needs successes and failures"):
         fit_classifier(SMALL, [tmp_path / "a"], tmp_path / "classifier", seed=0)
 
 
@@ -71,10 +73,10 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     again = fit_classifier(dataclasses.replace(short, consecutive=3), [tmp_path / "a"], out, seed=0)
     assert again["auc"] == first["auc"]
     for other in (dataclasses.replace(short, shift=0), dataclasses.replace(short, held_out=0.3)):
-        with pytest.raises(ClassifierError, match="other settings, episodes or labels"):
+        with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
             fit_classifier(other, [tmp_path / "a"], out, seed=0)
     store.label(store.select(Selection(success=True))[0].id, "success", False, author="a")
-    with pytest.raises(ClassifierError, match="other settings, episodes or labels"):
+    with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
         fit_classifier(short, [tmp_path / "a"], out, seed=0)
 
 
@@ -157,11 +159,11 @@ def truncate(folder: Path) -> None:
 )  # fmt: skip
 def test_damage_is_one_clear_error(damage, message: str, tmp_path: Path) -> None:
     model = untrained(SENSORS, threshold=0.25)
-    save_classifier(model, tmp_path, tasks=("go",))
-    again = load_classifier(tmp_path)
+    save_reward_model(CLASSIFIER, model, tmp_path, tasks=("go",))
+    again = load_reward_model(CLASSIFIER, tmp_path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
     damage(tmp_path)
-    with pytest.raises(ClassifierError, match=message) as error:
-        load_classifier(tmp_path)
+    with pytest.raises(RewardModelError, match=message) as error:
+        load_reward_model(CLASSIFIER, tmp_path)
     assert "\n" not in str(error.value)

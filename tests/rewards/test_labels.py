@@ -10,8 +10,8 @@ import pytest
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
-from vla_rl.rewards.classifier import ClassifierError
 from vla_rl.rewards.labels import LabeledEpisodes
+from vla_rl.rewards.scorer import RewardModelError
 
 
 def store_of(path: Path, *episodes: Episode) -> EpisodeStore:
@@ -80,10 +80,10 @@ def test_the_images_are_those_of_the_chosen_camera(tmp_path: Path) -> None:
 
 def test_another_camera_or_size_is_one_clear_error(tmp_path: Path) -> None:
     store = store_of(tmp_path, make_episode())
-    with pytest.raises(ClassifierError, match="no camera 'side'; recorded are front, wrist"):
+    with pytest.raises(RewardModelError, match="no camera 'side'; recorded are front, wrist"):
         LabeledEpisodes([store], cameras=("side",))
     store.add(make_episode(seed=1, images={"front": np.zeros((7, 9, 9, 3), dtype=np.uint8)}))
-    with pytest.raises(ClassifierError, match="images of camera 'front' are"):
+    with pytest.raises(RewardModelError, match="images of camera 'front' are"):
         LabeledEpisodes([store], cameras=("front",))
 
 

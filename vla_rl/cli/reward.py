@@ -1,11 +1,11 @@
-"""``vla-rl reward fit STORE ... --out FOLDER`` and ``vla-rl reward evaluate CLASSIFIER``"""
+"""``vla-rl reward fit|fit-progress STORE ... --out FOLDER`` and ``vla-rl reward evaluate FOLDER``"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -14,21 +14,23 @@ from sims.errors import UserError
 from sims.numbers.ranges import PositiveInt, Seed
 from vla_rl.cli.arguments import Json, load_experiment
 
+C = TypeVar("C")
+
 
 @dataclass(frozen=True)
 class Reward:
-    """Fit a success classifier to recorded episodes, or compare what one declares with what is true.
+    """Fit a success classifier or a progress model to recorded episodes, or compare one with what is true.
 
     --key VALUE changes any setting of the fit, such as --precision 0.99.
     """
 
-    verb: Positional[Literal["fit", "evaluate"]]
+    verb: Positional[Literal["fit", "fit-progress", "evaluate"]]
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="PATH")]
-    """fit: episode stores, with successes and failures; evaluate: the folder of a classifier"""
+    """fit: episode stores, with successes and failures; evaluate: the folder that a fit left"""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """fit: the folder of the classifier (default: runs/success_classifier); started again, it continues there"""
-    config: Annotated[Path, arg(metavar="CONFIG")] = Path("success_classifier")
-    """fit: settings, a YAML file or the name of a packaged one"""
+    """fit: its folder (default: runs/success_classifier, runs/progress); started again, it continues there"""
+    config: Annotated[Path | None, arg(metavar="CONFIG")] = None
+    """fit: settings, a YAML file or the name of a packaged one (default: success_classifier, progress)"""
     stores: tuple[Path, ...] = ()
     """evaluate: on these recorded episodes"""
     sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
@@ -47,28 +49,48 @@ class Reward:
 
     def run(self) -> None:
         if not self.paths:
-            raise UserError("reward fit needs episode stores, reward evaluate the folder of a classifier")
-        report = self._fit() if self.verb == "fit" else self._evaluate()
+            raise UserError("reward fit needs episode stores, reward evaluate the folder that a fit left")
+        fits = {"fit": self._fit, "fit-progress": self._fit_progress, "evaluate": self._evaluate}
+        report = fits[self.verb]()
         print(json.dumps(report) if self.json else _summary(report))
 
     def _fit(self) -> dict[str, Any]:
         from policies.device import select_device
-        from vla_rl.config.loader import load_config
-        from vla_rl.config.packaged import find_config
         from vla_rl.rewards.classifier import SuccessClassifierConfig
         from vla_rl.runners.reward import fit_classifier
 
-        config = load_config(SuccessClassifierConfig, find_config(self.config, "rewards"), self.overrides)
-        folder = self.out or Path("runs") / "success_classifier"
+        config, folder = self._settings(SuccessClassifierConfig, "success_classifier")
         return fit_classifier(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+
+    def _fit_progress(self) -> dict[str, Any]:
+        from policies.device import select_device
+        from vla_rl.rewards.progress import ProgressConfig
+        from vla_rl.runners.progress import fit_progress
+
+        config, folder = self._settings(ProgressConfig, "progress")
+        return fit_progress(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+
+    def _settings(self, cls: type[C], name: str) -> tuple[C, Path]:
+        """Of a fit, and its folder; ``name``: of both unless they are given."""
+        from vla_rl.config.loader import load_config
+        from vla_rl.config.packaged import find_config
+
+        config = load_config(cls, find_config(self.config or Path(name), "rewards"), self.overrides)
+        return config, self.out or Path("runs") / name
 
     def _evaluate(self) -> dict[str, Any]:
         from policies.device import select_device
+        from vla_rl.rewards.bundle import PROGRESS
+        from vla_rl.runners.progress import assess_progress_stores
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
         if len(self.paths) != 1 or self.overrides:
-            raise UserError("reward evaluate takes one classifier, and no settings: they are those of its fit")
+            raise UserError("reward evaluate takes one folder of a fit, and no settings: they are those of the fit")
         (path,) = self.paths
+        if PROGRESS.in_folder(path):
+            if not self.stores:
+                raise UserError("reward evaluate of a progress model needs --stores STORE")
+            return assess_progress_stores(path, self.stores, device=select_device(self.device))
         if self.stores:
             return assess_stores(path, self.stores, device=select_device(self.device))
         if self.sim is None or self.policy is None:
@@ -81,6 +103,10 @@ class Reward:
 
 def _summary(report: dict[str, Any]) -> str:
     """The rates, a line each."""
+    if "value_order_correlation" in report:
+        numbers = {name: number for name, number in report.items() if isinstance(number, float)}
+        plain = [f"{name.replace('_', ' ')}: {number:.3f}" for name, number in numbers.items()]
+        return "\n".join([*plain, _line("high failures", report["high_failures"])])
     lines = []
     for what, rates in (("observations", report.get("observations", {})), ("episodes", report.get("episodes"))):
         rates = rates if isinstance(rates, dict) else report

@@ -1,4 +1,4 @@
-"""A fitted success classifier as a folder: ``classifier-HASH.safetensors`` (weights, threshold), ``classifier.json``.
+"""A fitted model of a reward as a folder: KIND-HASH.safetensors (weights) and KIND.json.
 
 ``report.json`` beside them says how good it is; nothing reads it. As with a policy's bundle the JSON is replaced last
 and names the weights by their hash.
@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -18,73 +19,93 @@ from policies.bundle import read_manifest, write_atomically
 from policies.device import CPU, Device
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_tree, is_finite, named_tensors
-from vla_rl.rewards.classifier import ClassifierError, Sensors, SuccessClassifier, SuccessClassifierConfig
+from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
+from vla_rl.rewards.progress import ProgressConfig, ProgressModel
+from vla_rl.rewards.scorer import RewardModelError, Scorer, Sensors
 
 FORMAT = 1
-MANIFEST, REPORT = "classifier.json", "report.json"
+REPORT = "report.json"
+M = TypeVar("M", bound=Scorer)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierInfo:
-    """Everything in ``classifier.json``. ``tasks``: of the episodes that it was fitted to."""
+class Info:
+    """What the JSON of every kind has. ``tasks``: of the episodes that it was fitted to."""
 
     format: int
     sha256: str
-    config: SuccessClassifierConfig
     sensors: Sensors
     tasks: tuple[str, ...]
 
-    @property
-    def tensors(self) -> str:
-        return f"classifier-{self.sha256[:12]}.safetensors"
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierInfo(Info):
+    config: SuccessClassifierConfig
 
 
-def save_classifier(model: SuccessClassifier, path: Path, *, tasks: tuple[str, ...]) -> ClassifierInfo:
-    """Write ``model`` to the folder ``path``; a crash leaves the old or the new one. Raises NotFinite."""
-    check_tree(model, "classifier weight", where=f"success classifier {path}")
+@dataclass(frozen=True, kw_only=True)
+class ProgressInfo(Info):
+    config: ProgressConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Generic[M]):
+    """``fit``: the verb of ``vla-rl reward`` that makes one."""
+
+    name: str
+    model: type[M]
+    info: type[Any]
+    fit: str
+
+    def file(self, sha256: str) -> str:
+        return f"{self.name}-{sha256[:12]}.safetensors"
+
+    def in_folder(self, path: Path) -> bool:
+        return (path / f"{self.name}.json").is_file()
+
+
+CLASSIFIER = Kind(name="classifier", model=SuccessClassifier, info=ClassifierInfo, fit="fit")
+PROGRESS = Kind(name="progress", model=ProgressModel, info=ProgressInfo, fit="fit-progress")
+
+
+def save_reward_model(kind: Kind[M], model: M, path: Path, *, tasks: tuple[str, ...]) -> str:
+    """Write ``model`` to the folder ``path``; a crash leaves the old or the new one. Its hash. Raises NotFinite."""
+    check_tree(model, f"{kind.name} weight", where=f"{model.WHAT} {path}")
     with crossing("weights"):
         data = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
-    info = ClassifierInfo(
-        format=FORMAT,
-        sha256=hashlib.sha256(data).hexdigest(),
-        config=model.config,
-        sensors=model.sensors,
-        tasks=tasks,
-    )
+    sha256 = hashlib.sha256(data).hexdigest()
+    config: Any = model.config
+    info = kind.info(format=FORMAT, sha256=sha256, config=config, sensors=model.sensors, tasks=tasks)
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / info.tensors, data)
-    write_atomically(path / MANIFEST, json.dumps(asdict(info), indent=2).encode())
-    for leftover in path.glob("classifier-*.safetensors"):
-        if leftover.name != info.tensors:
+    write_atomically(path / kind.file(sha256), data)
+    write_atomically(path / f"{kind.name}.json", json.dumps(asdict(info), indent=2, default=str).encode())
+    for leftover in path.glob(f"{kind.name}-*.safetensors"):
+        if leftover.name != kind.file(sha256):
             leftover.unlink()
-    return info
+    return sha256
 
 
-def read_classifier_info(path: Path) -> ClassifierInfo:
-    """The manifest alone. Raises ClassifierError."""
-    manifest = path / MANIFEST
+def load_reward_model(kind: Kind[M], path: Path, device: Device = CPU) -> M:
+    """On ``device``, in eval mode, bit for bit as it was saved. Raises RewardModelError."""
+    what, manifest = kind.model.WHAT, path / f"{kind.name}.json"
     if not manifest.is_file():
-        raise ClassifierError(
-            f"{path} is not a success classifier: it has no {MANIFEST}; fit one with: vla-rl reward fit STORE"
+        raise RewardModelError(
+            f"{path} is not a {what}: it has no {manifest.name}; fit one with: vla-rl reward {kind.fit} STORE"
         )
-    return read_manifest(manifest, ClassifierInfo, format=FORMAT, again="Fit it again", error_class=ClassifierError)
-
-
-def load_classifier(path: Path, device: Device = CPU) -> SuccessClassifier:
-    """The classifier on ``device``, in eval mode, bit for bit as it was saved. Raises ClassifierError."""
-    info = read_classifier_info(path)
+    info = read_manifest(manifest, kind.info, format=FORMAT, again="Fit it again", error_class=RewardModelError)
+    weights = path / kind.file(info.sha256)
     try:
-        data = (path / info.tensors).read_bytes()
+        data = weights.read_bytes()
     except FileNotFoundError:
-        raise ClassifierError(f"{path} is not a whole success classifier: it has no {info.tensors}") from None
+        raise RewardModelError(f"{path} is not a whole {what}: it has no {weights.name}") from None
     if hashlib.sha256(data).hexdigest() != info.sha256:
-        raise ClassifierError(f"{path / info.tensors} is truncated or was changed: its hash is not that of {MANIFEST}")
+        raise RewardModelError(f"{weights} is truncated or was changed: its hash is not that of {manifest.name}")
     try:
-        model = SuccessClassifier(info.config, info.sensors)
+        model = kind.model(info.config, info.sensors)
         model.load_state_dict(load(data))
     except (SafetensorError, RuntimeError, ValueError) as error:
         detail = str(error).strip().splitlines()[-1].strip()
-        raise ClassifierError(f"{path}: the tensors do not fit the settings in {MANIFEST}: {detail}") from None
+        raise RewardModelError(f"{path}: the tensors do not fit the settings in {manifest.name}: {detail}") from None
     if wrong := [name for name, tensor in named_tensors(model) if not is_finite(tensor)]:
-        raise ClassifierError(f"{path}: {wrong[0]} has entries that are not finite; fit it again")
+        raise RewardModelError(f"{path}: {wrong[0]} has entries that are not finite; fit it again")
     return device.place(model).eval()

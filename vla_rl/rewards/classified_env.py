@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sims.devices.crossing import crossing
-from sims.env_wrapper import EnvWrapper
-from sims.vector_env import Observation, StartState, Step, VectorEnv
+from sims.vector_env import StartState, Step, VectorEnv
 from vla_rl.rewards.classifier import SuccessClassifier
 from vla_rl.rewards.detector import SuccessDetector
+from vla_rl.rewards.observed_env import ObservedEnv, packed, unpacked
 
 
-class ClassifiedEnv(EnvWrapper):
+class ClassifiedEnv(ObservedEnv):
     """Reward 1, success and the episode's end where the classifier declares success (detector.py); never elsewhere.
 
     Where ``env`` itself ends an episode it ends here too, with what the classifier says of its last observation.
@@ -35,23 +32,22 @@ class ClassifiedEnv(EnvWrapper):
         self._ended: Bool[Tensor, " N"] = torch.ones(n, dtype=torch.bool)  # declared, or ended by the environment
         self._true: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)  # its own success when it was declared
         self._held: dict[int, StartState] = {}  # the captured state of each declared environment
-        self._seen: dict[int, Observation] = {}  # present observations that are known, of single environments
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
-        ids = self._ids(env_ids)
-        states = [(None, one) if one.snapshot is None else _unpack(one) for one in start]
+        ids = self.ids(env_ids)
+        states = [(None, one) if one.snapshot is None else unpacked(one) for one in start]
         self.env.reset(ids, start=[inner for _, inner in states])
         self.detector.begin(ids)
         self._declared[ids] = self._ended[ids] = False
+        self.moved(ids)
         for env_id, (counts, inner) in zip(ids, states, strict=True):
-            for known in (self._held, self._seen):
-                known.pop(env_id, None)
+            self._held.pop(env_id, None)
             if counts is not None:
-                self._restore(env_id, counts, inner)
+                self._restore(env_id, counts.tolist(), inner)
 
-    def _restore(self, env_id: int, counts: list[int], inner: StartState) -> None:
+    def _restore(self, env_id: int, counts: Sequence[float], inner: StartState) -> None:
         """Continue where ``capture`` was called."""
         for part, count in zip(self._counts(), counts, strict=True):
             part[env_id] = count
@@ -61,18 +57,18 @@ class ClassifiedEnv(EnvWrapper):
     def _hold(self, env_id: int, state: StartState | None) -> None:
         if state is not None:
             self._held[env_id] = state
-        if env_id not in self._seen:
-            self._see([env_id])
+        if not self.is_seen(env_id):
+            self.see([env_id])
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         """Snapshots hold the environment's own one and the counts of the detector."""
-        ids = self._ids(env_ids)
+        ids = self.ids(env_ids)
         moving = [env_id for env_id in ids if env_id not in self._held]
         captured = dict(zip(moving, self.env.capture(moving), strict=True)) if moving else {}
         return tuple(self._pack(env_id, self._held.get(env_id) or captured[env_id]) for env_id in ids)
 
     def _pack(self, env_id: int, inner: StartState) -> StartState:
-        return _packed(inner, [int(part[env_id]) for part in self._counts()])
+        return packed(inner, [int(part[env_id]) for part in self._counts()])
 
     def _counts(self) -> tuple[Tensor, ...]:
         """What an episode needs to continue, besides the environment's own state."""
@@ -87,9 +83,8 @@ class ClassifiedEnv(EnvWrapper):
         with crossing("outcomes"):
             seen = inner.to("cpu")
         running = ~self._ended
-        for env_id in running.nonzero().flatten().tolist():
-            self._seen.pop(env_id, None)
-        declared = self.detector.update(running, seen, self._see)
+        self.moved(running.nonzero().flatten().tolist())
+        declared = self.detector.update(running, seen, self.see)
         self._declared |= declared
         self._true = torch.where(declared, seen.success, self._true)
         self._ended |= declared | seen.terminated | seen.truncated
@@ -112,42 +107,3 @@ class ClassifiedEnv(EnvWrapper):
             valid=seen.valid | self._declared,
             true_success=torch.where(self._declared, self._true, seen.success),
         )
-
-    # -- observations ----------------------------------------------------------------------------------------------
-
-    def observe(self, env_ids: Sequence[int] | None = None) -> Observation:
-        ids = self._ids(env_ids)
-        unseen = [env_id for env_id in ids if env_id not in self._seen]
-        if len(unseen) == len(ids):
-            return self.env.observe(None if env_ids is None else ids)
-        fresh = dict(zip(unseen, _rows(self.env.observe(unseen)), strict=True)) if unseen else {}
-        return Observation.stack([self._seen[i] if i in self._seen else fresh[i] for i in ids])
-
-    def _see(self, env_ids: list[int]) -> Observation:
-        """Observe these environments, and keep it until they move."""
-        obs = self.env.observe(env_ids).map(torch.clone)  # the environment may use its buffers again
-        self._seen.update(zip(env_ids, _rows(obs), strict=True))
-        return obs
-
-    def _ids(self, env_ids: Sequence[int] | None) -> list[int]:
-        return list(range(self.spec.num_envs)) if env_ids is None else [int(env_id) for env_id in env_ids]
-
-
-def _rows(obs: Observation) -> list[Observation]:
-    return [obs[i] for i in range(len(obs))]
-
-
-def _packed(inner: StartState, counts: list[int]) -> StartState:
-    """``inner`` whose snapshot also holds ``counts``: the bytes of two arrays."""
-    file = io.BytesIO()
-    np.save(file, np.array(counts, dtype=np.int64), allow_pickle=False)
-    assert inner.snapshot is not None
-    np.save(file, inner.snapshot, allow_pickle=False)
-    return dataclasses.replace(inner, snapshot=np.frombuffer(file.getvalue(), dtype=np.uint8).copy())
-
-
-def _unpack(start: StartState) -> tuple[list[int], StartState]:
-    assert start.snapshot is not None
-    file = io.BytesIO(start.snapshot.tobytes())
-    counts = np.load(file, allow_pickle=False).tolist()
-    return counts, dataclasses.replace(start, snapshot=np.load(file, allow_pickle=False))

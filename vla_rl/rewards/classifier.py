@@ -1,32 +1,19 @@
-"""The success classifier: from one observation's images and instruction to the probability that the task is done.
-
-Its encoder is a compact encoder. Where it reads the robot's state too (``state``), a policy can be paid for moving the
-arm to where it was in successful episodes.
-"""
+"""The success classifier: from one observation's images and instruction to the probability that the task is done."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
-from policies.device import OnDevice
-from policies.normalizer import Normalizer
-from sims.errors import UserError
+from policies.compact_encoder import CompactEncoderConfig
 from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Share, SomeNames
-from sims.vector_env import EnvSpec, Observation
-
-HIDDEN = 128
-
-
-class ClassifierError(UserError):
-    """A success classifier that cannot be fitted, read or used here. The message says why."""
+from sims.vector_env import Observation
+from vla_rl.rewards.scorer import Scorer, Sensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,72 +58,22 @@ class SuccessClassifierConfig:
     held_out: Annotated[float, Interval(gt=0, lt=0.5)] = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensors:
-    """What was recorded of the robot that the classifier is for. ``image_size``: (height, width)."""
-
-    cameras: tuple[str, ...]
-    image_size: tuple[int, int]
-    state_dim: int
-
-
-class SuccessClassifier(OnDevice):
+class SuccessClassifier(Scorer):
     """``scale`` and ``offset`` calibrate its logits (Platt 1999); with ``threshold`` they are set after the fit."""
 
+    WHAT = "success classifier"
     scale: Tensor
     offset: Tensor
     threshold: Tensor
 
     def __init__(self, config: SuccessClassifierConfig, sensors: Sensors) -> None:
-        super().__init__()
-        self.config, self.sensors = config, sensors
-        self.encoder = CompactEncoder(config.encoder, cameras=len(sensors.cameras), state_dim=sensors.state_dim)
-        self.normalizer = Normalizer(state_dim=sensors.state_dim, action_dim=1)
-        width = self.encoder.pooled_width
-        self.head = nn.Sequential(nn.Linear(width, HIDDEN), nn.GELU(), nn.Dropout(0.1), nn.Linear(HIDDEN, 1))
+        super().__init__(config, sensors)
+        self.config = config
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("offset", torch.tensor(0.0))
         self.register_buffer("threshold", torch.tensor(0.5))
-
-    def logit(self, obs: Observation) -> Float[Tensor, " B"]:
-        """Before calibration; ``obs.images``: of ``sensors.cameras``."""
-        state = self.normalizer.normalize_state(obs.state) * self.config.state
-        instruction = obs.instruction * self.config.instruction
-        with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and self.config.train_encoder):
-            pooled = self.encoder(dataclasses.replace(obs, instruction=instruction), state).pooled
-        return self.head(pooled.float())[:, 0]
 
     @torch.no_grad()
     def probability(self, obs: Observation) -> Float[Tensor, " B"]:
         """Of success, calibrated; ``obs.images``: of ``sensors.cameras``."""
         return torch.sigmoid(self.scale * self.logit(obs) + self.offset)
-
-    def cameras_in(self, spec: EnvSpec) -> list[int]:
-        """Which of the environment's cameras it needs. ClassifierError where they do not fit."""
-        sensors = Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
-        check_sensors(self, sensors, spec.name)
-        return [spec.cameras.index(name) for name in self.sensors.cameras]
-
-
-def check_sensors(model: SuccessClassifier, sensors: Sensors, where: str) -> None:
-    """ClassifierError unless ``sensors``, those of ``where``, are what ``model`` needs."""
-    wanted = model.sensors
-    if missing := [name for name in wanted.cameras if name not in sensors.cameras]:
-        raise ClassifierError(
-            f"the success classifier needs camera {missing[0]!r}, which {where} does not have; it has "
-            f"{', '.join(sensors.cameras) or 'none'}"
-        )
-    if sensors.image_size != wanted.image_size:
-        raise ClassifierError(
-            f"the success classifier was fitted to images of {_size(wanted.image_size)} pixels, those of {where} have "
-            f"{_size(sensors.image_size)}"
-        )
-    if model.config.state and sensors.state_dim != wanted.state_dim:
-        raise ClassifierError(
-            f"the success classifier reads states of {wanted.state_dim} numbers, those of {where} have "
-            f"{sensors.state_dim}"
-        )
-
-
-def _size(image_size: tuple[int, int]) -> str:
-    return f"{image_size[0]} x {image_size[1]}"

@@ -10,20 +10,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from policies.device import default_generator, restore_generator
-from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.rewards.classifier import SuccessClassifier
 from vla_rl.rewards.labels import ClassifierBatch, LabeledEpisodes
-from world_models.training.optimization import Optimization
+from vla_rl.rewards.scorer_fit import ScorerFit, logits
 
-WARMUP = 50  # updates in which the learning rate rises
 SMOOTHING = 0.02  # of the labels: people and simulators err about the exact frame
-AT_ONCE = 256  # observations that are classified at once
 
 
-class ClassifierFit(Optimization[ClassifierBatch]):
+class ClassifierFit(ScorerFit[ClassifierBatch]):
     """Cross-entropy; one half of each batch are ``positives``, the rest ``negatives``, every kind of them alike.
 
     ``rate``: factor on the learning rate.
@@ -40,17 +36,9 @@ class ClassifierFit(Optimization[ClassifierBatch]):
         seed: int,
         rate: float = 1.0,
     ) -> None:
-        config = model.config
-        trained = model.parameters() if config.train_encoder else model.head.parameters()
-        optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
-        super().__init__(model, optimizer, steps=steps, seed=seed, max_grad_norm=1.0)
-        self.model, self.recorded, self._rate = model, recorded, rate
+        super().__init__(model, model.config, steps=steps, seed=seed, rate=rate)
+        self.model, self.recorded = model, recorded
         self._kinds = [positives, *(kind for kind in negatives if len(kind))]
-        model.train()
-
-    def learning_rate(self) -> float:
-        schedule = cosine_schedule(self.step, steps=self.steps, warmup=WARMUP)
-        return self._rate * self.model.config.learning_rate * schedule
 
     def draw(self) -> ClassifierBatch:
         size, kinds = self.model.config.batch_size, len(self._kinds) - 1
@@ -64,24 +52,6 @@ class ClassifierFit(Optimization[ClassifierBatch]):
         target = examples.success.float() * (1 - 2 * SMOOTHING) + SMOOTHING
         accuracy = ((logit > 0) == examples.success).float().mean()
         return F.binary_cross_entropy_with_logits(logit, target), read_numbers({"accuracy": accuracy})
-
-    def state_dict(self) -> dict[str, object]:
-        return super().state_dict() | {"dropout": default_generator(self.device).get_state()}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        super().load_state_dict(state)
-        dropout = state["dropout"]
-        assert isinstance(dropout, Tensor)
-        restore_generator(default_generator(self.device), dropout)
-
-
-@torch.no_grad()
-@crossing("evaluation")
-def logits(model: SuccessClassifier, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
-    """Of these observations, on the host, before calibration."""
-    model.eval()
-    parts = [recorded.read(index[i : i + AT_ONCE]).obs.to(model.device) for i in range(0, len(index), AT_ONCE)]
-    return torch.cat([torch.zeros(0), *(model.logit(obs).cpu() for obs in parts)])
 
 
 def probabilities(

@@ -28,7 +28,7 @@ from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
-from vla_rl.rewards.classifier import ClassifierError, Sensors
+from vla_rl.rewards.scorer import RewardModelError, Sensors
 
 Part = Literal["fit", "threshold", "report"]
 NEVER = 10**12  # a control step that no episode reaches
@@ -49,7 +49,7 @@ class LabeledEpisodes:
     ``cameras``: None: those of the first episode. Of each observation: ``episode``, ``step`` (control steps before it),
     ``success`` and ``unclear``; of each episode: ``succeeded``, whether any of them shows success, ``earliest``, the
     step from which success may be declared, and ``terminated``, whether it ended otherwise than by its time limit.
-    Raises ClassifierError where there is no episode or cameras differ, CorruptEpisode if a file is damaged.
+    Raises RewardModelError where there is no episode or cameras differ, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LabeledEpisodes:
         chosen = [(store, entry) for store in stores for entry in store.select()]
         if not chosen:
             names = ", ".join(str(store.path) for store in stores)
-            raise ClassifierError(f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures")
+            raise RewardModelError(f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures")
         for store, entry in chosen:
             store.verify([entry])
         self.entries: list[Entry] = [entry for _, entry in chosen]
@@ -71,7 +71,7 @@ class LabeledEpisodes:
         self.sensors = _sensors(self._arrays[0], cameras, f"{chosen[0][0].file(chosen[0][1].id)}")
         for (store, entry), arrays in zip(chosen, self._arrays, strict=True):
             _check(f"{store.file(entry.id)}", arrays, self.sensors)
-        self._instructions = encode_instructions([entry.instruction for entry in self.entries])
+        self.instructions = encode_instructions([entry.instruction for entry in self.entries])  # of each episode
         steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         labels = [
             _labels(arrays, at, store.labels(entry.id), success_steps, first=entry.span[0] if entry.span else 0)
@@ -99,9 +99,13 @@ class LabeledEpisodes:
         obs = Observation(
             images=torch.from_numpy(images),
             state=torch.from_numpy(np.stack([self._arrays[e]["state"][at] for e, at in pairs])),
-            instruction=self._instructions[torch.from_numpy(self.episode[index])],
+            instruction=self.instructions[torch.from_numpy(self.episode[index])],
         )
         return ClassifierBatch(obs=obs, success=torch.from_numpy(self.success[index]))
+
+    def actions(self, episode: int) -> Float[np.ndarray, "T action_dim"]:
+        """All that were executed in this episode."""
+        return np.asarray(self._arrays[episode]["action"])
 
     def states(self, index: Int[np.ndarray, " N"]) -> Float[Tensor, "N state_dim"]:
         """Of these observations."""
@@ -145,21 +149,21 @@ def _sensors(arrays: Arrays, cameras: Sequence[str] | None, name: str) -> Sensor
     sizes = frame_sizes(arrays)
     chosen = tuple(sizes) if cameras is None else tuple(cameras)
     if not chosen:
-        raise ClassifierError(f"{name}: recorded without images; a success classifier needs them")
+        raise RewardModelError(f"{name}: recorded without images; a success classifier needs them")
     if missing := [camera for camera in chosen if camera not in sizes]:
-        raise ClassifierError(f"{name}: no camera {missing[0]!r}; recorded are {', '.join(sizes)}")
+        raise RewardModelError(f"{name}: no camera {missing[0]!r}; recorded are {', '.join(sizes)}")
     return Sensors(cameras=chosen, image_size=sizes[chosen[0]], state_dim=arrays["state"].shape[1])
 
 
 def _check(name: str, arrays: Arrays, sensors: Sensors) -> None:
     sizes, state_dim = frame_sizes(arrays), arrays["state"].shape[1]
     if state_dim != sensors.state_dim:
-        raise ClassifierError(f"{name}: states have {state_dim} numbers, expected {sensors.state_dim}")
+        raise RewardModelError(f"{name}: states have {state_dim} numbers, expected {sensors.state_dim}")
     for camera in sensors.cameras:
         if camera not in sizes:
-            raise ClassifierError(f"{name}: no camera {camera!r}; recorded are {', '.join(sizes)}")
+            raise RewardModelError(f"{name}: no camera {camera!r}; recorded are {', '.join(sizes)}")
         if sizes[camera] != sensors.image_size:
-            raise ClassifierError(
+            raise RewardModelError(
                 f"{name}: images of camera {camera!r} are {sizes[camera]} pixels, expected {sensors.image_size}; "
                 "give stores, or cameras, of one size"
             )

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import Field
 
 from policies.device import Device
+from sims.numbers.ranges import PositiveFloat, PositiveInt
 from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
-from vla_rl.rewards.bundle import load_classifier
+from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
+from vla_rl.rewards.progress_env import ProgressEnv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +37,37 @@ class ClassifierConfig:
     path: Path
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgressRewardConfig:
+    """The environment's own, and ``weight`` times the change of progress (docs/rewards.md).
+
+    ``path``: the folder that ``vla-rl reward fit-progress`` left. ``every``: control steps between two observations of
+    the progress.
+    """
+
+    name: Literal["progress"] = "progress"
+    path: Path
+    weight: PositiveFloat = 0.5
+    every: PositiveInt = 4
+
+
 def _outcome(config: OutcomeConfig, env: VectorEnv, device: Device) -> VectorEnv:
     return env
 
 
 def _classifier(config: ClassifierConfig, env: VectorEnv, device: Device) -> VectorEnv:
-    return ClassifiedEnv(env, load_classifier(config.path, device))
+    return ClassifiedEnv(env, load_reward_model(CLASSIFIER, config.path, device))
+
+
+def _progress(config: ProgressRewardConfig, env: VectorEnv, device: Device) -> VectorEnv:
+    model = load_reward_model(PROGRESS, config.path, device)
+    return ProgressEnv(env, model, weight=config.weight, every=config.every)
 
 
 BUILT_IN: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = {
     OutcomeConfig: _outcome,
     ClassifierConfig: _classifier,
+    ProgressRewardConfig: _progress,
 }
 REWARDS: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = with_plugins(BUILT_IN, "vla_rl.rewards")
 

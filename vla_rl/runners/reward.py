@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.store import EpisodeStore
@@ -28,18 +28,15 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
 from vla_rl.rewards.assessment import assess, disagreements
-from vla_rl.rewards.bundle import REPORT, load_classifier, save_classifier
+from vla_rl.rewards.bundle import CLASSIFIER, REPORT, load_reward_model, save_reward_model
 from vla_rl.rewards.calibration import platt
-from vla_rl.rewards.classifier import (
-    ClassifierError,
-    SuccessClassifier,
-    SuccessClassifierConfig,
-    check_sensors,
-)
+from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
 from vla_rl.rewards.declared import choose_threshold, episode_rates, scored_episodes
 from vla_rl.rewards.detector import SuccessDetector
-from vla_rl.rewards.fit import ClassifierFit, logits, mined, probabilities
+from vla_rl.rewards.fit import ClassifierFit, mined, probabilities
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
+from vla_rl.rewards.scorer import RewardModelError, Scorer
+from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, write_json
@@ -49,6 +46,7 @@ MINED_WEIGHT = 8  # a mined negative is drawn as many times as often; more would
 # Settings that may change without another fit; held_out is not one of them.
 USE_SETTINGS = ("precision", "every", "consecutive")
 Parts = dict[Part, np.ndarray]
+M = TypeVar("M", bound=Scorer)
 
 
 def fit_classifier(
@@ -56,21 +54,22 @@ def fit_classifier(
 ) -> dict[str, Any]:
     """``vla-rl reward fit``: the classifier and its report in ``folder``; started again, it continues.
 
-    Raises ClassifierError where the episodes do not suffice, or no threshold reaches ``config.precision``.
+    Raises RewardModelError where the episodes do not suffice, or no threshold reaches ``config.precision``.
     """
     recorded = _labeled(stores, config, config.cameras)
     parts = dict(recorded.parts(config.held_out))
     _check_parts(recorded, parts, config)
-    _note_fit(folder / "fit", config, recorded, seed=seed)
+    note_fit(folder / "fit", config, recorded, np.packbits([*recorded.success, *recorded.unclear]), seed=seed)
     torch.manual_seed(spawn_seed(seed, "classifier"))
-    model = device.place(_new_classifier(config, recorded, parts["fit"]))
+    model = SuccessClassifier(config, recorded.sensors)
+    model = device.place(new_reward_model(model, config.backbone, recorded, parts["fit"]))
     found = _fit(model, recorded, parts["fit"], folder / "fit", seed=seed)
     _set_threshold(model, recorded, parts["threshold"])
     tasks = tuple(sorted({entry.task for entry in recorded.entries}))
-    info = save_classifier(model, folder, tasks=tasks)
+    sha256 = save_reward_model(CLASSIFIER, model, folder, tasks=tasks)
     report = {
         "classifier": str(folder),
-        "sha256": info.sha256,
+        "sha256": sha256,
         "threshold": model.threshold.item(),
         "wanted_precision": config.precision,
         "mined": found,
@@ -87,21 +86,26 @@ def _labeled(stores: Sequence[Path], config: SuccessClassifierConfig, cameras: S
     return LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps, early_steps=config.early_steps)
 
 
-def _new_classifier(config: SuccessClassifierConfig, recorded: LabeledEpisodes, index: np.ndarray) -> SuccessClassifier:
-    """With its initial weights, and the scale of the states of these observations or of its backbone."""
-    model, sensors = SuccessClassifier(config, recorded.sensors), recorded.sensors
-    if config.backbone is None:
+def new_reward_model(
+    model: M, backbone: str | Path | None, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]
+) -> M:
+    """``model`` with the weights of ``backbone``, and its scale of the states or that of these observations."""
+    sensors = recorded.sensors
+    if backbone is None:
         model.normalizer.fit(recorded.states(index), torch.zeros(2, 1))
     else:
         cameras, state_dim = sensors.cameras, sensors.state_dim
-        copy_backbone(config.backbone, model.encoder, model.normalizer, cameras=cameras, state_dim=state_dim)
+        copy_backbone(backbone, model.encoder, model.normalizer, cameras=cameras, state_dim=state_dim)
     return model
 
 
-def _note_fit(folder: Path, config: SuccessClassifierConfig, recorded: LabeledEpisodes, *, seed: int) -> None:
-    """Leave what the weights depend on; ClassifierError where others were fitted in ``folder``."""
+def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.ndarray, *, seed: int) -> None:
+    """Leave what the weights depend on; RewardModelError where others were fitted in ``folder``.
+
+    ``truth``: what the observations are labeled with.
+    """
     settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
-    labels = hashlib.sha256(np.packbits(np.concatenate([recorded.success, recorded.unclear])).tobytes())
+    labels = hashlib.sha256(truth.tobytes())
     labels.update("".join(entry.id for entry in recorded.entries).encode())
     wanted = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
     path = folder / "fitted_to.json"
@@ -109,7 +113,7 @@ def _note_fit(folder: Path, config: SuccessClassifierConfig, recorded: LabeledEp
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, wanted)
     elif json.loads(path.read_text()) != json.loads(json.dumps(wanted)):
-        raise ClassifierError(
+        raise RewardModelError(
             f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete "
             f"{folder}"
         )
@@ -118,13 +122,13 @@ def _note_fit(folder: Path, config: SuccessClassifierConfig, recorded: LabeledEp
 def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:
     successes = int(recorded.succeeded.sum())
     if successes < config.min_successes:
-        raise ClassifierError(
+        raise RewardModelError(
             f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
         )
     for part, index in parts.items():
         count = _count(recorded, index)
         if not count["successes"] or count["episodes"] == count["successes"]:
-            raise ClassifierError(
+            raise RewardModelError(
                 f"the part {part!r} of the episodes has {count['successes']} successes of {count['episodes']} "
                 "episodes, it needs successes and failures; record more of both: vla-rl collect CONFIG --failures"
             )
@@ -172,14 +176,14 @@ def _set_threshold(model: SuccessClassifier, recorded: LabeledEpisodes, index: n
     config, clear = model.config, index[~recorded.unclear[index]]
     scale, offset = platt(logits(model, recorded, clear), torch.from_numpy(recorded.success[clear]))
     if scale <= 0:
-        raise ClassifierError("on held-out episodes the classifier's score falls with success; record more episodes")
+        raise RewardModelError("on held-out episodes the classifier's score falls with success; record more episodes")
     with crossing("weights"):
         model.scale.fill_(scale)
         model.offset.fill_(offset)
     episodes = scored_episodes(recorded, index, probabilities(model, recorded, index).numpy(), every=config.every)
     threshold, best = choose_threshold(episodes, config)
     if threshold is None:
-        raise ClassifierError(
+        raise RewardModelError(
             f"no threshold has precision {config.precision} on {len(episodes)} held-out episodes, the best has "
             f"{best:.2f}; record more episodes, or lower precision"
         )
@@ -192,9 +196,9 @@ def _set_threshold(model: SuccessClassifier, recorded: LabeledEpisodes, index: n
 
 def assess_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
     """``vla-rl reward evaluate --stores``: on all observations of these stores."""
-    model = load_classifier(path, device)
+    model = load_reward_model(CLASSIFIER, path, device)
     recorded = _labeled(stores, model.config, model.sensors.cameras)
-    check_sensors(model, recorded.sensors, f"the store {stores[0]}")
+    model.check_sensors(recorded.sensors, f"the store {stores[0]}")
     every = np.arange(len(recorded))
     return {**assess(model, recorded, every), "data": {"all": _count(recorded, every)}}
 
@@ -209,7 +213,7 @@ def compare_with_truth(
     device, env = experiment_device(experiment), make_env(experiment.sim)
     try:
         policy = load_bundle(policy_path, robot=RobotSpec.of(env.spec), device=device)
-        watched = WatchedEnv(env, load_classifier(path, device))
+        watched = WatchedEnv(env, load_reward_model(CLASSIFIER, path, device))
         tasks = env.spec.tasks
         starts = evaluation_starts(experiment.sim, num_tasks=len(tasks), seed=seed, episodes=episodes)
         generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))

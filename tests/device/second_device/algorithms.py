@@ -17,7 +17,7 @@ from tests.device.second_device import DEVICE
 from tests.device.small_models import ALGORITHMS, SECOND, SIDES, algorithm, rewarded, weights
 from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
 from vla_rl.bench.transfers import TransferCounter
-from vla_rl.rewards.bundle import load_classifier
+from vla_rl.rewards.bundle import CLASSIFIER, load_reward_model
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.reward import fit_classifier
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -62,8 +62,8 @@ def test_a_success_classifier_is_fitted(tmp_path: Path) -> None:
         SMALL_CLASSIFIER, steps=3, mined_steps=2, precision=0.0, batch_size=8, train_encoder=False
     )
     report = fit_classifier(config, [tmp_path / "episodes"], tmp_path / "classifier", seed=0, device=SECOND)
-    assert load_classifier(tmp_path / "classifier", SECOND).device == DEVICE
-    assert report["threshold"] == load_classifier(tmp_path / "classifier").threshold.item()
+    assert load_reward_model(CLASSIFIER, tmp_path / "classifier", SECOND).device == DEVICE
+    assert report["threshold"] == load_reward_model(CLASSIFIER, tmp_path / "classifier").threshold.item()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

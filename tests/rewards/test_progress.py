@@ -1,0 +1,157 @@
+"""Progress models: what they are fitted to, that they learn it, and that a resumed fit is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from episodes.schema import Episode
+from episodes.store import EpisodeStore
+from tests import dot_episodes
+from tests.rewards.small_classifier import ENCODER
+from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
+from vla_rl.rewards.labels import LabeledEpisodes
+from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
+from vla_rl.rewards.progress_fit import ProgressFit, rank_correlation
+from vla_rl.rewards.scorer import RewardModelError, Sensors
+from vla_rl.runners.progress import assess_progress_stores, fit_progress
+
+SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
+SMALL = ProgressConfig(encoder=ENCODER, steps=150, batch_size=32, learning_rate=3e-3, shift=1)
+
+
+def success(seed: int, grips: list[int], *, steps: int, instruction: str = "go right") -> Episode:
+    """Succeeds at its last step; ``grips``: the second action's sign changes at these control steps."""
+    made = dot_episodes.episode(seed, instruction=instruction)
+    changes = np.isin(np.arange(steps), grips).cumsum()
+    last = np.arange(steps) == steps - 1
+    positions = np.linspace(5, dot_episodes.SIZE - 3, steps + 1)
+    images = np.stack([dot_episodes.image_of(float(position)) for position in positions])
+    action = np.stack([np.full(steps, 0.4), 0.5 - changes % 2], axis=1).astype(np.float32)
+    return dataclasses.replace(
+        made,
+        images={"front": images[:, 0], "flipped": images[:, 1]},
+        observation_steps=np.arange(steps + 1, dtype=np.int32),
+        state=np.stack([positions, 0 * positions], axis=1).astype(np.float32),
+        action=action,
+        reward=last.astype(np.float32),
+        terminated=last,
+        truncated=~np.ones(steps, dtype=bool),
+        success=last,
+        actor=np.full(steps, 1, dtype=np.uint8),
+    )
+
+
+def recorded_of(folder: Path, episodes: list[Episode]) -> LabeledEpisodes:
+    store = EpisodeStore(folder, create=True)
+    store.add_all(episodes)
+    return LabeledEpisodes([store])
+
+
+def test_without_stages_progress_is_the_share_of_the_time(tmp_path: Path) -> None:
+    failure = dot_episodes.episode(3, drift=-0.9)
+    recorded = recorded_of(tmp_path, [success(0, [], steps=10), failure])
+    targets = progress_targets(recorded, gripper=None)
+    won = recorded.succeeded[recorded.episode]
+    np.testing.assert_allclose(targets[won], np.arange(11) / 10, atol=1e-6)
+    assert np.isnan(targets[~won]).all()
+
+
+def test_stages_end_where_the_gripper_changes_and_have_their_mean_shares(tmp_path: Path) -> None:
+    """Shares .2, .8 and .6, .4: the first stage ends at .4 in both, however long it took."""
+    recorded = recorded_of(tmp_path, [success(0, [2], steps=10), success(1, [6], steps=10), success(2, [], steps=10)])
+    targets = progress_targets(recorded, gripper=1)
+    by_seed = {recorded.entries[i].seed: targets[recorded.episode == i] for i in range(3)}
+    np.testing.assert_allclose(by_seed[0], [0, 0.2, *np.linspace(0.4, 1, 9)], atol=1e-6)
+    np.testing.assert_allclose(by_seed[1], [*np.linspace(0, 0.4, 7), 0.55, 0.7, 0.85, 1], atol=1e-6)
+    np.testing.assert_allclose(by_seed[2], np.arange(11) / 10, atol=1e-6)  # another number of stages: of the time
+    with pytest.raises(RewardModelError, match="gripper is 2, but actions have 2 dimensions"):
+        progress_targets(recorded, gripper=2)
+
+
+def store_of(folder: Path, *, first: int = 0) -> Path:
+    """Two instructions: to the right as usual, and of the same pictures "go left", which never succeeds."""
+    with EpisodeStore(folder, create=True) as store:
+        store.add_all(success(seed, [], steps=8 + seed % 5) for seed in range(first, first + 20))
+        store.add_all(success(1000 + seed, [], steps=9, instruction="wait there") for seed in range(first, first + 20))
+        store.add_all(dot_episodes.episode(2000 + seed, drift=-0.9) for seed in range(first, first + 10))
+    return folder
+
+
+def test_a_fitted_model_orders_other_episodes_and_tells_failures(tmp_path: Path) -> None:
+    alike = dataclasses.replace(SMALL, other_instructions=0.0)
+    report = fit_progress(alike, [store_of(tmp_path / "a")], tmp_path / "progress", seed=0)
+    assert report == json.loads((tmp_path / "progress" / "report.json").read_text())
+    other = assess_progress_stores(tmp_path / "progress", [store_of(tmp_path / "b", first=500)])
+    for found in (report, other):
+        assert found["value_order_correlation"] > 0.9
+        assert found["error"] < 0.15
+        assert found["failure_auc"] > 0.9
+        assert found["high_failures"]["value"] < 0.3
+
+
+def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
+    """The pictures are those of the other task's success."""
+    recorded = LabeledEpisodes([EpisodeStore(store_of(tmp_path / "a"))])
+    fit = make_fit(recorded, other_instructions=1.0)
+    batch = fit.draw()
+    assert (batch.progress == 0).float().mean() > 0.3  # the rest drew their own instruction
+    assert (batch.progress > 0).any()
+
+
+def make_fit(recorded: LabeledEpisodes, **changed: float) -> ProgressFit:
+    torch.manual_seed(1)
+    targets = progress_targets(recorded, gripper=None)
+    model = ProgressModel(dataclasses.replace(SMALL, steps=6, **changed), SENSORS)  # type: ignore[arg-type]
+    return ProgressFit(model, recorded, targets, np.flatnonzero(~np.isnan(targets)), seed=3)
+
+
+def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    recorded = LabeledEpisodes([EpisodeStore(store_of(tmp_path / "a"))])
+    whole = make_fit(recorded)
+    expected = [whole.update() for _ in range(6)]
+    first = make_fit(recorded)
+    got = [first.update() for _ in range(3)]
+    state = first.state_dict()
+    second = make_fit(recorded)
+    second.load_state_dict(state)
+    got += [second.update() for _ in range(3)]
+    assert got == expected
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[name], tensor), name
+
+
+def test_too_few_successes_and_other_labels_are_one_clear_error(tmp_path: Path) -> None:
+    with EpisodeStore(tmp_path / "few", create=True) as store:
+        store.add_all(success(seed, [], steps=9) for seed in range(3))
+    with pytest.raises(RewardModelError, match="hold 3 successes, min_successes is 10"):
+        fit_progress(SMALL, [tmp_path / "few"], tmp_path / "out", seed=0)
+    short, path = dataclasses.replace(SMALL, steps=2), store_of(tmp_path / "a")
+    fit_progress(short, [path], tmp_path / "out", seed=0)
+    with pytest.raises(RewardModelError, match="other settings, episodes or labels"):
+        fit_progress(dataclasses.replace(short, gripper=1), [path], tmp_path / "out", seed=0)
+
+
+def test_a_folder_is_a_model_of_its_own_kind(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ProgressModel(dataclasses.replace(SMALL, backbone=Path("some/file")), SENSORS)
+    save_reward_model(PROGRESS, model, tmp_path, tasks=("go",))
+    again = load_reward_model(PROGRESS, tmp_path)
+    assert again.config == model.config
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    with pytest.raises(RewardModelError, match=r"is not a progress model.*vla-rl reward fit-progress STORE"):
+        load_reward_model(PROGRESS, tmp_path / "nothing")
+
+
+def test_rank_correlation() -> None:
+    steps = np.arange(6)
+    assert rank_correlation(np.exp(steps.astype(np.float64)), steps) == pytest.approx(1)
+    assert rank_correlation(-steps.astype(np.float64), steps) == pytest.approx(-1)
+    assert rank_correlation(np.zeros(6), steps) == 0
+    assert rank_correlation(np.array([0.0, 2.0, 1.0]), np.arange(3)) == pytest.approx(0.5)

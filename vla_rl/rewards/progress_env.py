@@ -1,0 +1,103 @@
+"""An environment that pays for progress, besides what it pays itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sims.devices.crossing import crossing
+from sims.numbers.finite import check_finite, check_observation
+from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
+from vla_rl.rewards.observed_env import ObservedEnv, packed, unpacked
+
+
+class Progress(Protocol):
+    """Whatever tells progress from an observation: a fitted model (progress.py), or one that nothing was fitted to
+    (zero_shot.py)."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def cameras_in(self, spec: EnvSpec) -> list[int]:
+        """Which of the environment's cameras it needs. RewardModelError where they do not fit."""
+        ...
+
+    def progress(self, obs: Observation) -> Float[Tensor, " B"]:
+        """0 to 1; ``obs.images``: of those cameras."""
+        ...
+
+
+class ProgressEnv(ObservedEnv):
+    """Adds ``weight`` times the change of progress since it was last known to the environment's own reward.
+
+    Progress is known at the start, every ``every`` control steps and where the time runs out; it is 1 at success and 0
+    where an episode fails otherwise. So an episode is paid ``weight`` times (its last progress - its first) in all:
+    to linger or to go back and forth adds nothing, and nothing pays as much as success (potentials, Ng, Harada and
+    Russell 1999, without discount). Success is the environment's own.
+    """
+
+    def __init__(self, env: VectorEnv, model: Progress, *, weight: float, every: int) -> None:
+        super().__init__(env)
+        self.model, self.weight, self.every = model, weight, every
+        self._cameras = model.cameras_in(env.spec)
+        n = env.spec.num_envs
+        self._elapsed: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)  # control steps
+        self._known: Float[Tensor, " N"] = torch.zeros(n)  # progress when it was last known
+        self._ended: Bool[Tensor, " N"] = torch.ones(n, dtype=torch.bool)
+
+    def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
+        ids = self.ids(env_ids)
+        states = [(None, one) if one.snapshot is None else unpacked(one) for one in start]
+        self.env.reset(ids, start=[inner for _, inner in states])
+        self.moved(ids)
+        self._elapsed[ids], self._ended[ids] = 0, False
+        new = [env_id for env_id, (kept, _) in zip(ids, states, strict=True) if kept is None]
+        if new:
+            self._known[new] = self._progress(new)
+        for env_id, (kept, _) in zip(ids, states, strict=True):
+            if kept is not None:
+                for part, number in zip(self._kept(), kept.tolist(), strict=True):
+                    part[env_id] = number
+
+    def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
+        """Snapshots hold the environment's own one and what is known of the progress."""
+        ids = self.ids(env_ids)
+        captured = zip(ids, self.env.capture(ids), strict=True)
+        return tuple(packed(inner, [float(part[env_id]) for part in self._kept()]) for env_id, inner in captured)
+
+    def _kept(self) -> tuple[Tensor, ...]:
+        return self._elapsed, self._known, self._ended
+
+    @torch.no_grad()
+    def step(self, action: Float[Tensor, "N A"]) -> Step:
+        inner = self.env.step(action)
+        with crossing("outcomes"):
+            seen = inner.to("cpu")
+        running = ~self._ended
+        self.moved(running.nonzero().flatten().tolist())
+        self._elapsed += running
+        before, terminated = self._known.clone(), running & seen.terminated
+        self._known = torch.where(terminated, seen.success.float(), self._known)
+        due = running & seen.valid & ~terminated & (seen.truncated | (self._elapsed % self.every == 0))
+        if ids := due.nonzero().flatten().tolist():
+            self._known[ids] = self._progress(ids)
+        self._ended |= seen.terminated | seen.truncated
+        gained = self.weight * (self._known - before)
+        with crossing("outcomes"):
+            return dataclasses.replace(seen, reward=seen.reward + gained).to(self.spec.device)
+
+    def _progress(self, env_ids: list[int]) -> Float[Tensor, " n"]:
+        obs = self.see(env_ids)
+        check_observation(obs, env_ids, self.spec.name)
+        with crossing("observations"):
+            images = torch.stack([obs.images[:, camera] for camera in self._cameras], dim=1)
+            chosen = dataclasses.replace(obs, images=images).to(self.model.device)
+        progress = self.model.progress(chosen)
+        check_finite("progress", progress, ("environment",), suspects={})
+        with crossing("outcomes"):
+            return progress.cpu()
