@@ -40,9 +40,9 @@ class Targets(TensorDataclass):
     """What a policy learns to predict from an observation.
 
     ``action[b, i]`` was executed ``i`` control steps after the observation, in [-1, 1]. ``mask`` is 1 for recorded
-    actions and 0 for padding, which repeats the last recorded action. ``future``: the state at each of the sampler's
-    ``future_steps`` (or at the last observation before it), then the state where this actor stopped acting; None if
-    unknown.
+    actions, or the weight of their window, and 0 for padding, which repeats the last recorded action. ``future``: the
+    state at each of the sampler's ``future_steps`` (or at the last observation before it), then the state where this
+    actor stopped acting; None if unknown.
     """
 
     action: Float[Tensor, "*B H A"]
@@ -96,7 +96,7 @@ class WindowSampler:
         self.action_horizon, self.batch_size, self.seed = action_horizon, batch_size, seed
         self.future_steps = tuple(future_steps)
         self._map = lru_cache(_MAPPED_FILES)(lambda episode: store.map(entries[episode]))
-        self.cameras, self._frame_size = _cameras(store, entries[0], cameras)
+        self.cameras, self.image_size = _cameras(store, entries[0], cameras)
         self._instructions = encode_instructions([entry.instruction for entry in entries])
         read = "".join(f"{entry.id}{entry.span or ''}" for entry in entries)
         self._digest = hashlib.sha256(read.encode()).hexdigest()
@@ -109,7 +109,7 @@ class WindowSampler:
     def _index(self, store: EpisodeStore, entries: list[Entry], actors: list[int]) -> None:
         """Join the arrays of all episodes and list the windows: observations followed by an action of ``actors``.
 
-        A window is (episode, observation within it, observation among all, step among all).
+        A window is (observation among all, step among all).
         """
         parts = [self._read_arrays(store, entry) for entry in entries]
         state, action, actor, observed_at = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -123,11 +123,19 @@ class WindowSampler:
         chosen = chosen[np.isin(actor[step[chosen]], actors)]
         self._state, self._action = torch.from_numpy(state), torch.from_numpy(action)
         self._run_end = torch.from_numpy(run_ends[np.searchsorted(run_ends, np.arange(len(actor)), side="right")])
-        self._windows = np.stack([episode, frame_index, np.arange(len(step)), step], axis=1)[chosen]
+        self._windows = np.stack([np.arange(len(step)), step], axis=1)[chosen]
+        self._observations = np.stack([episode, frame_index], axis=1)
         # An episode of T steps can be observed at T + 1 times, so the times of all episodes increase strictly.
-        time, run_end = step + episode, self._run_end.numpy()[step[chosen]] + episode[chosen]
-        ahead = [np.minimum(time[chosen] + steps_ahead, run_end) for steps_ahead in self.future_steps] + [run_end]
-        self._future = torch.from_numpy(np.searchsorted(time, np.stack(ahead, axis=1), side="right") - 1)
+        self._time, self._last_time = step + episode, self._run_end.numpy()[step[chosen]] + episode[chosen]
+        ahead = [self._ahead(np.arange(len(chosen)), steps_ahead) for steps_ahead in self.future_steps]
+        last = np.searchsorted(self._time, self._last_time, side="right") - 1
+        self._future = torch.from_numpy(np.stack([*ahead, last], axis=1))
+        self._weights = torch.ones(len(chosen))
+
+    def _ahead(self, indices: Int64[np.ndarray, " B"], steps: int) -> Int64[np.ndarray, " B"]:
+        """The last observation, among all, up to ``steps`` after these windows' own, under the same actor."""
+        at = np.minimum(self._time[self._windows[indices, 0]] + steps, self._last_time[indices])
+        return np.searchsorted(self._time, at, side="right") - 1
 
     def _read_arrays(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
         """Copies of state, action, actor and observation steps of one episode, checked against the first's shapes."""
@@ -136,7 +144,7 @@ class WindowSampler:
         for name, got, expected in (
             ("state dimensions", arrays["state"].shape[1], first["state"].shape[1]),
             ("action dimensions", arrays["action"].shape[1], first["action"].shape[1]),
-            ("frame sizes", [sizes.get(c) for c in self.cameras], [self._frame_size] * len(self.cameras)),
+            ("frame sizes", [sizes.get(c) for c in self.cameras], [self.image_size] * len(self.cameras)),
         ):
             if got != expected:
                 raise EpisodeError(
@@ -168,25 +176,40 @@ class WindowSampler:
 
     def windows(self, indices: Int64[np.ndarray, " B"]) -> WindowBatch:
         """The windows with these indices, each in 0 .. len - 1, in this order."""
-        episode, frame_index, observation, step = self._windows[indices].T
+        observation, step = self._windows[indices].T
         ahead = torch.from_numpy(step)[:, None] + torch.arange(self.action_horizon)
         end = self._run_end[torch.from_numpy(step)][:, None]
-        obs = Observation(
-            images=self._images(episode, frame_index),
-            state=self._state[torch.from_numpy(observation)],
-            instruction=self._instructions[torch.from_numpy(episode)],
-        )
+        obs = self._observed(observation)
         targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],
-            mask=(ahead < end).float(),
+            mask=(ahead < end) * self._weights[torch.from_numpy(indices)][:, None],
             future=self._state[self._future[torch.from_numpy(indices)]],
         )
         return WindowBatch(obs=obs, targets=targets)
 
+    def observed_after(self, indices: Int64[np.ndarray, " B"], steps: int) -> Observation:
+        """What was observed up to ``steps`` control steps after these windows' own observations, as late as it was."""
+        return self._observed(self._ahead(indices, steps))
+
+    def weigh(self, weights: Float[Tensor, " windows"]) -> None:
+        """Every window counts so much in the losses from now on, by its mask."""
+        if len(weights) != len(self):
+            raise EpisodeError(f"got {len(weights)} weights for {len(self)} windows")
+        self._weights = weights
+
+    def _observed(self, observation: Int64[np.ndarray, " B"]) -> Observation:
+        """These of all observations."""
+        episode, frame_index = self._observations[observation].T
+        return Observation(
+            images=self._images(episode, frame_index),
+            state=self._state[torch.from_numpy(observation)],
+            instruction=self._instructions[torch.from_numpy(episode)],
+        )
+
     def _images(
         self, episode: Int64[np.ndarray, " B"], frame_index: Int64[np.ndarray, " B"]
     ) -> UInt8[Tensor, "B cameras height width 3"]:
-        out = torch.empty((len(frame_index), len(self.cameras), *self._frame_size, 3), dtype=torch.uint8)
+        out = torch.empty((len(frame_index), len(self.cameras), *self.image_size, 3), dtype=torch.uint8)
         frames = out.numpy()
         for row, (e, index) in enumerate(zip(episode.tolist(), frame_index.tolist(), strict=True)):
             arrays: Arrays = self._map(e)

@@ -5,20 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from episodes.schema import Episode
+from episodes.sampler import WindowSampler
+from episodes.schema import POLICY, Episode, EpisodeError
 from episodes.store import EpisodeStore
+from policies.bundle import load_bundle
+from policies.gaussian import GaussianPolicyConfig
+from policies.registry import build_policy
+from sims.vector_env import Observation
 from tests import dot_episodes
 from tests.rewards.small_classifier import ENCODER
+from vla_rl.algorithms.bc import BCConfig
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.progress_fit import ProgressFit, rank_correlation
+from vla_rl.rewards.progress_weights import progress_changes, progress_weights
 from vla_rl.rewards.scorer import RewardModelError, Sensors
+from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.progress import assess_progress_stores, fit_progress
 
 SENSORS = Sensors(cameras=("front", "flipped"), image_size=(16, 16), state_dim=2)
@@ -26,24 +35,35 @@ SMALL = ProgressConfig(encoder=ENCODER, steps=150, batch_size=32, learning_rate=
 
 
 def success(seed: int, grips: list[int], *, steps: int, instruction: str = "go right") -> Episode:
-    """Succeeds at its last step; ``grips``: the second action's sign changes at these control steps."""
-    made = dot_episodes.episode(seed, instruction=instruction)
+    """Straight to the right edge; ``grips``: the second action's sign changes at these control steps."""
     changes = np.isin(np.arange(steps), grips).cumsum()
+    sideways = np.full(steps, (dot_episodes.SIZE - 8) / 2 / steps)
+    return driven(seed, np.stack([sideways, 0.5 - changes % 2], axis=1), instruction)
+
+
+def wavering(seed: int) -> Episode:
+    """Goes back nearly as often as it gets on."""
+    back = np.concatenate([np.random.default_rng(seed + i).permutation(2) for i in range(20)])
+    return driven(seed, np.stack([np.where(back, -0.6, 0.7), np.zeros(40)], axis=1), "go right")
+
+
+def driven(seed: int, action: np.ndarray, instruction: str) -> Episode:
+    """By these actions; succeeds at its last step."""
+    steps = len(action)
     last = np.arange(steps) == steps - 1
-    positions = np.linspace(5, dot_episodes.SIZE - 3, steps + 1)
+    positions = 5 + np.concatenate([[0], 2 * action[:, 0].cumsum()])
     images = np.stack([dot_episodes.image_of(float(position)) for position in positions])
-    action = np.stack([np.full(steps, 0.4), 0.5 - changes % 2], axis=1).astype(np.float32)
     return dataclasses.replace(
-        made,
+        dot_episodes.episode(seed, instruction=instruction),
         images={"front": images[:, 0], "flipped": images[:, 1]},
         observation_steps=np.arange(steps + 1, dtype=np.int32),
         state=np.stack([positions, 0 * positions], axis=1).astype(np.float32),
-        action=action,
+        action=action.astype(np.float32),
         reward=last.astype(np.float32),
         terminated=last,
-        truncated=~np.ones(steps, dtype=bool),
+        truncated=np.zeros(steps, dtype=bool),
         success=last,
-        actor=np.full(steps, 1, dtype=np.uint8),
+        actor=np.full(steps, POLICY, dtype=np.uint8),
     )
 
 
@@ -155,3 +175,67 @@ def test_rank_correlation() -> None:
     assert rank_correlation(-steps.astype(np.float64), steps) == pytest.approx(-1)
     assert rank_correlation(np.zeros(6), steps) == 0
     assert rank_correlation(np.array([0.0, 2.0, 1.0]), np.arange(3)) == pytest.approx(0.5)
+
+
+# -- cloning by progress ----------------------------------------------------------------------------------------------
+
+
+class Position:
+    """The dot's place as progress; the pictures are not looked at."""
+
+    device = torch.device("cpu")
+    sensors = SENSORS
+
+    def check_sensors(self, sensors: Sensors, where: str) -> None:
+        assert sensors == self.sensors, where
+
+    def progress(self, obs: Observation) -> torch.Tensor:
+        return obs.state[:, 0] / dot_episodes.SIZE
+
+
+def test_windows_count_by_the_progress_in_them(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    store.add_all(dot_episodes.episode(seed, every=2, drift=drift) for seed, drift in enumerate([0.5, 0.0, -0.6] * 2))
+    sampler = WindowSampler(store, action_horizon=4, batch_size=8, seed=0)
+    change = progress_changes(sampler, cast(Any, Position()))
+    every = np.arange(len(sampler))
+    before = sampler.windows(every)
+    later = sampler.observed_after(every, 4)
+    torch.testing.assert_close(change, (later.state - before.obs.state)[:, 0] / dot_episodes.SIZE)
+    moved = 2 * (before.targets.action[..., 0] * before.targets.mask).sum(1) / dot_episodes.SIZE
+    torch.testing.assert_close(change, moved, atol=1e-5, rtol=0)  # what the actions of the window did
+    sampler.weigh(progress_weights(change))
+    mask = sampler.windows(every).targets.mask
+    torch.testing.assert_close(mask, before.targets.mask * progress_weights(change)[:, None])
+    assert (mask[change < 0] == 0).all()
+    assert (mask[change > 0.01] == before.targets.mask[change > 0.01]).all()
+    with pytest.raises(EpisodeError, match="got 3 weights for"):
+        sampler.weigh(torch.ones(3))
+
+
+def test_the_weights_of_small_changes_lie_between() -> None:
+    change = torch.tensor([-0.02, 0.0, 0.004, 0.009, 0.02])
+    mean, spread = 0.0026, change.std(correction=0)
+    expected = [0.0, *(((d - (mean - 2 * spread)) / (4 * spread)).item() for d in (0.0, 0.004, 0.009)), 1.0]
+    torch.testing.assert_close(progress_weights(change), torch.tensor(expected))
+
+
+def test_a_policy_is_cloned_from_what_gets_on(tmp_path: Path) -> None:
+    """Cloned alike it nearly stands still."""
+    fit_progress(
+        dataclasses.replace(SMALL, other_instructions=0.0), [store_of(tmp_path / "a")], tmp_path / "progress", seed=0
+    )
+    with EpisodeStore(tmp_path / "b", create=True) as store:
+        store.add_all(wavering(seed) for seed in range(12))
+    means = []
+    for progress in (None, tmp_path / "progress"):
+        policy = build_policy(GaussianPolicyConfig(action_horizon=1, hidden=(32,)), dot_episodes.ROBOT)
+        config = BCConfig(steps=150, batch_size=64, learning_rate=3e-3, progress=progress)
+        folder = tmp_path / f"cloned-{progress is not None}"
+        bundle = clone(policy, [Cloned(store=tmp_path / "b")], config, folder, seed=0, fit_normalizer=True)
+        cloned = load_bundle(bundle)
+        obs = WindowSampler(store, action_horizon=1, batch_size=64, seed=0).next_batch().obs
+        context, _ = cloned.encode(obs, cloned.initial_state(len(obs)))
+        means.append(cloned.act(context, torch.Generator().manual_seed(0))[..., 0].mean().item())
+    assert means[0] < 0.2
+    assert means[1] > 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class BCConfig:
     rest alone. null: AdamW trains everything. Action experts are better left to AdamW: after Muon, PPO changes them
     only half as fast (docs/algorithms.md). ``shards``: parts of a batch whose gradients are computed side by side,
     where there are as many cores (shards.py). ``frozen``: parameter groups that are not trained; where these make the
-    encodings constant, every observation is encoded once, before the first update (encoded_windows.py).
+    encodings constant, every observation is encoded once, before the first update (encoded_windows.py). ``progress``:
+    the folder of a progress model, by which what gets on counts more (RA-BC, progress_weights.py); null: all alike.
     """
 
     steps: PositiveInt = 1500
@@ -45,6 +47,7 @@ class BCConfig:
     max_grad_norm: PositiveFloat = 1.0
     shards: PositiveInt = 1
     frozen: Names = ()
+    progress: Path | None = None
 
     def __post_init__(self) -> None:
         if self.shards > self.batch_size:

@@ -1,0 +1,57 @@
+"""Reward-aligned behavior cloning: windows count by the progress that is made in them (RA-BC of SARM, Chen et al. 2025,
+arXiv:2509.25358).
+
+With the change d of progress over the actions of a window, its mean m and its deviation s over all windows:
+
+    d < 0: 0        d > .01: 1        between: (d - (m - 2 s)) / (4 s), within 0 and 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from episodes.sampler import WindowSampler
+from sims.devices.crossing import crossing
+from sims.vector_env import Observation
+from vla_rl.rewards.progress import ProgressModel
+from vla_rl.rewards.scorer import Sensors
+
+CLEAR = 0.01  # a change of progress that counts in full
+AT_ONCE = 256
+
+
+def weigh_by_progress(sampler: WindowSampler, model: ProgressModel) -> None:
+    """RewardModelError where the episodes do not have what the model needs."""
+    sampler.weigh(progress_weights(progress_changes(sampler, model)))
+
+
+@torch.no_grad()
+@crossing("evaluation")
+def progress_changes(sampler: WindowSampler, model: ProgressModel) -> Float[Tensor, " windows"]:
+    """From each window's observation to the last one up to its last action, on the host."""
+    state_dim = sampler.statistics()[0].shape[1]
+    recorded = Sensors(cameras=sampler.cameras, image_size=sampler.image_size, state_dim=state_dim)
+    model.check_sensors(recorded, "the store of episodes")
+    cameras = [sampler.cameras.index(name) for name in model.sensors.cameras]
+
+    def progress(obs: Observation) -> Tensor:
+        return model.progress(dataclasses.replace(obs, images=obs.images[:, cameras]).to(model.device)).cpu()
+
+    changes = [torch.zeros(0)]
+    for first in range(0, len(sampler), AT_ONCE):
+        indices = np.arange(first, min(first + AT_ONCE, len(sampler)))
+        later = progress(sampler.observed_after(indices, sampler.action_horizon))
+        changes.append(later - progress(sampler.observed_after(indices, 0)))
+    return torch.cat(changes)
+
+
+def progress_weights(change: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The formula above."""
+    mean, spread = change.mean(), change.std(correction=0).clamp(min=1e-6)
+    between = ((change - (mean - 2 * spread)) / (4 * spread)).clamp(0, 1)
+    return torch.where(change > CLEAR, 1.0, torch.where(change < 0, 0.0, between))
