@@ -22,7 +22,7 @@ from policies.residual.ensemble import EnsembleConfig
 from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
 from sims.starts import StartSequence
 from tests.device.second_device import DEVICE
-from tests.rewards.small_classifier import ALWAYS, sensors_of, untrained
+from tests.rewards.small_classifier import ALWAYS, untrained
 from tests.worlds import PointEnv
 from vla_rl.algorithms.algorithm import Algorithm
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig, GRPOUpdateConfig
@@ -31,6 +31,7 @@ from vla_rl.algorithms.off_policy_settings import EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.rewards.classified_env import ClassifiedEnv
+from vla_rl.rewards.scorer import sensors_of
 from vla_rl.runners.demonstrations import Attempts, run_expert
 
 SECOND = select_device("fakegpu")

@@ -5,16 +5,11 @@ from __future__ import annotations
 import torch
 
 from policies.compact_encoder import CompactEncoderConfig
-from sims.vector_env import EnvSpec
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
 from vla_rl.rewards.scorer import Sensors
 
 ENCODER = CompactEncoderConfig(width=32, text_width=32, text_depth=1, queries=2, query_heads=2, image_widths=(16,))
 ALWAYS, NEVER = -1.0, 2.0  # thresholds
-
-
-def sensors_of(spec: EnvSpec) -> Sensors:
-    return Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
 
 
 def untrained(sensors: Sensors, *, threshold: float, every: int = 1, consecutive: int = 1) -> SuccessClassifier:

@@ -10,11 +10,11 @@ import torch
 from sims.chunk import step_chunk
 from sims.vector_env import StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
-from tests.rewards.small_classifier import ALWAYS, NEVER, sensors_of, untrained
+from tests.rewards.small_classifier import ALWAYS, NEVER, untrained
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.rewards.classified_env import ClassifiedEnv
-from vla_rl.rewards.scorer import RewardModelError
+from vla_rl.rewards.scorer import RewardModelError, sensors_of
 
 
 def classified(env: VectorEnv, threshold: float, *, every: int = 1, consecutive: int = 1) -> ClassifiedEnv:

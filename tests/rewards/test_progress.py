@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +23,8 @@ from vla_rl.algorithms.bc import BCConfig
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
-from vla_rl.rewards.progress_fit import ProgressFit, rank_correlation
+from vla_rl.rewards.progress_assessment import rank_correlation
+from vla_rl.rewards.progress_fit import ProgressFit
 from vla_rl.rewards.progress_weights import progress_changes, progress_weights
 from vla_rl.rewards.scorer import RewardModelError, Sensors
 from vla_rl.runners.imitation import Cloned, clone
@@ -184,10 +184,10 @@ class Position:
     """The dot's place as progress; the pictures are not looked at."""
 
     device = torch.device("cpu")
-    sensors = SENSORS
 
-    def check_sensors(self, sensors: Sensors, where: str) -> None:
-        assert sensors == self.sensors, where
+    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
+        assert sensors == SENSORS, where
+        return [0]
 
     def progress(self, obs: Observation) -> torch.Tensor:
         return obs.state[:, 0] / dot_episodes.SIZE
@@ -197,7 +197,7 @@ def test_windows_count_by_the_progress_in_them(tmp_path: Path) -> None:
     store = EpisodeStore(tmp_path, create=True)
     store.add_all(dot_episodes.episode(seed, every=2, drift=drift) for seed, drift in enumerate([0.5, 0.0, -0.6] * 2))
     sampler = WindowSampler(store, action_horizon=4, batch_size=8, seed=0)
-    change = progress_changes(sampler, cast(Any, Position()))
+    change = progress_changes(sampler, Position())
     every = np.arange(len(sampler))
     before = sampler.windows(every)
     later = sampler.observed_after(every, 4)

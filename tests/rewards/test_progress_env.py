@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sims.vector_env import EnvSpec, Observation, StartState, VectorEnv
+from sims.vector_env import Observation, StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.rewards.progress_env import ProgressEnv
+from vla_rl.rewards.scorer import Sensors
 
 WEIGHT = 0.5
 
@@ -26,7 +27,7 @@ class CellProgress:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def cameras_in(self, spec: EnvSpec) -> list[int]:
+    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
         return [0]
 
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:

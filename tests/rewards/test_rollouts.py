@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from sims.vector_env import StartState
-from tests.rewards.small_classifier import ALWAYS, NEVER, sensors_of, untrained
+from tests.rewards.small_classifier import ALWAYS, NEVER, untrained
 from tests.vla_rl.test_collector import GAMMA, HORIZON, collector, walker
 from tests.worlds import ChainEnv
 from vla_rl.rewards.classified_env import ClassifiedEnv
+from vla_rl.rewards.scorer import sensors_of
 from vla_rl.rollouts.collector import Collector
 from vla_rl.rollouts.experience import RewardCounts, reward_errors
 from vla_rl.runners.evaluate import PolicyActor, run_episodes

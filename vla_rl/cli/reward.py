@@ -26,7 +26,8 @@ class Reward:
 
     verb: Positional[Literal["fit", "fit-progress", "evaluate"]]
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="PATH")]
-    """fit: episode stores, with successes and failures; evaluate: the folder that a fit left"""
+    """fit: episode stores, with successes and failures; evaluate: the folder that a fit left, or a configuration
+    whose section reward tells progress"""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """fit: its folder (default: runs/success_classifier, runs/progress); started again, it continues there"""
     config: Annotated[Path | None, arg(metavar="CONFIG")] = None
@@ -81,18 +82,21 @@ class Reward:
     def _evaluate(self) -> dict[str, Any]:
         from policies.device import select_device
         from vla_rl.rewards.bundle import PROGRESS
-        from vla_rl.runners.progress import assess_progress_stores
+        from vla_rl.runners.progress import assess_progress_stores, assess_reward
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
-        if len(self.paths) != 1 or self.overrides:
+        path, device = self.paths[0], select_device(self.device)
+        fitted = path.is_dir()
+        if len(self.paths) != 1 or (fitted and self.overrides):
             raise UserError("reward evaluate takes one folder of a fit, and no settings: they are those of the fit")
-        (path,) = self.paths
-        if PROGRESS.in_folder(path):
+        if not fitted or PROGRESS.in_folder(path):
             if not self.stores:
-                raise UserError("reward evaluate of a progress model needs --stores STORE")
-            return assess_progress_stores(path, self.stores, device=select_device(self.device))
+                raise UserError("reward evaluate of a model of progress needs --stores STORE")
+            if fitted:
+                return assess_progress_stores(path, self.stores, device=device)
+            return assess_reward(load_experiment(path, self.overrides).reward, self.stores, device=device)
         if self.stores:
-            return assess_stores(path, self.stores, device=select_device(self.device))
+            return assess_stores(path, self.stores, device=device)
         if self.sim is None or self.policy is None:
             raise UserError("reward evaluate needs --stores STORE, or --sim CONFIG and --policy BUNDLE")
         experiment = load_experiment(self.sim, ("--device", self.device))

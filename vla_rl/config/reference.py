@@ -17,6 +17,7 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.schema import default, hints, variants
 from vla_rl.rewards.classifier import SuccessClassifierConfig
+from vla_rl.rewards.progress import ProgressConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARK = "<!-- Below this line the page is written by: python -m vla_rl.config.reference -->"
@@ -106,6 +107,7 @@ def reference() -> str:
         "The run as a whole": Experiment,
         "Corrections: a file of `configs/corrections`": CorrectionsConfig,
         "Success classifiers: a file of `configs/rewards`": SuccessClassifierConfig,
+        "Progress models: a file of `configs/rewards`": ProgressConfig,
     }
     return "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}))]) + "\n"
 

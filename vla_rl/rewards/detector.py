@@ -13,6 +13,7 @@ from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
 from sims.vector_env import EnvSpec, Observation, Step
 from vla_rl.rewards.classifier import SuccessClassifier
+from vla_rl.rewards.scorer import sensors_of
 
 Observe = Callable[[list[int]], Observation]
 
@@ -27,7 +28,7 @@ class SuccessDetector:
 
     def __init__(self, classifier: SuccessClassifier, spec: EnvSpec) -> None:
         self.classifier, self.name, n = classifier.eval(), spec.name, spec.num_envs
-        self._cameras = classifier.cameras_in(spec)
+        self._cameras = classifier.cameras_among(sensors_of(spec), spec.name)
         self.elapsed: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)
         self.streak: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
-from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
+from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.rewards.observed_env import ObservedEnv, packed, unpacked
+from vla_rl.rewards.scorer import Sensors, sensors_of
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Whatever tells progress from an observation: a fitted model (progress.py), or one that nothing was fitted to
     (zero_shot.py)."""
@@ -23,8 +25,8 @@ class Progress(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def cameras_in(self, spec: EnvSpec) -> list[int]:
-        """Which of the environment's cameras it needs. RewardModelError where they do not fit."""
+    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
+        """Which cameras it needs of ``sensors``, those of ``where``. RewardModelError where they do not fit."""
         ...
 
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:
@@ -44,7 +46,7 @@ class ProgressEnv(ObservedEnv):
     def __init__(self, env: VectorEnv, model: Progress, *, weight: float, every: int) -> None:
         super().__init__(env)
         self.model, self.weight, self.every = model, weight, every
-        self._cameras = model.cameras_in(env.spec)
+        self._cameras = model.cameras_among(sensors_of(env.spec), env.spec.name)
         n = env.spec.num_envs
         self._elapsed: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)  # control steps
         self._known: Float[Tensor, " N"] = torch.zeros(n)  # progress when it was last known

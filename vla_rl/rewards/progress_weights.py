@@ -18,26 +18,25 @@ from torch import Tensor
 from episodes.sampler import WindowSampler
 from sims.devices.crossing import crossing
 from sims.vector_env import Observation
-from vla_rl.rewards.progress import ProgressModel
+from vla_rl.rewards.progress_env import Progress
 from vla_rl.rewards.scorer import Sensors
 
 CLEAR = 0.01  # a change of progress that counts in full
 AT_ONCE = 256
 
 
-def weigh_by_progress(sampler: WindowSampler, model: ProgressModel) -> None:
+def weigh_by_progress(sampler: WindowSampler, model: Progress) -> None:
     """RewardModelError where the episodes do not have what the model needs."""
     sampler.weigh(progress_weights(progress_changes(sampler, model)))
 
 
 @torch.no_grad()
 @crossing("evaluation")
-def progress_changes(sampler: WindowSampler, model: ProgressModel) -> Float[Tensor, " windows"]:
+def progress_changes(sampler: WindowSampler, model: Progress) -> Float[Tensor, " windows"]:
     """From each window's observation to the last one up to its last action, on the host."""
     state_dim = sampler.statistics()[0].shape[1]
     recorded = Sensors(cameras=sampler.cameras, image_size=sampler.image_size, state_dim=state_dim)
-    model.check_sensors(recorded, "the store of episodes")
-    cameras = [sampler.cameras.index(name) for name in model.sensors.cameras]
+    cameras = model.cameras_among(recorded, "the store of episodes")
 
     def progress(obs: Observation) -> Tensor:
         return model.progress(dataclasses.replace(obs, images=obs.images[:, cameras]).to(model.device)).cpu()

@@ -19,7 +19,8 @@ from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
-from vla_rl.rewards.progress_env import ProgressEnv
+from vla_rl.rewards.progress_env import Progress, ProgressEnv
+from vla_rl.rewards.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +60,26 @@ def _classifier(config: ClassifierConfig, env: VectorEnv, device: Device) -> Vec
     return ClassifiedEnv(env, load_reward_model(CLASSIFIER, config.path, device))
 
 
-def _progress(config: ProgressRewardConfig, env: VectorEnv, device: Device) -> VectorEnv:
-    model = load_reward_model(PROGRESS, config.path, device)
+def _fitted(config: ProgressRewardConfig, device: Device) -> Progress:
+    return load_reward_model(PROGRESS, config.path, device)
+
+
+PROGRESS_MODELS: Mapping[type[Any], Callable[[Any, Device], Progress]] = {
+    ProgressRewardConfig: _fitted,
+    ClipRewardConfig: ClipProgress,
+    AnswerRewardConfig: AnswerProgress,
+}
+
+
+def _progress(config: Any, env: VectorEnv, device: Device) -> VectorEnv:
+    model = PROGRESS_MODELS[type(config)](config, device)
     return ProgressEnv(env, model, weight=config.weight, every=config.every)
 
 
 BUILT_IN: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = {
     OutcomeConfig: _outcome,
     ClassifierConfig: _classifier,
-    ProgressRewardConfig: _progress,
+    **dict.fromkeys(PROGRESS_MODELS, _progress),
 }
 REWARDS: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = with_plugins(BUILT_IN, "vla_rl.rewards")
 

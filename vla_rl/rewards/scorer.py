@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -36,6 +36,11 @@ class Sensors:
     state_dim: int
 
 
+def sensors_of(spec: EnvSpec) -> Sensors:
+    return Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
+
+
+@runtime_checkable
 class ScorerConfig(Protocol):
     """The settings that every model has."""
 
@@ -71,14 +76,8 @@ class Scorer(OnDevice):
             pooled = self.encoder(dataclasses.replace(obs, instruction=instruction), state).pooled
         return self.head(pooled.float())[:, 0]
 
-    def cameras_in(self, spec: EnvSpec) -> list[int]:
-        """Which of the environment's cameras it needs. RewardModelError where they do not fit."""
-        sensors = Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
-        self.check_sensors(sensors, spec.name)
-        return [spec.cameras.index(name) for name in self.sensors.cameras]
-
-    def check_sensors(self, sensors: Sensors, where: str) -> None:
-        """RewardModelError unless ``sensors``, those of ``where``, are what it needs."""
+    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
+        """Which cameras it needs of ``sensors``, those of ``where``. RewardModelError where they do not fit."""
         wanted = self.sensors
         if missing := [name for name in wanted.cameras if name not in sensors.cameras]:
             raise RewardModelError(
@@ -94,6 +93,7 @@ class Scorer(OnDevice):
             raise RewardModelError(
                 f"the {self.WHAT} reads states of {wanted.state_dim} numbers, those of {where} have {sensors.state_dim}"
             )
+        return [sensors.cameras.index(name) for name in wanted.cameras]
 
 
 def _size(image_size: tuple[int, int]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ AT_ONCE = 256  # observations that are scored at once
 E = TypeVar("E", bound=TensorDataclass)
 
 
+@runtime_checkable
 class FitConfig(ScorerConfig, Protocol):
     @property
     def learning_rate(self) -> float: ...
@@ -55,14 +55,8 @@ class ScorerFit(Optimization[E]):
 
 @torch.no_grad()
 @crossing("evaluation")
-def logits(
-    model: Scorer, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"], *, blank: bool = False
-) -> Float[Tensor, " N"]:
-    """Of these observations, on the host; ``blank``: without their instructions."""
+def logits(model: Scorer, recorded: LabeledEpisodes, index: Int[np.ndarray, " N"]) -> Float[Tensor, " N"]:
+    """Of these observations, on the host."""
     model.eval()
-    parts = [torch.zeros(0)]
-    for first in range(0, len(index), AT_ONCE):
-        obs = recorded.read(index[first : first + AT_ONCE]).obs.to(model.device)
-        shown = dataclasses.replace(obs, instruction=torch.zeros_like(obs.instruction)) if blank else obs
-        parts.append(model.logit(shown).cpu())
-    return torch.cat(parts)
+    parts = [recorded.read(index[i : i + AT_ONCE]).obs.to(model.device) for i in range(0, len(index), AT_ONCE)]
+    return torch.cat([torch.zeros(0), *(model.logit(obs).cpu() for obs in parts)])

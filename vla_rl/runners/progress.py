@@ -11,11 +11,15 @@ import torch
 
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device
+from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.rewards.bundle import PROGRESS, REPORT, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
-from vla_rl.rewards.progress_fit import ProgressFit, assess_progress
+from vla_rl.rewards.progress_assessment import assess_progress
+from vla_rl.rewards.progress_env import Progress
+from vla_rl.rewards.progress_fit import ProgressFit
+from vla_rl.rewards.registry import PROGRESS_MODELS
 from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.reward import new_reward_model, note_fit
@@ -29,7 +33,8 @@ def fit_progress(
 
     Raises RewardModelError where the episodes do not suffice.
     """
-    recorded = _labeled(stores, config, config.cameras)
+    opened = [EpisodeStore(path) for path in stores]
+    recorded = LabeledEpisodes(opened, cameras=config.cameras, success_steps=config.success_steps)
     targets = progress_targets(recorded, gripper=config.gripper)
     if (successes := int(recorded.succeeded.sum())) < config.min_successes:
         raise RewardModelError(
@@ -48,7 +53,7 @@ def fit_progress(
     report = {
         "progress": str(folder),
         "sha256": sha256,
-        **assess_progress(model, recorded, targets, parts["report"]),
+        **assess_progress(model.eval(), recorded, targets, parts["report"]),
         "data": {"successes": successes, "episodes": len(recorded.entries)},
     }
     write_json(folder / REPORT, report)
@@ -56,14 +61,23 @@ def fit_progress(
 
 
 def assess_progress_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
-    """``vla-rl reward evaluate --stores``: on all observations of these stores."""
+    """``vla-rl reward evaluate FOLDER --stores`` of a fitted model: on all observations of these stores."""
     model = load_reward_model(PROGRESS, path, device)
-    recorded = _labeled(stores, model.config, model.sensors.cameras)
-    model.check_sensors(recorded.sensors, f"the store {stores[0]}")
-    targets = progress_targets(recorded, gripper=model.config.gripper)
-    return assess_progress(model, recorded, targets, np.arange(len(recorded)))
+    config = model.config
+    return _assess(model, stores, success_steps=config.success_steps, gripper=config.gripper)
 
 
-def _labeled(stores: Sequence[Path], config: ProgressConfig, cameras: Sequence[str] | None) -> LabeledEpisodes:
+def assess_reward(config: Any, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
+    """The same of a configured reward, of which progress is the share of the time to success. UserError."""
+    if type(config) not in PROGRESS_MODELS:
+        names = ", ".join(one.name for one in PROGRESS_MODELS)
+        raise UserError(f"reward {config.name} tells no progress; reward.name must be one of {names}")
+    return _assess(PROGRESS_MODELS[type(config)](config, device), stores, success_steps=0, gripper=None)
+
+
+def _assess(model: Progress, stores: Sequence[Path], *, success_steps: int, gripper: int | None) -> dict[str, Any]:
     opened = [EpisodeStore(path) for path in stores]
-    return LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps)
+    sensors = LabeledEpisodes(opened).sensors
+    cameras = [sensors.cameras[i] for i in model.cameras_among(sensors, f"the store {stores[0]}")]
+    recorded = LabeledEpisodes(opened, cameras=cameras, success_steps=success_steps)
+    return assess_progress(model, recorded, progress_targets(recorded, gripper=gripper), np.arange(len(recorded)))

@@ -198,7 +198,7 @@ def assess_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -
     """``vla-rl reward evaluate --stores``: on all observations of these stores."""
     model = load_reward_model(CLASSIFIER, path, device)
     recorded = _labeled(stores, model.config, model.sensors.cameras)
-    model.check_sensors(recorded.sensors, f"the store {stores[0]}")
+    model.cameras_among(recorded.sensors, f"the store {stores[0]}")
     every = np.arange(len(recorded))
     return {**assess(model, recorded, every), "data": {"all": _count(recorded, every)}}
 

@@ -1,0 +1,175 @@
+"""Progress from published vision-language models, to which nothing is fitted: CLIP, or a model that answers a question.
+
+The models are folders as the hub has them (``huggingface-cli download``); nothing is ever downloaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from policies.device import Device
+from sims.devices.crossing import crossing
+from sims.numbers.ranges import PositiveFloat, PositiveInt, Share
+from sims.vector_env import Observation, decode_instructions
+from vla_rl.rewards.scorer import RewardModelError, Sensors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipRewardConfig:
+    """The environment's own, and ``weight`` times the change of what CLIP sees of the task (docs/rewards.md).
+
+    ``path``: the folder of a CLIP model. ``camera``: what it looks through; null: the first. ``goal``: what the picture
+    shows at success, {} being the instruction; ``baseline``: what it shows anyway. ``projection``: how far pictures
+    are projected on the line between the two, 0 to 1. ``every``: control steps between two observations of it.
+    """
+
+    name: Literal["clip"] = "clip"
+    path: Path
+    camera: str | None = None
+    goal: str = "a robot arm that has done this: {}"
+    baseline: str = "a robot arm at a table"
+    projection: Share = 0.5
+    weight: PositiveFloat = 0.5
+    every: PositiveInt = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRewardConfig:
+    """The environment's own, and ``weight`` times the change of the share of "yes" among a model's answers.
+
+    ``path``: the folder of a vision-language model. ``camera``: what it looks through; null: the first. ``question``:
+    about the picture, {} being the instruction; ``yes`` and ``no``: the first words of its answers that are compared.
+    ``every``: control steps between two observations of it.
+    """
+
+    name: Literal["vlm_answer"] = "vlm_answer"
+    path: Path
+    camera: str | None = None
+    question: str = "A robot was told: {}. Does the picture show that it is done? Answer True or False."
+    yes: str = "True"
+    no: str = "False"
+    weight: PositiveFloat = 0.5
+    every: PositiveInt = 4
+
+
+class ZeroShot:
+    """``folder`` is read by the class of transformers of the name ``model_class``. RewardModelError."""
+
+    def __init__(self, folder: Path, camera: str | None, device: Device, *, model_class: str) -> None:
+        transformers = _transformers()
+        self.processor = _read(folder, transformers.AutoProcessor.from_pretrained)
+        self.model = device.place(_read(folder, getattr(transformers, model_class).from_pretrained)).eval()
+        self._camera = camera
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
+        """RewardModelError where ``where`` has no such camera."""
+        cameras = sensors.cameras
+        if not cameras or (self._camera is not None and self._camera not in cameras):
+            wanted = "a camera" if self._camera is None else f"camera {self._camera!r}"
+            raise RewardModelError(f"the reward needs {wanted}; {where} has {', '.join(cameras) or 'none'}")
+        return [0 if self._camera is None else cameras.index(self._camera)]
+
+    @torch.no_grad()
+    def progress(self, obs: Observation) -> Float[Tensor, " B"]:
+        """0 to 1; ``obs.images``: of the one camera."""
+        with crossing("observations"):
+            pictures, texts = obs.images[:, 0].cpu().numpy(), decode_instructions(obs.instruction)
+        progress = torch.zeros(len(texts), device=self.device)
+        for text in dict.fromkeys(texts):
+            rows = [i for i, other in enumerate(texts) if other == text]
+            progress[rows] = self._of_instruction(pictures[rows], text).float()
+        return progress
+
+    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
+        """``pictures``: [n, height, width, 3], uint8."""
+        raise NotImplementedError
+
+    def _inputs(self, **given: Any) -> dict[str, Tensor]:
+        with crossing("observations"):
+            made = self.processor(**given, return_tensors="pt", padding=True)
+            return {name: tensor.to(self.device) for name, tensor in made.items()}
+
+
+class ClipProgress(ZeroShot):
+    """1 - |a p(x - g) + (1 - a)(x - g)|^2 / 2, at least 0, of unit embeddings: x the picture's, g the goal's.
+
+    p projects on the line through goal and baseline, a is ``projection`` (VLM-RM, Rocamonde et al. 2024,
+    arXiv:2310.12921, goal-baseline regularization).
+    """
+
+    def __init__(self, config: ClipRewardConfig, device: Device) -> None:
+        super().__init__(config.path, config.camera, device, model_class="CLIPModel")
+        self.config = config
+        self._texts: dict[str, Tensor] = {}
+
+    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
+        goal, baseline = self._text(self.config.goal.format(text)), self._text(self.config.baseline)
+        if torch.equal(goal, baseline):
+            raise RewardModelError(f"to {self.config.path} the goal {text!r} and the baseline are the same")
+        inputs = self._inputs(images=list(pictures))
+        seen = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)
+        away, line = seen - goal, F.normalize(goal - baseline, dim=0)
+        along = (away @ line)[:, None] * line
+        share = self.config.projection
+        return (1 - (share * along + (1 - share) * away).square().sum(1) / 2).clamp(0, 1)
+
+    def _text(self, text: str) -> Float[Tensor, " width"]:
+        if text not in self._texts:
+            found = self.model.get_text_features(**self._inputs(text=[text])).pooler_output
+            self._texts[text] = F.normalize(found[0], dim=0)
+        return self._texts[text]
+
+
+class AnswerProgress(ZeroShot):
+    """p(yes) / (p(yes) + p(no)) of the next token, as TOPReward reads p("True") (Chen et al. 2026, arXiv:2602.19313).
+
+    Here of the present picture alone; there of all pictures so far.
+    """
+
+    def __init__(self, config: AnswerRewardConfig, device: Device) -> None:
+        super().__init__(config.path, config.camera, device, model_class="AutoModelForImageTextToText")
+        self.config = config
+        self._answers = [self._first_token(word) for word in (config.yes, config.no)]
+        if self._answers[0] == self._answers[1]:
+            raise RewardModelError(f"{config.yes!r} and {config.no!r} begin with the same token; name other answers")
+
+    def _first_token(self, word: str) -> int:
+        return int(self.processor.tokenizer.encode(word, add_special_tokens=False)[0])
+
+    def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
+        content = [{"type": "image"}, {"type": "text", "text": self.config.question.format(text)}]
+        prompt = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        inputs = self._inputs(text=[prompt] * len(pictures), images=[[picture] for picture in pictures])
+        return self.model(**inputs).logits[:, -1, self._answers].float().softmax(-1)[:, 0]
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise RewardModelError("this reward reads models by transformers. Run: pip install 'vla-rl[vlm]'") from None
+    return transformers
+
+
+def _read(folder: Path, load: Callable[..., T]) -> T:
+    if not (folder / "config.json").is_file():
+        raise RewardModelError(f"{folder} is not the folder of a model: it has no config.json")
+    try:
+        return load(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise RewardModelError(f"{folder}: {str(error).strip().splitlines()[0]}") from None
