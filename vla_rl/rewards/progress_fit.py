@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +51,8 @@ class ProgressFit(ScorerFit[ProgressBatch]):
             other = self.recorded.episode[self._index[self._rng.integers(len(self._index), size=count)]]
             instruction = obs.instruction.clone()
             instruction[:count] = self.recorded.instructions[torch.from_numpy(other)]
-            changed = (instruction != obs.instruction).any(1)
-            obs.instruction[:], progress = instruction, torch.where(changed, 0.0, progress)
+            progress = torch.where((instruction != obs.instruction).any(1), 0.0, progress)
+            obs = dataclasses.replace(obs, instruction=instruction)
         return ProgressBatch(obs=obs, progress=progress)
 
     def loss(self, examples: ProgressBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:

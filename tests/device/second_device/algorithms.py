@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from policies.device import CPU
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
 from tests.device.small_models import ALGORITHMS, SECOND, SIDES, algorithm, rewarded, weights
 from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
 from vla_rl.bench.transfers import TransferCounter
-from vla_rl.rewards.bundle import CLASSIFIER, load_reward_model
+from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
+from vla_rl.rewards.labels import LabeledEpisodes
+from vla_rl.rewards.progress import ProgressConfig
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
+from vla_rl.runners.progress import fit_progress
 from vla_rl.runners.reward import fit_classifier
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -64,6 +68,16 @@ def test_a_success_classifier_is_fitted(tmp_path: Path) -> None:
     report = fit_classifier(config, [tmp_path / "episodes"], tmp_path / "classifier", seed=0, device=SECOND)
     assert load_reward_model(CLASSIFIER, tmp_path / "classifier", SECOND).device == DEVICE
     assert report["threshold"] == load_reward_model(CLASSIFIER, tmp_path / "classifier").threshold.item()
+
+
+def test_a_progress_model_is_fitted(tmp_path: Path) -> None:
+    dot_episodes.store(tmp_path / "episodes", 60).close()
+    config = ProgressConfig(encoder=SMALL_CLASSIFIER.encoder, steps=3, batch_size=8)
+    fit_progress(config, [tmp_path / "episodes"], tmp_path / "progress", seed=0, device=SECOND)
+    model = load_reward_model(PROGRESS, tmp_path / "progress", SECOND)
+    assert model.device == DEVICE
+    obs = LabeledEpisodes([EpisodeStore(tmp_path / "episodes")]).read(np.arange(4)).obs
+    assert model.progress(obs.to(DEVICE)).device == DEVICE
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
