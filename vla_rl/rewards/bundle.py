@@ -74,8 +74,7 @@ def save_reward_model(kind: Kind[M], model: M, path: Path, *, tasks: tuple[str, 
     with crossing("weights"):
         data = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     sha256 = hashlib.sha256(data).hexdigest()
-    config: Any = model.config
-    info = kind.info(format=FORMAT, sha256=sha256, config=config, sensors=model.sensors, tasks=tasks)
+    info = kind.info(format=FORMAT, sha256=sha256, config=model.config, sensors=model.sensors, tasks=tasks)
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / kind.file(sha256), data)
     write_atomically(path / f"{kind.name}.json", json.dumps(asdict(info), indent=2, default=str).encode())

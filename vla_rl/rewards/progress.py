@@ -12,61 +12,38 @@ arXiv:2505.10911).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from policies.compact_encoder import CompactEncoderConfig
-from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Share, SomeNames
+from sims.numbers.ranges import Count, Share
 from sims.vector_env import Observation
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.scorer import RewardModelError, Scorer, Sensors
+from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig, Sensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgressConfig:
+class ProgressConfig(ScorerConfig):
     """Settings of ``vla-rl reward fit-progress``.
 
-    ``cameras``: which it needs; null: all that were recorded. ``instruction``: whether it reads the instruction.
-    ``state``: whether it reads the robot's state. ``backbone``: pretrained encoder to start from, a file or "tabletop";
-    null: from random weights. ``train_encoder``: whether the fit changes the encoder, or its head alone.
-
-    ``success_steps``: observations up to this many control steps before an episode's success show success too, for
-    environments that wait so long before they say so. ``gripper``: the action dimension whose changes of sign end a
-    stage; null: no stages. ``other_instructions``: share of each batch that is shown with the instruction of another
-    episode, as progress 0; only where instructions differ. ``min_successes``: successful episodes needed.
-    ``shift``: training images are shifted by up to this many pixels. ``held_out``: share of all starts for the report.
+    ``gripper``: the action dimension whose changes of sign end a stage; null: no stages. ``other_instructions``: share
+    of each batch that is shown with the instruction of another episode, as progress 0; only where instructions differ.
+    ``held_out``: share of all starts for the report.
     """
 
-    cameras: SomeNames | None = None
-    instruction: bool = True
-    state: bool = False
-    backbone: Literal["tabletop"] | Path | None = None
-    train_encoder: bool = True
-    encoder: CompactEncoderConfig = field(default_factory=lambda: CompactEncoderConfig(width=128))
-    success_steps: Count = 0
     gripper: Count | None = None
     other_instructions: Share = 0.25
-    min_successes: Annotated[int, Interval(ge=6, le=10**9)] = 10
-    steps: PositiveInt = 600
-    batch_size: Annotated[int, Interval(ge=4, le=10**9)] = 128
-    learning_rate: PositiveFloat = 1e-3
-    weight_decay: NonNegativeFloat = 0.05
-    shift: Annotated[int, Interval(ge=0, le=4096)] = 2
-    held_out: Annotated[float, Interval(gt=0, lt=0.5)] = 0.2
 
 
 class ProgressModel(Scorer):
     WHAT = "progress model"
+    config: ProgressConfig
 
     def __init__(self, config: ProgressConfig, sensors: Sensors) -> None:
         super().__init__(config, sensors)
-        self.config = config
 
     @torch.no_grad()
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:

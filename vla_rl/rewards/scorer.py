@@ -7,8 +7,9 @@ arm to where it was in successful episodes.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.device import OnDevice
 from policies.normalizer import Normalizer
 from sims.errors import UserError
+from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import EnvSpec, Observation
 
 HIDDEN = 128
@@ -40,39 +42,55 @@ def sensors_of(spec: EnvSpec) -> Sensors:
     return Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
 
 
-@runtime_checkable
-class ScorerConfig(Protocol):
-    """The settings that every model has."""
+@dataclass(frozen=True, kw_only=True)
+class ScorerConfig:
+    """Settings of the model and its fit.
 
-    @property
-    def encoder(self) -> CompactEncoderConfig: ...
-    @property
-    def instruction(self) -> bool: ...
-    @property
-    def state(self) -> bool: ...
-    @property
-    def train_encoder(self) -> bool: ...
+    ``cameras``: which it needs; null: all that were recorded. ``instruction``: whether it reads the instruction.
+    ``state``: whether it reads the robot's state. ``backbone``: pretrained encoder to start from, a file or "tabletop";
+    null: from random weights. ``train_encoder``: whether the fit changes the encoder, or its head alone.
+
+    ``success_steps``: observations up to this many control steps before an episode's success show success too, for
+    environments that wait so long before they say so. ``min_successes``: successful episodes needed. ``shift``:
+    training images are shifted by up to this many pixels.
+    """
+
+    cameras: SomeNames | None = None
+    instruction: bool = True
+    state: bool = False
+    backbone: Literal["tabletop"] | Path | None = None
+    train_encoder: bool = True
+    encoder: CompactEncoderConfig = field(default_factory=lambda: CompactEncoderConfig(width=128))
+    success_steps: Count = 0
+    min_successes: Annotated[int, Interval(ge=6, le=10**9)] = 10
+    steps: PositiveInt = 600
+    batch_size: Annotated[int, Interval(ge=4, le=10**9)] = 128
+    learning_rate: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.05
+    shift: Annotated[int, Interval(ge=0, le=4096)] = 2
+    held_out: Annotated[float, Interval(gt=0, lt=0.5)] = 0.2
 
 
 class Scorer(OnDevice):
     """``WHAT``: its name in messages."""
 
     WHAT: ClassVar[str]
+    config: ScorerConfig
 
-    def __init__(self, settings: ScorerConfig, sensors: Sensors) -> None:
+    def __init__(self, config: ScorerConfig, sensors: Sensors) -> None:
         super().__init__()
-        self._settings, self.sensors = settings, sensors
-        self.encoder = CompactEncoder(settings.encoder, cameras=len(sensors.cameras), state_dim=sensors.state_dim)
+        self.config, self.sensors = config, sensors
+        self.encoder = CompactEncoder(config.encoder, cameras=len(sensors.cameras), state_dim=sensors.state_dim)
         self.normalizer = Normalizer(state_dim=sensors.state_dim, action_dim=1)
         width = self.encoder.pooled_width
         self.head = nn.Sequential(nn.Linear(width, HIDDEN), nn.GELU(), nn.Dropout(0.1), nn.Linear(HIDDEN, 1))
 
     def logit(self, obs: Observation) -> Float[Tensor, " B"]:
         """``obs.images``: of ``sensors.cameras``."""
-        settings = self._settings
-        state = self.normalizer.normalize_state(obs.state) * settings.state
-        instruction = obs.instruction * settings.instruction
-        with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and settings.train_encoder):
+        config = self.config
+        state = self.normalizer.normalize_state(obs.state) * config.state
+        instruction = obs.instruction * config.instruction
+        with self.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and config.train_encoder):
             pooled = self.encoder(dataclasses.replace(obs, instruction=instruction), state).pooled
         return self.head(pooled.float())[:, 0]
 
@@ -89,7 +107,7 @@ class Scorer(OnDevice):
                 f"the {self.WHAT} was fitted to images of {_size(wanted.image_size)} pixels, those of {where} have "
                 f"{_size(sensors.image_size)}"
             )
-        if self._settings.state and sensors.state_dim != wanted.state_dim:
+        if self.config.state and sensors.state_dim != wanted.state_dim:
             raise RewardModelError(
                 f"the {self.WHAT} reads states of {wanted.state_dim} numbers, those of {where} have {sensors.state_dim}"
             )

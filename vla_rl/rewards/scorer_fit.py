@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,18 +22,10 @@ AT_ONCE = 256  # observations that are scored at once
 E = TypeVar("E", bound=TensorDataclass)
 
 
-@runtime_checkable
-class FitConfig(ScorerConfig, Protocol):
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
 class ScorerFit(Optimization[E]):
     """AdamW on the head, and on the encoder where it is trained. ``rate``: factor on the learning rate."""
 
-    def __init__(self, model: Scorer, config: FitConfig, *, steps: int, seed: int, rate: float = 1.0) -> None:
+    def __init__(self, model: Scorer, config: ScorerConfig, *, steps: int, seed: int, rate: float = 1.0) -> None:
         trained = model.parameters() if config.train_encoder else model.head.parameters()
         self._highest_rate = rate * config.learning_rate
         optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
