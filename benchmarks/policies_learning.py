@@ -158,6 +158,12 @@ ON_REACH: dict[str, Any] = {
     "demonstrations": 40,
     "cloning": 600,
     "noise": 1.5,
+    "update": {
+        "learning_rate": 3e-4,
+        "target_kl": 0.4,
+        "minibatch": 512,
+        "micro_batch": 512,
+    },  # 28 numbers a chunk, not 8
 }
 RECIPES: dict[str, Recipe] = {
     "pi0": Recipe(config=Pi0Config(**flow()), prefix="pi0"),
