@@ -16,7 +16,7 @@ from sims.errors import UserError
 from tests.vla_rl.test_imitation import SMALL, demonstrations
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig
-from vla_rl.algorithms.distillation import TeacherLoss, make_student
+from vla_rl.algorithms.distillation import DistillationConfig, TeacherLoss, make_student
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
@@ -67,6 +67,8 @@ def test_one_step_comes_near_to_four(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_distilled_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"distillation\.fit\.progress must be null"):
+        DistillationConfig(fit=BCConfig(progress=Path("runs/progress")))
     with pytest.raises(UserError, match="does not denoise"):
         make_student(CategoricalPolicy(CategoricalPolicyConfig(), ROBOT), 1)
     with pytest.raises(UserError, match="4 denoising steps already"):

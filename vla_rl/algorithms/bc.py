@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from episodes.sampler import Targets, WindowBatch, WindowSampler
-from policies.device import make_generator, restore_generator
+from policies.device import Device, make_generator, restore_generator
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing, read_numbers
@@ -22,6 +22,8 @@ from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
+from vla_rl.rewards.bundle import PROGRESS, load_reward_model
+from vla_rl.rewards.progress_weights import weigh_by_progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,10 @@ class BC:
         ]
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
+        if config.progress is not None:
+            model = load_reward_model(PROGRESS, config.progress, Device(device=policy.device))
+            for sampler in samplers:
+                weigh_by_progress(sampler, model)
         self.samplers: Sequence[WindowSampler | EncodedWindows] = samplers
         self.shards: GradientShards[Any]
         if encodings_are_constant(policy, samplers[0]):

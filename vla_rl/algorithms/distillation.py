@@ -26,6 +26,10 @@ class DistillationConfig:
     episodes: PositiveInt = 200
     fit: BCConfig = field(default_factory=lambda: BCConfig(steps=2000, learning_rate=3e-4, frozen=("encoder",)))
 
+    def __post_init__(self) -> None:
+        if self.fit.progress is not None:
+            raise ValueError("distillation.fit.progress must be null: a student learns from its teacher everywhere")
+
 
 def make_student(teacher: Policy, denoising_steps: int) -> Policy:
     """A copy of ``teacher`` that deploys with ``denoising_steps``. UserError where it has no more steps than that."""

@@ -22,8 +22,6 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.rewards.bundle import PROGRESS, load_reward_model
-from vla_rl.rewards.progress_weights import weigh_by_progress
 from vla_rl.runners.fit import run_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
 from world_models.data.clip import LEARNED_FROM
@@ -131,10 +129,6 @@ def clone_windows(
 
     ``checkpoint_s``: as of ``run_fit``.
     """
-    if config.progress is not None:
-        model = load_reward_model(PROGRESS, config.progress, Device(device=policy.device))
-        for sampler in samplers:
-            weigh_by_progress(sampler, model)
     with closing(BC(policy, config, samplers, seed=seed)) as bc:
         run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500, checkpoint_s=checkpoint_s)
     save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
