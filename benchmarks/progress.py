@@ -27,7 +27,7 @@ from vla_rl.bench.record import Row, row, write_record
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import PACKAGED
-from vla_rl.rewards.progress import ProgressConfig
+from vla_rl.rewards.progress.model import ProgressConfig
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_path
 from vla_rl.runners.imitation import imitate

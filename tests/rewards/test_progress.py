@@ -22,10 +22,10 @@ from tests.rewards.small_classifier import ENCODER
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
-from vla_rl.rewards.progress_assessment import rank_correlation
-from vla_rl.rewards.progress_fit import ProgressFit
-from vla_rl.rewards.progress_weights import progress_changes, progress_weights
+from vla_rl.rewards.progress.assessment import rank_correlation
+from vla_rl.rewards.progress.fit import ProgressFit
+from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
+from vla_rl.rewards.progress.weights import progress_changes, progress_weights
 from vla_rl.rewards.scorer import RewardModelError, Sensors
 from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.progress import assess_progress_stores, fit_progress

@@ -13,7 +13,7 @@ from sims.vector_env import Observation, StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
-from vla_rl.rewards.progress_env import ProgressEnv
+from vla_rl.rewards.progress.env import ProgressEnv
 from vla_rl.rewards.scorer import Sensors
 
 WEIGHT = 0.5

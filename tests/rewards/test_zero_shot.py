@@ -14,9 +14,9 @@ from sims.vector_env import Observation, StartState, encode_instructions
 from tests import dot_episodes
 from tests.rewards.small_vlm import TEMPLATE, clip_folder, llava_folder
 from tests.worlds import PointEnv
+from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 from vla_rl.rewards.registry import with_reward
 from vla_rl.rewards.scorer import RewardModelError, Sensors
-from vla_rl.rewards.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 from vla_rl.runners.progress import assess_reward
 
 TEXTS = ["reach the red block", "reach the blue block", "reach the red block"]

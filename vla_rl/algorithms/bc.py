@@ -23,7 +23,7 @@ from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, enco
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model
-from vla_rl.rewards.progress_weights import weigh_by_progress
+from vla_rl.rewards.progress.weights import weigh_by_progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class BCConfig:
     only half as fast (docs/algorithms.md). ``shards``: parts of a batch whose gradients are computed side by side,
     where there are as many cores (shards.py). ``frozen``: parameter groups that are not trained; where these make the
     encodings constant, every observation is encoded once, before the first update (encoded_windows.py). ``progress``:
-    the folder of a progress model, by which what gets on counts more (RA-BC, progress_weights.py); null: all alike.
+    the folder of a progress model, by which what gets on counts more (RA-BC, rewards/progress/weights.py); null: all alike.
     """
 
     steps: PositiveInt = 1500

@@ -65,7 +65,7 @@ class Reward:
 
     def _fit_progress(self) -> dict[str, Any]:
         from policies.device import select_device
-        from vla_rl.rewards.progress import ProgressConfig
+        from vla_rl.rewards.progress.model import ProgressConfig
         from vla_rl.runners.progress import fit_progress
 
         config, folder = self._settings(ProgressConfig, "progress")

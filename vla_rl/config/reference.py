@@ -17,7 +17,7 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.schema import default, hints, variants
 from vla_rl.rewards.classifier import SuccessClassifierConfig
-from vla_rl.rewards.progress import ProgressConfig
+from vla_rl.rewards.progress.model import ProgressConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MARK = "<!-- Below this line the page is written by: python -m vla_rl.config.reference -->"

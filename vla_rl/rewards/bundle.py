@@ -20,7 +20,7 @@ from policies.device import CPU, Device
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_tree, is_finite, named_tensors
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
-from vla_rl.rewards.progress import ProgressConfig, ProgressModel
+from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel
 from vla_rl.rewards.scorer import RewardModelError, Scorer, Sensors
 
 FORMAT = 1

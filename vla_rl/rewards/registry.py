@@ -19,8 +19,8 @@ from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
-from vla_rl.rewards.progress_env import Progress, ProgressEnv
-from vla_rl.rewards.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
+from vla_rl.rewards.progress.env import Progress, ProgressEnv
+from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 
 
 @dataclass(frozen=True, kw_only=True)

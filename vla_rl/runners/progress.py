@@ -15,10 +15,10 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.rewards.bundle import PROGRESS, REPORT, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.progress import ProgressConfig, ProgressModel, progress_targets
-from vla_rl.rewards.progress_assessment import assess_progress
-from vla_rl.rewards.progress_env import Progress
-from vla_rl.rewards.progress_fit import ProgressFit
+from vla_rl.rewards.progress.assessment import assess_progress
+from vla_rl.rewards.progress.env import Progress
+from vla_rl.rewards.progress.fit import ProgressFit
+from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.registry import PROGRESS_MODELS
 from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit

@@ -20,7 +20,7 @@ from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.progress import ProgressConfig
+from vla_rl.rewards.progress.model import ProgressConfig
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.progress import fit_progress
 from vla_rl.runners.reward import fit_classifier

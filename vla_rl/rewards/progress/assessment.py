@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from sims.devices.crossing import crossing
 from vla_rl.rewards.declared import rate
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.progress_env import Progress
+from vla_rl.rewards.progress.env import Progress
 from world_models.statistics import auc
 
 LOW_SUCCESS = 0.1  # quantile of the successes' last progress that a failure must stay below

@@ -15,7 +15,7 @@ from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 from vla_rl.replay.augmentation import shift_images
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.progress import ProgressModel
+from vla_rl.rewards.progress.model import ProgressModel
 from vla_rl.rewards.scorer_fit import ScorerFit
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from episodes.sampler import WindowSampler
 from sims.devices.crossing import crossing
 from sims.vector_env import Observation
-from vla_rl.rewards.progress_env import Progress
+from vla_rl.rewards.progress.env import Progress
 from vla_rl.rewards.scorer import Sensors
 
 CLEAR = 0.01  # a change of progress that counts in full

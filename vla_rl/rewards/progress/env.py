@@ -19,7 +19,7 @@ from vla_rl.rewards.scorer import Sensors, sensors_of
 
 @runtime_checkable
 class Progress(Protocol):
-    """Whatever tells progress from an observation: a fitted model (progress.py), or one that nothing was fitted to
+    """Whatever tells progress from an observation: a fitted model (model.py), or one that nothing was fitted to
     (zero_shot.py)."""
 
     @property
