@@ -36,7 +36,8 @@ class BCConfig:
     only half as fast (docs/algorithms.md). ``shards``: parts of a batch whose gradients are computed side by side,
     where there are as many cores (shards.py). ``frozen``: parameter groups that are not trained; where these make the
     encodings constant, every observation is encoded once, before the first update (encoded_windows.py). ``progress``:
-    the folder of a progress model, by which what gets on counts more (RA-BC, rewards/progress/weights.py); null: all alike.
+    the folder of a progress model, by which what gets on counts more (RA-BC, rewards/progress/weights.py); null: all
+    windows alike.
     """
 
     steps: PositiveInt = 1500
