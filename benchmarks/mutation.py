@@ -217,8 +217,8 @@ FAULTS = (
     Fault(
         name="padding trained",
         file="episodes/sampler.py",
-        old="mask=(ahead < end).float()",
-        new="mask=(ahead <= end).float()",
+        old="mask=(ahead < end) * self._weights",
+        new="mask=(ahead <= end) * self._weights",
         tests=(SAMPLER,),
     ),
     Fault(
