@@ -85,8 +85,8 @@ class ReachScenes(TabletopScenes):
         return NAMED + 2 * len(COLORS)
 
     def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
-        named = super().scenes(seed=seed, first=first, count=count)
-        layouts, _, _ = self.layouts(seed=seed, first=first, count=count)
+        layouts, position, rotation = self.layouts(seed=seed, first=first, count=count)
+        named = self.labeled(layouts, position, rotation)
         place, known = torch.zeros(count, len(COLORS), 2), torch.zeros(count, len(COLORS), 2, dtype=torch.bool)
         for i, layout in enumerate(layouts):
             colors = [COLORS.index(color) for color in layout.colors]

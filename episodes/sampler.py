@@ -127,13 +127,13 @@ class WindowSampler:
         self._observations = np.stack([episode, frame_index], axis=1)
         # An episode of T steps can be observed at T + 1 times, so the times of all episodes increase strictly.
         self._time, self._last_time = step + episode, self._run_end.numpy()[step[chosen]] + episode[chosen]
-        ahead = [self._ahead(np.arange(len(chosen)), steps_ahead) for steps_ahead in self.future_steps]
+        ahead = [self.ahead(np.arange(len(chosen)), steps_ahead) for steps_ahead in self.future_steps]
         last = np.searchsorted(self._time, self._last_time, side="right") - 1
         self._future = torch.from_numpy(np.stack([*ahead, last], axis=1))
         self._weights = torch.ones(len(chosen))
 
-    def _ahead(self, indices: Int64[np.ndarray, " B"], steps: int) -> Int64[np.ndarray, " B"]:
-        """The last observation, among all, up to ``steps`` after these windows' own, under the same actor."""
+    def ahead(self, indices: Int64[np.ndarray, " B"], steps: int) -> Int64[np.ndarray, " B"]:
+        """The last of all observations up to ``steps`` control steps after these windows' own, under the same actor."""
         at = np.minimum(self._time[self._windows[indices, 0]] + steps, self._last_time[indices])
         return np.searchsorted(self._time, at, side="right") - 1
 
@@ -159,6 +159,10 @@ class WindowSampler:
         return len(self._windows)
 
     @property
+    def num_observations(self) -> int:
+        return len(self._observations)
+
+    @property
     def epoch(self) -> float:
         """Completed epochs, with the fraction of the current one."""
         return self._position / len(self)
@@ -179,7 +183,7 @@ class WindowSampler:
         observation, step = self._windows[indices].T
         ahead = torch.from_numpy(step)[:, None] + torch.arange(self.action_horizon)
         end = self._run_end[torch.from_numpy(step)][:, None]
-        obs = self._observed(observation)
+        obs = self.observed(observation)
         targets = Targets(
             action=self._action[torch.minimum(ahead, end - 1)],
             mask=(ahead < end) * self._weights[torch.from_numpy(indices)][:, None],
@@ -187,18 +191,14 @@ class WindowSampler:
         )
         return WindowBatch(obs=obs, targets=targets)
 
-    def observed_after(self, indices: Int64[np.ndarray, " B"], steps: int) -> Observation:
-        """What was observed up to ``steps`` control steps after these windows' own observations, as late as it was."""
-        return self._observed(self._ahead(indices, steps))
-
     def weigh(self, weights: Float[Tensor, " windows"]) -> None:
         """Every window counts so much in the losses from now on, by its mask."""
         if len(weights) != len(self):
             raise EpisodeError(f"got {len(weights)} weights for {len(self)} windows")
         self._weights = weights
 
-    def _observed(self, observation: Int64[np.ndarray, " B"]) -> Observation:
-        """These of all observations."""
+    def observed(self, observation: Int64[np.ndarray, " B"]) -> Observation:
+        """These of all observations, which ``ahead`` names; each in 0 .. num_observations - 1."""
         episode, frame_index = self._observations[observation].T
         return Observation(
             images=self._images(episode, frame_index),

@@ -10,6 +10,7 @@ import torch
 from sims.chunk import step_chunk
 from sims.vector_env import StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
+from tests.rewards.continuation import check_episodes_continue
 from tests.rewards.small_classifier import ALWAYS, NEVER, untrained
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
@@ -107,18 +108,8 @@ def test_a_success_that_comes_after_it_was_declared_is_too_late() -> None:
 @pytest.mark.parametrize("before", [0, 2, 4, 7])
 def test_captured_episodes_continue_exactly(before: int) -> None:
     """Before the first classified observation, between two, and after success was declared; in another environment."""
-    envs = [classified(PointEnv(num_envs=2), ALWAYS, every=3, consecutive=2) for _ in range(2)]
-    envs[0].reset(start=starts(envs[0], 3, 4))
-    action = torch.full((2, 2), 0.3)
-    for _ in range(before):
-        envs[0].step(action)
-    envs[1].reset(start=envs[0].capture())
-    same(envs[1].observe(), envs[0].observe())
-    for _ in range(4):
-        steps = [env.step(action) for env in envs]
-        for name in ("reward", "terminated", "truncated", "success", "true_success"):
-            assert torch.equal(getattr(steps[0], name), getattr(steps[1], name)), name
-        same(envs[1].observe(), envs[0].observe())
+    first, second = (classified(PointEnv(num_envs=2), ALWAYS, every=3, consecutive=2) for _ in range(2))
+    check_episodes_continue((first, second), torch.full((2, 2), 0.3), before=before, after=4)
 
 
 def test_another_camera_or_size_is_one_clear_error() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 
 from episodes.store import EpisodeStore, Selection
 from tests import dot_episodes
+from tests.rewards.continuation import check_fit_resumes
 from tests.rewards.small_classifier import ENCODER, untrained
 from vla_rl.rewards.bundle import CLASSIFIER, load_reward_model, save_reward_model
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
@@ -101,17 +102,7 @@ def make_fit(recorded: LabeledEpisodes) -> ClassifierFit:
 
 def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     recorded = LabeledEpisodes([dot_episodes.store(tmp_path, 12)])
-    whole = make_fit(recorded)
-    expected = [whole.update() for _ in range(6)]
-    first = make_fit(recorded)
-    got = [first.update() for _ in range(3)]
-    state = first.state_dict()
-    second = make_fit(recorded)
-    second.load_state_dict(state)
-    got += [second.update() for _ in range(3)]
-    assert got == expected
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(second.model.state_dict()[name], tensor), name
+    check_fit_resumes(lambda: make_fit(recorded))
 
 
 def test_half_of_every_batch_shows_success(tmp_path: Path) -> None:

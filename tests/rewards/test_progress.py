@@ -18,6 +18,7 @@ from policies.gaussian import GaussianPolicyConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation
 from tests import dot_episodes
+from tests.rewards.continuation import check_fit_resumes
 from tests.rewards.small_classifier import ENCODER
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
@@ -133,17 +134,7 @@ def make_fit(recorded: LabeledEpisodes, **changed: float) -> ProgressFit:
 
 def test_a_resumed_fit_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     recorded = LabeledEpisodes([EpisodeStore(store_of(tmp_path / "a"))])
-    whole = make_fit(recorded)
-    expected = [whole.update() for _ in range(6)]
-    first = make_fit(recorded)
-    got = [first.update() for _ in range(3)]
-    state = first.state_dict()
-    second = make_fit(recorded)
-    second.load_state_dict(state)
-    got += [second.update() for _ in range(3)]
-    assert got == expected
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(second.model.state_dict()[name], tensor), name
+    check_fit_resumes(lambda: make_fit(recorded))
 
 
 def test_too_few_successes_and_other_labels_are_one_clear_error(tmp_path: Path) -> None:
@@ -200,7 +191,7 @@ def test_windows_count_by_the_progress_in_them(tmp_path: Path) -> None:
     change = progress_changes(sampler, Position())
     every = np.arange(len(sampler))
     before = sampler.windows(every)
-    later = sampler.observed_after(every, 4)
+    later = sampler.observed(sampler.ahead(every, 4))
     torch.testing.assert_close(change, (later.state - before.obs.state)[:, 0] / dot_episodes.SIZE)
     moved = 2 * (before.targets.action[..., 0] * before.targets.mask).sum(1) / dot_episodes.SIZE
     torch.testing.assert_close(change, moved, atol=1e-5, rtol=0)  # what the actions of the window did

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from jaxtyping import Float
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from sims.vector_env import Observation, StartState, VectorEnv
 from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
+from tests.rewards.continuation import check_episodes_continue
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
 from vla_rl.rewards.progress.env import ProgressEnv
@@ -95,15 +94,5 @@ def test_what_was_observed_is_not_rendered_again() -> None:
 
 @pytest.mark.parametrize("before", [0, 2, 3, 7])
 def test_captured_episodes_continue_exactly(before: int) -> None:
-    envs = [paying(PointEnv(num_envs=2), every=3) for _ in range(2)]
-    envs[0].reset(start=starts(envs[0], 3, 4))
-    action = torch.full((2, 2), 0.3)
-    for _ in range(before):
-        envs[0].step(action)
-    envs[1].reset(start=envs[0].capture())
-    same(envs[1].observe(), envs[0].observe())
-    for _ in range(7):
-        steps = [env.step(action) for env in envs]
-        for field in dataclasses.fields(steps[0]):
-            values = [getattr(step, field.name) for step in steps]
-            assert values[0] is values[1] is None or torch.equal(*values), field.name
+    first, second = (paying(PointEnv(num_envs=2), every=3) for _ in range(2))
+    check_episodes_continue((first, second), torch.full((2, 2), 0.3), before=before, after=7)

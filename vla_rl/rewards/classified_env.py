@@ -12,7 +12,7 @@ from sims.devices.crossing import crossing
 from sims.vector_env import StartState, Step, VectorEnv
 from vla_rl.rewards.classifier import SuccessClassifier
 from vla_rl.rewards.detector import SuccessDetector
-from vla_rl.rewards.observed_env import ObservedEnv, packed, unpacked
+from vla_rl.rewards.observed_env import ObservedEnv, packed
 
 
 class ClassifiedEnv(ObservedEnv):
@@ -29,7 +29,6 @@ class ClassifiedEnv(ObservedEnv):
         self.detector = SuccessDetector(classifier, env.spec)
         n = env.spec.num_envs
         self._declared: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)
-        self._ended: Bool[Tensor, " N"] = torch.ones(n, dtype=torch.bool)  # declared, or ended by the environment
         self._true: Bool[Tensor, " N"] = torch.zeros(n, dtype=torch.bool)  # its own success when it was declared
         self._held: dict[int, StartState] = {}  # the captured state of each declared environment
 
@@ -37,15 +36,13 @@ class ClassifiedEnv(ObservedEnv):
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         ids = self.ids(env_ids)
-        states = [(None, one) if one.snapshot is None else unpacked(one) for one in start]
-        self.env.reset(ids, start=[inner for _, inner in states])
+        states = self.begin(ids, start)
         self.detector.begin(ids)
-        self._declared[ids] = self._ended[ids] = False
-        self.moved(ids)
+        self._declared[ids] = False
         for env_id, (counts, inner) in zip(ids, states, strict=True):
             self._held.pop(env_id, None)
             if counts is not None:
-                self._restore(env_id, counts.tolist(), inner)
+                self._restore(env_id, counts, inner)
 
     def _restore(self, env_id: int, counts: Sequence[float], inner: StartState) -> None:
         """Continue where ``capture`` was called."""
@@ -79,11 +76,7 @@ class ClassifiedEnv(ObservedEnv):
     @torch.no_grad()
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         """One control step; success and the reward can change where an observation is classified."""
-        inner = self.env.step(action)
-        with crossing("outcomes"):
-            seen = inner.to("cpu")
-        running = ~self._ended
-        self.moved(running.nonzero().flatten().tolist())
+        seen, running = self.stepped(action)
         declared = self.detector.update(running, seen, self.see)
         self._declared |= declared
         self._true = torch.where(declared, seen.success, self._true)

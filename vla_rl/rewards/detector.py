@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +12,7 @@ from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
 from sims.vector_env import EnvSpec, Observation, Step
 from vla_rl.rewards.classifier import SuccessClassifier
-from vla_rl.rewards.scorer import sensors_of
+from vla_rl.rewards.scorer import sensors_of, through
 
 Observe = Callable[[list[int]], Observation]
 
@@ -56,11 +55,7 @@ class SuccessDetector:
 
     def _above(self, obs: Observation, env_ids: list[int]) -> Bool[Tensor, " n"]:
         check_observation(obs, env_ids, self.name)
-        device = self.classifier.device
-        with crossing("observations"):
-            images = torch.stack([obs.images[:, camera] for camera in self._cameras], dim=1)
-            chosen = dataclasses.replace(obs, images=images).to(device)
-        probability = self.classifier.probability(chosen)
+        probability = self.classifier.probability(through(self._cameras, obs, self.classifier.device))
         check_finite("probability of success", probability, ("environment",), suspects={"weight": self.classifier})
         with crossing("outcomes"):
             return (probability > self.classifier.threshold).cpu()

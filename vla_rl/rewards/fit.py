@@ -36,7 +36,7 @@ class ClassifierFit(ScorerFit[ClassifierBatch]):
         seed: int,
         rate: float = 1.0,
     ) -> None:
-        super().__init__(model, model.config, steps=steps, seed=seed, rate=rate)
+        super().__init__(model, steps=steps, seed=seed, rate=rate)
         self.model, self.recorded = model, recorded
         self._kinds = [positives, *(kind for kind in negatives if len(kind))]
 

@@ -7,6 +7,7 @@ arm to where it was in successful episodes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.device import OnDevice
 from policies.normalizer import Normalizer
+from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.ranges import Count, Interval, NonNegativeFloat, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import EnvSpec, Observation
@@ -40,6 +42,13 @@ class Sensors:
 
 def sensors_of(spec: EnvSpec) -> Sensors:
     return Sensors(cameras=spec.cameras, image_size=spec.image_size, state_dim=spec.state_dim)
+
+
+def through(cameras: Sequence[int], obs: Observation, device: torch.device) -> Observation:
+    """``obs`` with the images of these cameras alone, on ``device``."""
+    with crossing("observations"):
+        images = torch.stack([obs.images[:, camera] for camera in cameras], dim=1)
+        return dataclasses.replace(obs, images=images).to(device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from policies.schedule import cosine_schedule
 from sims.devices.crossing import crossing
 from sims.tensor_dataclass import TensorDataclass
 from vla_rl.rewards.labels import LabeledEpisodes
-from vla_rl.rewards.scorer import Scorer, ScorerConfig
+from vla_rl.rewards.scorer import Scorer
 from world_models.training.optimization import Optimization
 
 WARMUP = 50  # updates in which the learning rate rises
@@ -25,7 +25,8 @@ E = TypeVar("E", bound=TensorDataclass)
 class ScorerFit(Optimization[E]):
     """AdamW on the head, and on the encoder where it is trained. ``rate``: factor on the learning rate."""
 
-    def __init__(self, model: Scorer, config: ScorerConfig, *, steps: int, seed: int, rate: float = 1.0) -> None:
+    def __init__(self, model: Scorer, *, steps: int, seed: int, rate: float = 1.0) -> None:
+        config = model.config
         trained = model.parameters() if config.train_encoder else model.head.parameters()
         self._highest_rate = rate * config.learning_rate
         optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)

@@ -62,7 +62,12 @@ class TabletopScenes:
 
     def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
         """Scenes ``first`` to ``first + count - 1`` of the sequence ``seed``."""
-        layouts, position, rotation = self.layouts(seed=seed, first=first, count=count)
+        return self.labeled(*self.layouts(seed=seed, first=first, count=count))
+
+    def labeled(
+        self, layouts: list[Layout], position: Float[Tensor, "B 3"], rotation: Float[Tensor, "B 3 3"]
+    ) -> LabeledScenes:
+        """The scenes that ``layouts`` gave, drawn."""
         scene = _scene_state(layouts, position.float(), rotation.float())
         task = torch.tensor([TASK_NAMES.index(layout.task.name) for layout in layouts])
         values, known = landmarks(scene, task, torch.tensor([layout.candidate for layout in layouts]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,3 +72,16 @@ def test_exploring_with_the_others_noisy_too_would_not_agree() -> None:
     trace: Any = sample.trace
     trace.states[:, 1:, 8:] += 0.3 * torch.randn_like(trace.states[:, 1:, 8:])
     assert (policy.log_prob(context, trace) - sample.log_prob).abs().max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("version", FLOW_POLICIES)
+def test_the_critic_sees_the_robot_s_state(version: str) -> None:
+    """Also of pi0, whose prefix does not hold it; from a kept record too."""
+    torch.manual_seed(0)
+    policy = build_policy(toy(version, FlowSDEConfig(steps=3)), ROBOT)
+    set_frozen(policy, ("encoder",))
+    obs = observe(2)
+    moved = replace(obs, state=obs.state + torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]))
+    records = [policy.store(encode(policy, one)) for one in (obs, moved)]
+    features, others = (policy.value_features(policy.restore(record)) for record in records)
+    torch.testing.assert_close((others - features)[:, -5:], torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]]).expand(2, -1))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
 from sims.vector_env import Observation, StartState, Step, VectorEnv
-from vla_rl.rewards.observed_env import ObservedEnv, packed, unpacked
-from vla_rl.rewards.scorer import Sensors, sensors_of
+from vla_rl.rewards.observed_env import ObservedEnv, packed
+from vla_rl.rewards.scorer import Sensors, sensors_of, through
 
 
 @runtime_checkable
@@ -50,20 +50,16 @@ class ProgressEnv(ObservedEnv):
         n = env.spec.num_envs
         self._elapsed: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)  # control steps
         self._known: Float[Tensor, " N"] = torch.zeros(n)  # progress when it was last known
-        self._ended: Bool[Tensor, " N"] = torch.ones(n, dtype=torch.bool)
 
     def reset(self, env_ids: Sequence[int] | None = None, *, start: Sequence[StartState]) -> None:
         ids = self.ids(env_ids)
-        states = [(None, one) if one.snapshot is None else unpacked(one) for one in start]
-        self.env.reset(ids, start=[inner for _, inner in states])
-        self.moved(ids)
-        self._elapsed[ids], self._ended[ids] = 0, False
-        new = [env_id for env_id, (kept, _) in zip(ids, states, strict=True) if kept is None]
-        if new:
+        states = self.begin(ids, start)
+        self._elapsed[ids] = 0
+        if new := [env_id for env_id, (kept, _) in zip(ids, states, strict=True) if kept is None]:
             self._known[new] = self._progress(new)
         for env_id, (kept, _) in zip(ids, states, strict=True):
             if kept is not None:
-                for part, number in zip(self._kept(), kept.tolist(), strict=True):
+                for part, number in zip(self._kept(), kept, strict=True):
                     part[env_id] = number
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
@@ -77,11 +73,7 @@ class ProgressEnv(ObservedEnv):
 
     @torch.no_grad()
     def step(self, action: Float[Tensor, "N A"]) -> Step:
-        inner = self.env.step(action)
-        with crossing("outcomes"):
-            seen = inner.to("cpu")
-        running = ~self._ended
-        self.moved(running.nonzero().flatten().tolist())
+        seen, running = self.stepped(action)
         self._elapsed += running
         before, terminated = self._known.clone(), running & seen.terminated
         self._known = torch.where(terminated, seen.success.float(), self._known)
@@ -96,10 +88,7 @@ class ProgressEnv(ObservedEnv):
     def _progress(self, env_ids: list[int]) -> Float[Tensor, " n"]:
         obs = self.see(env_ids)
         check_observation(obs, env_ids, self.spec.name)
-        with crossing("observations"):
-            images = torch.stack([obs.images[:, camera] for camera in self._cameras], dim=1)
-            chosen = dataclasses.replace(obs, images=images).to(self.model.device)
-        progress = self.model.progress(chosen)
-        check_finite("progress", progress, ("environment",), suspects={})
+        progress = self.model.progress(through(self._cameras, obs, self.model.device))
+        check_finite("progress", progress, ("environment",))
         with crossing("outcomes"):
             return progress.cpu()

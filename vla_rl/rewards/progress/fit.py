@@ -39,7 +39,7 @@ class ProgressFit(ScorerFit[ProgressBatch]):
         *,
         seed: int,
     ) -> None:
-        super().__init__(model, model.config, steps=model.config.steps, seed=seed)
+        super().__init__(model, steps=model.config.steps, seed=seed)
         self.model, self.recorded, self._targets, self._index = model, recorded, targets, index
 
     def draw(self) -> ProgressBatch:

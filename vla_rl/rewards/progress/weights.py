@@ -8,8 +8,6 @@ With the change d of progress over the actions of a window, its mean m and its d
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -17,9 +15,8 @@ from torch import Tensor
 
 from episodes.sampler import WindowSampler
 from sims.devices.crossing import crossing
-from sims.vector_env import Observation
 from vla_rl.rewards.progress.env import Progress
-from vla_rl.rewards.scorer import Sensors
+from vla_rl.rewards.scorer import Sensors, through
 
 CLEAR = 0.01  # a change of progress that counts in full
 AT_ONCE = 256
@@ -37,16 +34,10 @@ def progress_changes(sampler: WindowSampler, model: Progress) -> Float[Tensor, "
     state_dim = sampler.statistics()[0].shape[1]
     recorded = Sensors(cameras=sampler.cameras, image_size=sampler.image_size, state_dim=state_dim)
     cameras = model.cameras_among(recorded, "the store of episodes")
-
-    def progress(obs: Observation) -> Tensor:
-        return model.progress(dataclasses.replace(obs, images=obs.images[:, cameras]).to(model.device)).cpu()
-
-    changes = [torch.zeros(0)]
-    for first in range(0, len(sampler), AT_ONCE):
-        indices = np.arange(first, min(first + AT_ONCE, len(sampler)))
-        later = progress(sampler.observed_after(indices, sampler.action_horizon))
-        changes.append(later - progress(sampler.observed_after(indices, 0)))
-    return torch.cat(changes)
+    count, every = sampler.num_observations, np.arange(len(sampler))
+    parts = (sampler.observed(part) for part in np.array_split(np.arange(count), -(-count // AT_ONCE)))
+    progress = torch.cat([model.progress(through(cameras, obs, model.device)).cpu() for obs in parts])
+    return progress[sampler.ahead(every, sampler.action_horizon)] - progress[sampler.ahead(every, 0)]
 
 
 def progress_weights(change: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

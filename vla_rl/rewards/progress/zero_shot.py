@@ -5,6 +5,7 @@ The models are folders as the hub has them (``huggingface-cli download``); nothi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class AnswerRewardConfig:
     every: PositiveInt = 4
 
 
-class ZeroShot:
+class ZeroShot(ABC):
     """``folder`` is read by the class of transformers of the name ``model_class``. RewardModelError."""
 
     def __init__(self, folder: Path, camera: str | None, device: Device, *, model_class: str) -> None:
@@ -95,9 +96,9 @@ class ZeroShot:
             progress[rows] = self._of_instruction(pictures[rows], text).float()
         return progress
 
+    @abstractmethod
     def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
         """``pictures``: [n, height, width, 3], uint8."""
-        raise NotImplementedError
 
     def _inputs(self, **given: Any) -> dict[str, Tensor]:
         with crossing("observations"):
