@@ -7,7 +7,10 @@ find in the frozen keys and values what published weights would give.
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -35,7 +38,8 @@ from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.pretraining import HUBER_CORNER, ScenePool
 
 NAMED = 9  # the first landmarks of a tabletop scene: position, offset and tanh(offset) of the named object
-RATE, MATRIX_RATE, WARMUP, BATCH, FRESH, POOL = 2e-3, 4e-3, 50, 64, 64, 20_000
+RATE, MATRIX_RATE, WARMUP, BATCH, FRESH, FIRST, POOL = 2e-3, 4e-3, 50, 64, 64, 2048, 100_000
+AHEAD = 4  # parts per process
 
 
 FEATURES: Mapping[type[Any], Callable[[Any], Tensor]] = {  # [B, outputs, width]
@@ -111,18 +115,76 @@ class ReachScenes(TabletopScenes):
         }
 
 
-class PrefixPretraining:
-    """One fit (vla_rl/runners/fit.py) of ``policy``'s group ``encoder``. ``rate``: factor on the learning rates."""
+class ScenesAhead:
+    """The scenes of ``make()``, drawn by ``processes`` in parts of ``part``; those that follow are drawn meanwhile."""
 
-    def __init__(self, policy: Policy, source: PretrainingScenes, *, steps: int, seed: int, rate: float = 1.0) -> None:
+    def __init__(self, make: Callable[[], PretrainingScenes], *, processes: int, part: int) -> None:
+        self._source, self._ahead, self._part = make(), AHEAD * processes * part, part
+        self._processes = ProcessPoolExecutor(
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start_drawing, initargs=(make,)
+        )
+        self._drawn: dict[tuple[int, int], Future[bytes]] = {}
+
+    @property
+    def num_landmarks(self) -> int:
+        return self._source.num_landmarks
+
+    def scenes(self, *, seed: int, first: int, count: int) -> LabeledScenes:
+        """``first`` and ``count``: multiples of ``part``."""
+        if first % self._part or count % self._part:
+            raise ValueError(f"scenes {first} to {first + count - 1} are not whole parts of {self._part}")
+        for at in range(first, first + count + self._ahead, self._part):
+            if (seed, at) not in self._drawn:
+                self._drawn[seed, at] = self._processes.submit(_draw, seed, at, self._part)
+        parts = [self._drawn.pop((seed, at)).result() for at in range(first, first + count, self._part)]
+        return LabeledScenes.cat([pickle.loads(part) for part in parts])  # from our own processes
+
+    def errors(self, predicted: Float[Tensor, "B landmarks"], scenes: LabeledScenes) -> dict[str, float]:
+        return self._source.errors(predicted, scenes)
+
+    def close(self) -> None:
+        self._processes.shutdown(cancel_futures=True)
+        self._source.close()
+
+
+def _start_drawing(make: Callable[[], PretrainingScenes]) -> None:
+    global _source
+    torch.set_num_threads(1)
+    _source = make()
+
+
+def _draw(seed: int, first: int, count: int) -> bytes:
+    """Pickled here, so that the result does not hold a file descriptor per tensor."""
+    return pickle.dumps(_source.scenes(seed=seed, first=first, count=count))
+
+
+class PrefixPretraining:
+    """One fit (vla_rl/runners/fit.py) of ``policy``'s group ``encoder``, where ``policy`` is.
+
+    ``rate``: factor on the learning rates. ``fresh``: scenes drawn per update.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        source: PretrainingScenes,
+        *,
+        steps: int,
+        seed: int,
+        rate: float = 1.0,
+        batch: int = BATCH,
+        fresh: int = FRESH,
+    ) -> None:
         self.policy, self.source, self.steps, self.step = policy, source, steps, 0
+        self.batch, self.fresh = batch, fresh
         self.generator = torch.Generator().manual_seed(spawn_seed(seed, "pretraining"))
         self.pool = ScenePool(source, capacity=POOL, seed=seed)
-        self.pool.grow_to(2048)
-        first = self.pool.sample(2048, self.generator).obs
+        self.pool.grow_to(FIRST)
+        first = self.pool.sample(FIRST, self.generator).obs
         policy.fit_normalizer(first.state, torch.tensor([[-1.0], [1.0]]).expand(2, policy.spec.robot.action_dim))
         self.test = source.scenes(seed=seed + 1, first=0, count=512)
-        self.head = nn.Linear(prefix_features(policy, first[:1]).shape[-1], source.num_landmarks)
+        width = prefix_features(policy, first[:1].to(policy.device)).shape[-1]
+        self.head = nn.Linear(width, source.num_landmarks).to(policy.device)
         self.parameters = [*policy.parameter_groups()["encoder"], *self.head.parameters()]
         self.optimizers = make_optimizers(
             {"encoder": self.parameters},
@@ -133,9 +195,9 @@ class PrefixPretraining:
         )
 
     def update(self) -> dict[str, float]:
-        self.pool.grow_to(2048 + (self.step + 1) * FRESH)
+        self.pool.grow_to(FIRST + (self.step + 1) * self.fresh)
         scale_learning_rates(self.optimizers, cosine_schedule(self.step, steps=self.steps, warmup=WARMUP))
-        scenes = self.pool.sample(BATCH, self.generator)
+        scenes = self.pool.sample(self.batch, self.generator).to(self.policy.device)
         predicted = self._predict(scenes)
         landmarks = scenes.landmarks[:, None].expand_as(predicted)
         error = F.smooth_l1_loss(predicted, landmarks, beta=HUBER_CORNER, reduction="none").mean(1)
@@ -151,7 +213,8 @@ class PrefixPretraining:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        return self.source.errors(self._predict(self.test).mean(1), self.test)
+        predicted = self._predict(self.test.to(self.policy.device)).mean(1)
+        return self.source.errors(predicted.cpu(), self.test)
 
     def _predict(self, scenes: LabeledScenes) -> Float[Tensor, "B outputs landmarks"]:
         return self.head(prefix_features(self.policy, scenes.obs))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -26,9 +27,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.labeled_prefix import PointScenes, PrefixPretraining, ReachScenes, load_prefix, prefix_state
+from benchmarks.labeled_prefix import (
+    FRESH,
+    PointScenes,
+    PrefixPretraining,
+    ReachScenes,
+    ScenesAhead,
+    load_prefix,
+    prefix_state,
+)
 from policies.bundle import load_bundle, save_bundle
 from policies.denoising.kernels import DDIMConfig, FlowODEConfig, FlowSDEConfig
+from policies.device import Device, select_device
 from policies.policy import Policy, RobotSpec
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
@@ -56,8 +66,8 @@ FROZEN = ("encoder",)  # in cloning and reinforcement
 PROMPT = 25  # bytes of "go to the green square", BOS and newline
 
 
-def decoder(width: int, mlp_width: int, family: Any = "gemma") -> DecoderConfig:
-    return DecoderConfig(width=width, mlp_width=mlp_width, depth=2, heads=4, kv_heads=1, head_dim=32, family=family)
+def decoder(width: int, mlp_width: int, family: Any = "gemma", depth: int = 2) -> DecoderConfig:
+    return DecoderConfig(width=width, mlp_width=mlp_width, depth=depth, heads=4, kv_heads=1, head_dim=32, family=family)
 
 
 def flow(family: Any = "gemma", **changed: Any) -> dict[str, Any]:
@@ -77,14 +87,15 @@ def flow(family: Any = "gemma", **changed: Any) -> dict[str, Any]:
 
 
 def flow_reach(family: Any = "gemma") -> dict[str, Any]:
-    """Images of 64 x 64 and a larger expert; 1.2 million parameters."""
+    """Images of 64 x 64, and more layers: of the last one's, only keys and values are trained."""
     return flow(
         family,
         chunk_size=8,
         padded_dim=8,
         prompt_tokens=48,
-        vision=replace(VISION, image_size=64),
-        expert=decoder(192, 512, family),
+        vision=VisionConfig(width=128, mlp_width=256, depth=4, heads=4, image_size=64, patch_size=8),
+        language=decoder(128, 256, family, depth=4),
+        expert=decoder(192, 512, family, depth=4),
     )
 
 
@@ -100,16 +111,20 @@ class OneTask(PointEnv):
 class World:
     """``make``: environments, by their number; ``scenes``: what a prefix is pretrained on.
 
-    ``environments``, and ``chunks`` that each executes in an iteration of PPO.
+    ``environments``, and ``chunks`` that each executes in an iteration of PPO. ``on_gpu``: what takes its place there.
     """
 
     make: Callable[..., Any]
     scenes: Callable[[], PretrainingScenes]
     environments: int = 96
     chunks: int = 8
+    on_gpu: World | None = None
+
+    def on(self, device: Device) -> World:
+        return self.on_gpu if self.on_gpu is not None and device.device.type == "cuda" else self
 
 
-def reach(num_envs: int) -> VectorEnv:
+def reach(num_envs: int, *, backend: Any = "mujoco") -> VectorEnv:
     return make_env(
         TabletopConfig(
             tasks=("reach",),
@@ -117,6 +132,7 @@ def reach(num_envs: int) -> VectorEnv:
             cameras=REACH_CAMERAS,
             image_size=REACH_IMAGE,
             demonstrator="human",
+            backend=backend,
             threads=1,
         )
     )
@@ -131,11 +147,12 @@ REACH = World(
     environments=64,
     chunks=16,  # an episode
 )
+REACH = replace(REACH, on_gpu=replace(REACH, make=partial(reach, backend="warp"), environments=512))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """``prefix``: whose pretrained prefix it starts from; ``pretraining``: its updates, and a factor on its rates.
+    """``prefix``: whose pretrained prefix it starts from; ``pretraining``: of it.
 
     ``lora_rank``: of what adapts the pretrained prefix, 0 for nothing. ``demonstrations``, with noise ``noise``,
     and ``cloning`` updates of their cloning.
@@ -143,7 +160,7 @@ class Recipe:
 
     config: Any
     prefix: str
-    pretraining: tuple[int, float] = (600, 1.0)
+    pretraining: dict[str, Any] = field(default_factory=lambda: {"steps": 600})
     world: World = POINT
     lora_rank: int = 0
     demonstrations: int = 60
@@ -154,7 +171,7 @@ class Recipe:
 
 ON_REACH: dict[str, Any] = {
     "world": REACH,
-    "pretraining": (3600, 0.4),
+    "pretraining": {"steps": 9000, "rate": 0.5, "batch": 256, "fresh": 64},
     "demonstrations": 40,
     "cloning": 600,
     "noise": 1.5,
@@ -185,11 +202,32 @@ RECIPES: dict[str, Recipe] = {
             language=decoder(128, 384, "llama"),
         ),
         prefix="openvla_oft",
-        pretraining=(1500, 0.25),  # at the others' rate it does not learn
+        pretraining={"steps": 1500, "rate": 0.25},  # at the others' rate it does not learn
         lora_rank=16,
         demonstrations=3000,  # fewer are learned by heart, as all are where the whole network is trained
         cloning=800,
         noise=0.1,  # with more, the most likely bins are those at the ends
+        update={"epochs": 2},
+    ),
+    "openvla_oft_reach": Recipe(
+        config=OpenVLAConfig(
+            action_horizon=4,
+            decoding="parallel",
+            temperature=1.0,
+            prompt_tokens=96,
+            vocabulary=520,
+            action_vocabulary=516,
+            dino=replace(VISION, width=96, mlp_width=192, depth=3, image_size=64),
+            siglip=replace(VISION, width=96, mlp_width=192, depth=3, image_size=64),
+            language=decoder(128, 384, "llama", depth=4),
+        ),
+        prefix="openvla_oft_reach",
+        world=REACH,
+        pretraining=ON_REACH["pretraining"] | {"rate": 0.25},
+        lora_rank=16,
+        demonstrations=1000,
+        cloning=800,
+        noise=0.5,
         update={"epochs": 2},
     ),
     "diffusion_policy": Recipe(
@@ -208,52 +246,56 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def pretrained_prefix(name: str, folder: Path) -> Path:
+def pretrained_prefix(name: str, folder: Path, device: Device) -> Path:
     """The file with the pretrained prefix of recipe ``name``, made where it is missing."""
     path = folder / f"{name}-prefix.pt"
     if not path.exists():
         torch.manual_seed(0)
         recipe = RECIPES[name]
-        policy = build_policy(recipe.config, RobotSpec.of(recipe.world.make(num_envs=1).spec))
-        steps, rate = recipe.pretraining
-        fit = PrefixPretraining(policy, recipe.world.scenes(), steps=steps, seed=0, rate=rate)
+        policy = device.place(build_policy(recipe.config, RobotSpec.of(recipe.world.make(num_envs=1).spec)))
+        processes = max(1, len(os.sched_getaffinity(0)) - 1)
+        scenes = ScenesAhead(recipe.world.scenes, processes=processes, part=recipe.pretraining.get("fresh", FRESH))
+        fit = PrefixPretraining(policy, scenes, seed=0, **recipe.pretraining)
         while fit.step < fit.steps:
             metrics = fit.update()
             if fit.step % 50 == 0:
                 say(f"{name} prefix {fit.step}: {metrics} {fit.evaluate()}")
-        torch.save(prefix_state(policy), path)
+        scenes.close()
+        torch.save(prefix_state(policy.to("cpu")), path)
     return path
 
 
-def cloned(name: str, seed: int, folder: Path) -> Path:
+def cloned(name: str, seed: int, folder: Path, device: Device) -> Path:
     """The bundle that reinforcement learning starts from, made where it is missing."""
     path, recipe = folder / f"{name}-{seed}-cloned", RECIPES[name]
     if not path.exists():
-        prefix = torch.load(pretrained_prefix(recipe.prefix, folder))
+        prefix = torch.load(pretrained_prefix(recipe.prefix, folder, device))
         adapted = {"lora": LoRAConfig(rank=recipe.lora_rank)} if recipe.lora_rank else {}
         policy = clone(
             replace(recipe.config, **adapted),
-            recipe.world.make,
+            recipe.world.on(device).make,
             episodes=recipe.demonstrations,
             steps=recipe.cloning,
             seed=seed,
             noise=recipe.noise,
             frozen=FROZEN,
             prepare=lambda policy: load_prefix(policy, prefix),
+            device=device,
         )
         save_bundle(policy, path)
     return path
 
 
-def run(name: str, seed: int, iterations: int, folder: Path) -> dict[str, Any]:
+def run(name: str, seed: int, iterations: int, folder: Path, device: Device) -> dict[str, Any]:
     """Success before and after, or what an earlier call found."""
     done = folder / f"{name}-{seed}.json"
     if done.exists():
         found: dict[str, Any] = json.loads(done.read_text())
         return found
     recipe, started = RECIPES[name], time.process_time()
-    base = load_bundle(cloned(name, seed, folder))
-    before = success(base, recipe.world.make, episodes=EPISODES)
+    world = recipe.world.on(device)
+    base = load_bundle(cloned(name, seed, folder, device), device=device)
+    before = success(base, world.make, episodes=EPISODES)
     say(f"{name} seed {seed} cloned: {before:.3f}, {time.process_time() - started:.0f} s")
     curve: list[float] = []
 
@@ -262,12 +304,12 @@ def run(name: str, seed: int, iterations: int, folder: Path) -> dict[str, Any]:
         shown = ("success", "kl", "policy_steps", "learning_rate", "explained_variance", "grad_norm")
         say(f"  {len(curve)} " + " ".join(f"{key} {metrics[key]:.4g}" for key in shown if key in metrics))
 
-    env = recipe.world.make(num_envs=recipe.world.environments)
-    improved = improve(base, env, algorithm(recipe, iterations), seed=seed, on_iteration=record)
+    env = world.make(num_envs=world.environments)
+    improved = improve(base, env, algorithm(recipe, world, iterations), seed=seed, on_iteration=record)
     found = {
         "seed": seed,
         "before": before,
-        "after": success(improved, recipe.world.make, episodes=EPISODES),
+        "after": success(improved, world.make, episodes=EPISODES),
         "curve": curve,
         "parameters": parameters(base),
         "processor_s": round(time.process_time() - started, 1),
@@ -277,7 +319,7 @@ def run(name: str, seed: int, iterations: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def algorithm(recipe: Recipe, iterations: int) -> PPOConfig:
+def algorithm(recipe: Recipe, world: World, iterations: int) -> PPOConfig:
     settings: dict[str, Any] = {
         "learning_rate": 1.5e-4,
         "adaptive_rate": True,
@@ -290,7 +332,7 @@ def algorithm(recipe: Recipe, iterations: int) -> PPOConfig:
     } | recipe.update
     return PPOConfig(
         iterations=iterations,
-        chunks=recipe.world.chunks,
+        chunks=world.chunks,
         critic_warmup=1,
         time_limit="failure",
         critic=CriticConfig(learning_rate=2e-3),
@@ -328,15 +370,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policies", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--iterations", type=int, default=120, help="of PPO")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/policies_learning"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    device = select_device(arguments.device)
     arguments.runs.mkdir(parents=True, exist_ok=True)
     known: dict[str, list[dict[str, Any]]] = read_record("policies").get("curves", {})
     found = {name: runs for name, runs in known.items() if name not in arguments.policies}
     for seed in arguments.seeds:
         for name in arguments.policies:
-            found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs))
+            found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
     print(write_record("policies", rows, command=command.strip(), curves=found))

@@ -12,6 +12,7 @@ import torch
 from episodes.recorder import RecordedEnv, keep_successes
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
+from policies.device import CPU, Device
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
 from sims.starts import StartSequence
@@ -32,10 +33,11 @@ def clone(
     noise: float = 0.8,
     frozen: Sequence[str] = (),
     prepare: Callable[[Policy], None] = lambda policy: None,
+    device: Device = CPU,
 ) -> Policy:
     """``steps`` updates on ``episodes`` demonstrations with much action noise.
 
-    ``prepare``: the new policy, before anything is cloned.
+    ``prepare``: the new policy, before anything is cloned, on the CPU.
     """
     train = make_env(num_envs=20)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,6 +62,7 @@ def clone(
             store, action_horizon=spec.cloned_horizon, future_steps=spec.future_steps, batch_size=64, seed=seed
         )
         policy.fit_normalizer(*sampler.statistics())
+        device.place(policy)
         bc = BC(
             policy, BCConfig(steps=steps, learning_rate=2e-3, batch_size=64, frozen=tuple(frozen)), [sampler], seed=seed
         )
