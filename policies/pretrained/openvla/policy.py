@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
+from policies.device import Precision
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
 from policies.pretrained.lora import add_lora, lora_parameters
+from policies.pretrained.matrices import lower_precision
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
@@ -61,6 +63,10 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer()
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+
+    @property
+    def computes_in(self) -> Precision:
+        return lower_precision(self.precision, self.config.prefix_precision)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         added = lora_parameters(self.network)
