@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -238,5 +237,7 @@ def bin_centers(device: torch.device) -> Float[Tensor, " bins"]:
 
 
 def _edges(device: torch.device) -> Float[Tensor, " bins"]:
-    """numpy's, which torch's differ from in the last bit."""
-    return torch.from_numpy(np.linspace(-1, 1, BINS)).to(device)
+    """As numpy's ``linspace`` computes them, which torch's differs from in the last bit."""
+    edges = torch.arange(BINS, dtype=torch.float64, device=device) * (2 / (BINS - 1)) - 1
+    edges[-1] = 1
+    return edges
