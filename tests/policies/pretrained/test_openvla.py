@@ -127,6 +127,7 @@ def test_half_precision_keeps_log_probs_within_a_tenth_nat_per_chunk(
     assert all(one.dtype == torch.float32 for one in (policy.network.lm_head.weight, *trained_parameters(policy)))
     assert policy.network.language.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     context = encode(policy, observe(4))
+    assert context.hidden.dtype == torch.bfloat16
     sample = policy.sample(context, generator())
     log_prob = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
     assert log_prob.dtype == torch.float32
