@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import shlex
 import sys
@@ -25,8 +26,8 @@ from typing import get_args
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu_pretrained import PUBLISHED, TINY, Pretrained, pretrained_rows
 from policies.device import Device, Precision, make_generator, select_device
 from policies.policy import Policy, RobotSpec
 from policies.registry import build_policy
@@ -36,7 +37,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.memory import SIZES, bench_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
-from vla_rl.bench.policy import acting, learning, matmul_rate
+from vla_rl.bench.policy import acting, learning, matmul_rate, throughput
 from vla_rl.bench.record import RESULTS, Row, median_seconds, row, write_record
 from vla_rl.bench.world_model import imagined_images_per_second, update_seconds
 from vla_rl.config.experiment import Experiment
@@ -60,6 +61,7 @@ class Scale:
     config: Path
     imagined: tuple[int, ...]
     seconds: float
+    pretrained: Mapping[str, Pretrained]
 
 
 FULL = Scale(
@@ -75,6 +77,7 @@ FULL = Scale(
     config=ROOT / "configs" / "quickstart.yaml",
     imagined=(64, 512),
     seconds=2.0,
+    pretrained=PUBLISHED,
 )
 TOY = Scale(
     backend="mujoco",
@@ -85,6 +88,7 @@ TOY = Scale(
     config=ROOT / "tests" / "data" / "tiny.yaml",
     imagined=(2,),
     seconds=0.1,
+    pretrained=TINY,
 )
 
 
@@ -137,6 +141,7 @@ def run_part(name: str, part: Part, scale: Scale, device: Device, *, late: bool 
     rows.append(row(f"{name}: duration", time.monotonic() - started, "s"))
     if cuda:
         rows.append(row(f"{name}: peak memory", torch.cuda.max_memory_allocated() / 1e9, "GB"))
+        gc.collect()
         torch.cuda.empty_cache()
     return rows
 
@@ -204,12 +209,18 @@ def policies(scale: Scale, device: Device) -> Iterator[Row]:
 
 def policy_rows(policy: Policy, batch: int, name: str, peak: float) -> Iterator[Row]:
     for what, work in (acting(policy, batch) | learning(policy, batch)).items():
-        with FlopCounterMode(display=False) as flops:
-            work()
-        seconds = median_seconds(work, repeats=3)
-        share = flops.get_total_flops() / seconds / peak
-        yield row(f"{name}, {what}", batch / seconds, "observations/s", ratio=share, against="matrix product")
+        yield throughput(f"{name}, {what}", work, batch=batch, peak=peak)
         policy.zero_grad(set_to_none=True)
+
+
+def pretrained(name: str) -> Part:
+    """Of one published architecture (gpu_pretrained.py); the row "peak memory" is of its update, which resets it."""
+
+    def part(scale: Scale, device: Device) -> Iterator[Row]:
+        peak = matmul_rate(device.device, torch.bfloat16, 256 if scale is TOY else 8192)
+        return pretrained_rows(scale.pretrained[name], device, peak)
+
+    return part
 
 
 def sampling_loop(scale: Scale, device: Device) -> Iterator[Row]:
@@ -294,6 +305,7 @@ PARTS: Mapping[str, Part] = {
     "memory": memory,
     "iteration": iteration,
     "quick start": quick_start,
+    **{f"pretrained {name}": pretrained(name) for name in PUBLISHED},
 }
 
 

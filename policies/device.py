@@ -30,10 +30,14 @@ class OnDevice(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @property
+    def computes_in(self) -> Precision:
+        return self.precision
+
     def autocast(self) -> AbstractContextManager[object]:
-        if self.precision == "float32":
+        if self.computes_in == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, torch.bfloat16)
 
 
 M = TypeVar("M", bound=nn.Module)

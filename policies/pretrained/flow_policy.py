@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -45,6 +44,7 @@ from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
 from policies.pretrained.flow_network import FlowNetwork
 from policies.pretrained.lora import LoRAConfig, add_lora, lora_parameters
+from policies.pretrained.matrices import lower_precision
 from policies.pretrained.storage import StorageConfig
 from policies.pretrained.tokenizer import PromptTokenizer
 from sims.devices.crossing import crossing
@@ -192,7 +192,7 @@ class FlowVLA(DenoisedChunks[VLAContext]):
 
     def plan_storage(self, records: int) -> None:
         cameras = len(self.config.convention.cameras or self.spec.robot.cameras)
-        size = cache_bytes(self.config, cameras=cameras, precision=self._computes_in)
+        size = cache_bytes(self.config, cameras=cameras, precision=self.computes_in)
         self._place = self.config.storage.place(size, records)
 
     def value_features(self, context: VLAContext) -> Float[Tensor, "B value_dim"]:
@@ -254,13 +254,8 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         return predict
 
     @property
-    def _computes_in(self) -> Precision:
-        return "bfloat16" if "bfloat16" in (self.precision, self.config.prefix_precision) else "float32"
-
-    def autocast(self) -> AbstractContextManager[object]:
-        if self._computes_in == "float32":
-            return nullcontext()
-        return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, torch.bfloat16)
+    def computes_in(self) -> Precision:
+        return lower_precision(self.precision, self.config.prefix_precision)
 
     def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:
         executed = x_0[:, : self.config.action_horizon, : self.spec.robot.action_dim]

@@ -36,7 +36,8 @@ class LoRALinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         update = F.linear(F.linear(x.to(self.lora_a.dtype), self.lora_a), self.lora_b)
-        return F.linear(x, self.weight, self.bias) + self.factor * update.to(x.dtype)
+        own = F.linear(x, self.weight, self.bias)
+        return own + self.factor * update.to(own.dtype)  # under autocast not x's: all that follows would be float32
 
 
 def add_lora(modules: Iterable[nn.Module], config: LoRAConfig) -> None:

@@ -12,6 +12,10 @@ from policies.device import Precision
 M = TypeVar("M", bound=nn.Module)
 
 
+def lower_precision(one: Precision, other: Precision) -> Precision:
+    return "bfloat16" if "bfloat16" in (one, other) else "float32"
+
+
 def embedding(vocabulary: int, width: int, precision: Precision) -> nn.Embedding:
     """Of tokens, with vectors of length about 1."""
     table = nn.Embedding(vocabulary, width)

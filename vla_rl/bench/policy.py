@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from episodes.sampler import Targets
 from policies.device import CPU, make_generator
@@ -98,6 +99,15 @@ def observations(batch: int = BATCH) -> Observation:
         state=torch.randn(batch, robot.state_dim),
         instruction=encode_instructions(["pick up the red block"] * batch),
     )
+
+
+def throughput(name: str, work: Work, *, batch: int, peak: float) -> Row:
+    """Observations per second of ``work`` on ``batch`` of them; its ratio is of its arithmetic to ``peak`` [FLOP/s]."""
+    with FlopCounterMode(display=False) as flops:
+        work()
+    seconds = median_seconds(work, repeats=3)
+    share = flops.get_total_flops() / seconds / peak
+    return row(name, batch / seconds, "observations/s", ratio=share, against="matrix product")
 
 
 def matmul_rate(device: torch.device = CPU.device, dtype: torch.dtype = torch.float32, size: int = 1024) -> float:

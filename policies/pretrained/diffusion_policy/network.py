@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -131,7 +132,9 @@ class DiffusionTransformer(nn.Module):
     ) -> Float[Tensor, "B chunk A"]:
         memory = torch.cat([self.time_emb(level).unsqueeze(1), self.cond_obs_emb(obs)], dim=1) + self.cond_pos_emb
         tokens = self.input_emb(x) + self.pos_emb
-        hidden = self.decoder(tokens, self.encoder(memory), tgt_mask=self.mask, memory_mask=self.memory_mask)
+        # tgt_is_causal False takes the mask as it is; without it torch reads the mask, and a GPU waits.
+        masks: dict[str, Any] = {"tgt_mask": self.mask, "memory_mask": self.memory_mask, "tgt_is_causal": False}
+        hidden = self.decoder(tokens, self.encoder(memory), **masks)
         return self.head(self.ln_f(hidden))
 
     def train(self, mode: bool = True) -> DiffusionTransformer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from policies.device import Precision
 from policies.pretrained.convention import Convention
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.lora import LoRAConfig
@@ -28,7 +29,8 @@ class OpenVLAConfig:
     most likely token. ``stop_token``: whether one follows the placeholders (RLinf leaves it out). ``proprio``: whether
     the state is a token behind the images. ``prompt_tokens``: prompts are padded to this length, longer ones cut.
     ``action_vocabulary``: number of the last token of an action, plus 1. ``checkpointing``: layers are recomputed in
-    the backward pass. ``lora``: of all linear layers but the head.
+    the backward pass. ``prefix_precision`` bfloat16: all matrices but the head's are stored, and everything but
+    log-probs is computed, in bfloat16. ``lora``: of all linear layers but the head.
     """
 
     name: Literal["openvla"] = "openvla"
@@ -46,6 +48,7 @@ class OpenVLAConfig:
     siglip: VisionConfig = field(default_factory=lambda: SIGLIP_SO400M)
     language: DecoderConfig = LLAMA2_7B
     checkpointing: bool = False
+    prefix_precision: Precision = "float32"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     def __post_init__(self) -> None:

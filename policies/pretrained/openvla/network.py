@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.decoder import Decoder, stack_cache
+from policies.pretrained.matrices import store_matrices
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.vision import FusedVision, Projector
 
@@ -48,11 +49,11 @@ class L1Head(nn.Module):
 class OpenVLANetwork(nn.Module):
     def __init__(self, config: OpenVLAConfig, *, action_dim: int, state_dim: int) -> None:
         super().__init__()
-        self.config, self.action_dim, width = config, action_dim, config.language.width
+        self.config, self.action_dim, width, stored = config, action_dim, config.language.width, config.prefix_precision
         self.vision_backbone = FusedVision(config)
-        self.projector = Projector(config)
-        self.embed_tokens = nn.Embedding(config.vocabulary, width)
-        self.language = Decoder(config.language, checkpointing=config.checkpointing)
+        self.projector = store_matrices(Projector(config), stored)
+        self.embed_tokens = store_matrices(nn.Embedding(config.vocabulary, width), stored)
+        self.language = Decoder(config.language, checkpointing=config.checkpointing, stored=stored)
         self.lm_head = nn.Linear(width, config.vocabulary, bias=False) if config.head == "tokens" else None
         self.l1_head = L1Head(width, action_dim) if config.head == "l1" else None
         self.proprio_projector: nn.ModuleDict | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -13,12 +12,14 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
+from policies.device import Precision
 from policies.normalizer import Normalizer
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
 from policies.pretrained.lora import add_lora, lora_parameters
+from policies.pretrained.matrices import lower_precision
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
@@ -61,6 +62,10 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer()
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
+
+    @property
+    def computes_in(self) -> Precision:
+        return lower_precision(self.precision, self.config.prefix_precision)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         added = lora_parameters(self.network)
@@ -232,5 +237,7 @@ def bin_centers(device: torch.device) -> Float[Tensor, " bins"]:
 
 
 def _edges(device: torch.device) -> Float[Tensor, " bins"]:
-    """numpy's, which torch's differ from in the last bit."""
-    return torch.from_numpy(np.linspace(-1, 1, BINS)).to(device)
+    """As numpy's ``linspace`` computes them, which torch's differs from in the last bit."""
+    edges = torch.arange(BINS, dtype=torch.float64, device=device) * (2 / (BINS - 1)) - 1
+    edges[-1] = 1
+    return edges

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from policies.device import Precision
 from policies.pretrained.images import standardize_colors
+from policies.pretrained.matrices import store_matrices
 from policies.pretrained.openvla.config import OpenVLAConfig
 from policies.pretrained.vision import VisionConfig, VisionMLP
 
@@ -58,9 +62,12 @@ class _PatchEmbed(nn.Module):
 
 
 class TimmVision(nn.Module):
-    """The patch tokens after ``config.depth`` blocks, without a final norm. DINOv2 has a class token and registers."""
+    """The patch tokens after ``config.depth`` blocks, without a final norm. DINOv2 has a class token and registers.
 
-    def __init__(self, config: VisionConfig, *, registers: bool, checkpointing: bool) -> None:
+    ``stored``: of the blocks' matrices; the embeddings stay float32.
+    """
+
+    def __init__(self, config: VisionConfig, *, registers: bool, checkpointing: bool, stored: Precision) -> None:
         super().__init__()
         self.config, self.checkpointing, self.extra = config, checkpointing, 1 + REGISTERS if registers else 0
         self.patch_embed = _PatchEmbed(config)
@@ -68,7 +75,8 @@ class TimmVision(nn.Module):
         if registers:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
             self.reg_token = nn.Parameter(torch.zeros(1, REGISTERS, config.width))
-        self.blocks = nn.ModuleList([_Block(config, scaled=registers) for _ in range(config.depth)])
+        blocks = [store_matrices(_Block(config, scaled=registers), stored) for _ in range(config.depth)]
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, images: Float[Tensor, "B 3 side side"]) -> Float[Tensor, "B tokens width"]:
         x = self.patch_embed.proj(images.to(self.pos_embed.dtype)).flatten(2).transpose(1, 2) + self.pos_embed
@@ -95,8 +103,9 @@ class FusedVision(nn.Module):
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__()
-        self.featurizer = TimmVision(config.dino, registers=True, checkpointing=config.checkpointing)
-        self.fused_featurizer = TimmVision(config.siglip, registers=False, checkpointing=config.checkpointing)
+        options: dict[str, Any] = {"checkpointing": config.checkpointing, "stored": config.prefix_precision}
+        self.featurizer = TimmVision(config.dino, registers=True, **options)
+        self.fused_featurizer = TimmVision(config.siglip, registers=False, **options)
 
     def forward(self, images: Float[Tensor, "B 3 side side"]) -> Float[Tensor, "B tokens width"]:
         """``images`` in [0, 1]."""

@@ -66,7 +66,7 @@ class Pi0Network(FlowNetwork):
             steps, chunk = x_t.shape[1:3]
             x, condition = self._suffix(x_t, t, state)
             positions = cache.valid.sum(1)[:, None] + torch.arange(x.shape[2], device=x.device).repeat(steps)
-            block = suffix_block(state_tokens=x.shape[2] - chunk, actions=chunk).to(x.device)
+            block = suffix_block(state_tokens=x.shape[2] - chunk, actions=chunk, device=x.device)
             hidden, _ = self.expert(
                 x.flatten(1, 2),
                 mask=suffix_mask(cache.valid, block, steps),
@@ -94,8 +94,8 @@ class Pi0Network(FlowNetwork):
         return torch.cat([token.to(actions.dtype), actions], dim=2)
 
 
-def suffix_block(*, state_tokens: int, actions: int) -> Bool[Tensor, "n n"]:
+def suffix_block(*, state_tokens: int, actions: int, device: torch.device) -> Bool[Tensor, "n n"]:
     """The state sees itself; actions see it and each other."""
-    block = torch.ones(state_tokens + actions, state_tokens + actions, dtype=torch.bool)
+    block = torch.ones(state_tokens + actions, state_tokens + actions, dtype=torch.bool, device=device)
     block[:state_tokens, state_tokens:] = False
     return block

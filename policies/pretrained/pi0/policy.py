@@ -16,6 +16,7 @@ from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.network import Pi0Network
 from policies.pretrained.tokenizer import pad_tokens, read_instructions
+from sims.devices.crossing import crossing
 from sims.vector_env import Observation
 
 STATE_BINS = 256
@@ -51,11 +52,17 @@ class Pi0(FlowVLA):
         bos, ids = [self.tokenizer.bos], self.tokenizer.ids
         if self.config.prompt == "instruction":
             return [bos + ids(text) + ids("\n") for text in texts]
-        bins = state_bins(self.normalizer.normalize_state(obs.state))
         return [
             bos + ids(f"Task: {text}, State: {' '.join(map(str, state))};\nAction: ")
-            for text, state in zip(texts, bins.tolist(), strict=True)
+            for text, state in zip(texts, read_bins(self.normalizer.normalize_state(obs.state)), strict=True)
         ]
+
+
+def read_bins(state: Float[Tensor, "B n"]) -> list[list[int]]:
+    """``state_bins`` as numbers; those of zeros on the meta device, which holds none."""
+    with crossing("prompts"):
+        bins: list[list[int]] = state_bins(torch.zeros(state.shape) if state.is_meta else state.cpu()).tolist()
+    return bins
 
 
 def state_bins(state: Float[Tensor, "B n"]) -> Int[Tensor, "B n"]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu_pretrained import TINY, pretrained_rows
 from episodes.sampler import WindowSampler
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
@@ -54,12 +55,23 @@ def test_every_policy_acts_and_learns(name: str) -> None:
     policy = SECOND.place(build_policy(CONFIGS[name], ROBOT))
     policy.prepare_to_explore()
     obs, generator = observe(3).to(DEVICE), torch.Generator(DEVICE)
-    context, _ = policy.encode(obs, policy.initial_state(len(obs)))
-    sample = policy.sample(context, generator)
-    assert policy.act(context, generator).device == DEVICE
-    again = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
-    (again.mean() + policy.entropy(context, sample.trace).mean()).backward()
+    with TransferCounter() as counter:
+        context, _ = policy.encode(obs, policy.initial_state(len(obs)))
+        sample = policy.sample(context, generator)
+        assert policy.act(context, generator).device == DEVICE
+        again = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
+        (again.mean() + policy.entropy(context, sample.trace).mean()).backward()
+    assert counter.unnamed == {}
     torch.testing.assert_close(again.detach().cpu(), sample.log_prob.cpu(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_measurements_of_published_policies(name: str) -> None:
+    """In float32: ``torch.autocast`` changes nothing on this device."""
+    config = dataclasses.replace(TINY[name].config, prefix_precision="float32")
+    rows = list(pretrained_rows(dataclasses.replace(TINY[name], config=config), SECOND, 1e9))
+    difference = next(row["value"] for row in rows if row["unit"] == "nat")
+    assert difference <= 1e-3
 
 
 @pytest.fixture(scope="module")

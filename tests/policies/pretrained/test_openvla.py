@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.policy import set_frozen
+from policies.policy import set_frozen, trained_parameters
 from policies.pretrained.checkpoint import CheckpointError, load_tensors
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.lora import LoRAConfig
@@ -112,6 +112,28 @@ def test_log_probs_are_those_of_the_rollout(config: OpenVLAConfig, frozen: tuple
         assert (log_prob - sample.log_prob[index]).abs().max() <= 1e-5
     expected = torch.zeros_like(sample.action).clamp(-1, 1)
     assert policy.act(context, generator()).shape == expected.shape
+
+
+@pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT], ids=["autoregressive", "parallel"])
+@pytest.mark.parametrize("frozen", [("encoder", "lora"), ("encoder", "head")], ids=["head", "lora"])
+def test_half_precision_keeps_log_probs_within_a_tenth_nat_per_chunk(
+    config: OpenVLAConfig, frozen: tuple[str, ...]
+) -> None:
+    """The matrices are stored in bfloat16, but for the head and what adapts them."""
+    torch.manual_seed(0)
+    halved = replace(config, prefix_precision="bfloat16", checkpointing=True, lora=LoRAConfig(rank=2))
+    policy: Any = build_policy(halved, SMALL_ROBOT)
+    set_frozen(policy, frozen)
+    assert all(one.dtype == torch.float32 for one in (policy.network.lm_head.weight, *trained_parameters(policy)))
+    assert policy.network.language.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    context = encode(policy, observe(4))
+    assert context.hidden.dtype == torch.bfloat16
+    sample = policy.sample(context, generator())
+    log_prob = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
+    assert log_prob.dtype == torch.float32
+    assert (log_prob - sample.log_prob).sum((1, 2, 3)).abs().max() <= 0.1
+    log_prob.mean().backward()
+    assert all(one.grad is not None for one in trained_parameters(policy))
 
 
 def test_decoding_one_by_one_is_greedy_under_its_own_likelihood() -> None:

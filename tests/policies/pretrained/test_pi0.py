@@ -119,7 +119,8 @@ def test_who_sees_whom() -> None:
 
 
 def test_the_suffix_mask_by_hand() -> None:
-    mask = suffix_mask(torch.tensor([[True, False]]), suffix_block(state_tokens=1, actions=2), 2)[0, 0].int()
+    block = suffix_block(state_tokens=1, actions=2, device=torch.device("cpu"))
+    mask = suffix_mask(torch.tensor([[True, False]]), block, 2)[0, 0].int()
     assert mask.tolist() == [
         [1, 0, 1, 0, 0, 0, 0, 0],
         [1, 0, 1, 1, 1, 0, 0, 0],
