@@ -34,8 +34,9 @@ class OnDevice(nn.Module):
     def computes_in(self) -> Precision:
         return self.precision
 
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.computes_in == "float32":
+    def autocast(self, precision: Precision | None = None) -> AbstractContextManager[object]:
+        """``precision``: of a part that computes in another than the rest."""
+        if (precision or self.computes_in) == "float32":
             return nullcontext()
         return torch.autocast("cpu" if self.device.type == "meta" else self.device.type, torch.bfloat16)
 

@@ -62,8 +62,8 @@ class FlowVLAConfig:
 
     ``padded_dim``: width that states and actions are padded to with zeros after normalizing. ``explore`` samples and is
     trained; ``act`` deploys. ``loss_draws``: (noise, t) pairs per observation in bc_loss. ``checkpointing``: layers are
-    recomputed in the backward pass. ``prefix_precision`` bfloat16: the prefix's matrices are stored, and everything but
-    log-probs is computed, in bfloat16; the expert's weights stay float32. ``lora``: of the prefix's linear layers.
+    recomputed in the backward pass. ``prefix_precision`` bfloat16: the prefix's matrices are stored, and the prefix is
+    computed, in bfloat16; the expert stays float32. ``lora``: of the prefix's linear layers.
     """
 
     action_horizon: Width = 10
@@ -135,6 +135,11 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         dead = load_published(self.network, self.normalizer, weights, self.layout)
         self.tokenizer.load(weights.tokenizer)
         return dead
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """The parts of ``network``, which is called by other names than forward."""
+        for module in self.network.children():
+            module.compile(*args, **kwargs)
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 
@@ -244,17 +249,20 @@ class FlowVLA(DenoisedChunks[VLAContext]):
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def predict(self, context: VLAContext) -> Predict:
+        """The expert computes in the precision of the run alone: in bfloat16, log-probs of a chunk depend on
+        the shape of the batch by half a nat (pi0 at full size on a GPU)."""
         with self.autocast():
             velocity = self.network.bind(context.cache, self._pad(self.normalizer.normalize_state(context.state)))
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
-            with self.autocast():
+            with self.autocast(self.precision):
                 return velocity(x_t, t)
 
         return predict
 
     @property
     def computes_in(self) -> Precision:
+        """The prefix."""
         return lower_precision(self.precision, self.config.prefix_precision)
 
     def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:

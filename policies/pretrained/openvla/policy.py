@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,11 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
     @property
     def computes_in(self) -> Precision:
         return lower_precision(self.precision, self.config.prefix_precision)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """The parts of ``network``, which is called by other names than forward."""
+        for module in self.network.children():
+            module.compile(*args, **kwargs)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         added = lora_parameters(self.network)
