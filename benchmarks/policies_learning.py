@@ -111,13 +111,15 @@ class OneTask(PointEnv):
 class World:
     """``make``: environments, by their number; ``scenes``: what a prefix is pretrained on.
 
-    ``environments``, and ``chunks`` that each executes in an iteration of PPO. ``on_gpu``: what takes its place there.
+    ``environments``, ``chunks`` that each executes in an iteration of PPO, and ``minibatch`` of these. ``on_gpu``: what
+    takes its place there.
     """
 
     make: Callable[..., Any]
     scenes: Callable[[], PretrainingScenes]
     environments: int = 96
     chunks: int = 8
+    minibatch: int = 256
     on_gpu: World | None = None
 
     def on(self, device: Device) -> World:
@@ -146,8 +148,9 @@ REACH = World(
     scenes=partial(ReachScenes, cameras=REACH_CAMERAS, image_size=REACH_IMAGE),
     environments=64,
     chunks=16,  # an episode
+    minibatch=512,
 )
-REACH = replace(REACH, on_gpu=replace(REACH, make=partial(reach, backend="warp"), environments=512))
+REACH = replace(REACH, on_gpu=replace(REACH, make=partial(reach, backend="warp"), environments=512, minibatch=2048))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +178,7 @@ ON_REACH: dict[str, Any] = {
     "demonstrations": 40,
     "cloning": 600,
     "noise": 1.5,
-    "update": {
-        "learning_rate": 3e-4,
-        "target_kl": 0.4,
-        "minibatch": 512,
-        "micro_batch": 512,
-    },  # 28 numbers a chunk, not 8
+    "update": {"learning_rate": 1e-4, "target_kl": 0.2},  # of 28 numbers a chunk, not 8
 }
 RECIPES: dict[str, Recipe] = {
     "pi0": Recipe(config=Pi0Config(**flow()), prefix="pi0"),
@@ -324,8 +322,8 @@ def algorithm(recipe: Recipe, world: World, iterations: int) -> PPOConfig:
         "learning_rate": 1.5e-4,
         "adaptive_rate": True,
         "target_kl": 0.1,
-        "minibatch": 256,
-        "micro_batch": 256,
+        "minibatch": world.minibatch,
+        "micro_batch": world.minibatch,
         "epochs": 4,
         "reduction": "step_sum",
         "frozen": FROZEN,
