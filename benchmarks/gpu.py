@@ -37,7 +37,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.memory import SIZES, bench_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
-from vla_rl.bench.policy import acting, learning, matmul_rate, throughput
+from vla_rl.bench.policy import acting, as_cuda_graph, learning, matmul_rate, throughput
 from vla_rl.bench.record import RESULTS, Row, median_seconds, row, write_record
 from vla_rl.bench.world_model import imagined_images_per_second, update_seconds
 from vla_rl.config.experiment import Experiment
@@ -240,19 +240,6 @@ def sampling_loop(scale: Scale, device: Device) -> Iterator[Row]:
     captured = as_cuda_graph(acting(plain, scale.batch, generator)["sample"], generator)
     rate = scale.batch / median_seconds(captured)
     yield row("as a CUDA graph", rate, "observations/s", ratio=rate / eager, against="eager")
-
-
-def as_cuda_graph(work: Callable[[], object], generator: torch.Generator) -> Callable[[], object]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def world_model(scale: Scale, device: Device) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from policies.registry import build_policy
 from tests.policies.pretrained.toy import OPENVLA_OFT, toy
 from vla_rl.bench.memory import activation_bytes, training_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
-from vla_rl.bench.policy import acting, observations, throughput
+from vla_rl.bench.policy import acting, as_cuda_graph, observations, throughput
 from vla_rl.bench.record import Row, median_seconds, row
 
 STEPS = 4  # of denoising, in exploration; an update scores all of them
@@ -72,6 +72,7 @@ def pretrained_rows(pretrained: Pretrained, device: Device, peak: float) -> Iter
     yield memory_row("weights", allocated(device) - before, weights, device)
     yield from acting_rows(policy, pretrained.batch, peak)
     yield from update_rows(policy, pretrained.batch, device, predicted=training, peak=peak)
+    yield from graph_rows(policy)
 
 
 def predicted_bytes(pretrained: Pretrained) -> tuple[float, float]:
@@ -111,6 +112,17 @@ def acting_rows(policy: Policy, batch: int, peak: float) -> Iterator[Row]:
     for name, what in (("explores", "sample"), ("is deployed", "act")):
         seconds = median_seconds(lambda what=what: (alone["encode"](), alone[what]()))  # type: ignore[misc]
         yield row(f"a chunk from an observation, as it {name}", 1e3 * seconds, "ms")
+
+
+def graph_rows(policy: Policy) -> Iterator[Row]:
+    """What a robot would wait for behind the encoding if no kernel were launched by itself."""
+    if policy.device.type == "cuda":
+        generator = make_generator(policy.device, 0)
+        act = acting(policy, 1, generator)["act"]
+        eager, graph = median_seconds(act), median_seconds(as_cuda_graph(act, generator))
+        yield row(
+            "a deployed chunk as a CUDA graph", 1e3 * graph, "ms", ratio=eager / graph, against="launched eagerly"
+        )
 
 
 def update_rows(policy: Policy, batch: int, device: Device, *, predicted: float, peak: float) -> Iterator[Row]:

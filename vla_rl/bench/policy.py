@@ -61,6 +61,20 @@ def acting(policy: Policy, batch: int = BATCH, generator: torch.Generator | None
     }
 
 
+def as_cuda_graph(work: Work, generator: torch.Generator) -> Work:
+    """``work`` recorded once, to be replayed without launching its kernels one by one. ``generator``: of its draws."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def learning(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
     """Forward and backward of behavior cloning, and of the log-prob that PPO and GRPO differentiate."""
     obs, state = observations(batch).to(policy.device), policy.initial_state(batch)
