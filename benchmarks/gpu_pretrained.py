@@ -20,7 +20,7 @@ from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.registry import build_policy
 from tests.policies.pretrained.toy import OPENVLA_OFT, toy
-from vla_rl.bench.memory import activation_bytes, training_memory
+from vla_rl.bench.memory import training_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import acting, as_cuda_graph, observations, throughput
 from vla_rl.bench.record import Row, median_seconds, row
@@ -64,31 +64,15 @@ TINY: Mapping[str, Pretrained] = {
 
 def pretrained_rows(pretrained: Pretrained, device: Device, peak: float) -> Iterator[Row]:
     """``peak``: of the measured matrix product in bfloat16 [FLOP/s]."""
-    weights, training = predicted_bytes(pretrained)
+    weights, _, _, training = training_memory(pretrained.config, pretrained.frozen, pretrained.batch).values()
     before = allocated(device)
     policy = build_random(pretrained.config, device)
     set_frozen(policy, pretrained.frozen)
     yield row("parameters", sum(parameter.numel() for parameter in policy.parameters()), "1")
-    yield memory_row("weights", allocated(device) - before, weights, device)
+    yield memory_row("weights", allocated(device) - before, 1e9 * weights, device)
     yield from acting_rows(policy, pretrained.batch, peak)
-    yield from update_rows(policy, pretrained.batch, device, predicted=training, peak=peak)
+    yield from update_rows(policy, pretrained.batch, device, predicted=1e9 * training, peak=peak)
     yield from graph_rows(policy)
-
-
-def predicted_bytes(pretrained: Pretrained) -> tuple[float, float]:
-    """Of the weights, and of training what is not frozen in micro-batches, as ``vla-rl bench memory`` computes them.
-
-    The activations are those of ``bc_loss`` with as many draws as an update scores denoising steps.
-    """
-    config = pretrained.config
-    if hasattr(config, "loss_draws"):
-        config = replace(config, loss_draws=config.explore.steps)
-    with torch.device("meta"):
-        policy = build_policy(config, EXAMPLE_ROBOT)
-    set_frozen(policy, pretrained.frozen)
-    parts = training_memory(policy)
-    weights, state = 1e9 * parts["weights"], 1e9 * parts["gradients and AdamW"]
-    return weights, weights + state + activation_bytes(policy, pretrained.batch)
 
 
 def build_random(config: Any, device: Device) -> Policy:
@@ -144,10 +128,13 @@ def update_rows(policy: Policy, batch: int, device: Device, *, predicted: float,
         optimizer.step()
         optimizer.zero_grad()
 
+    update()  # from now on there are AdamW's averages
     if device.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    yield throughput(f"update, micro-batch {batch}", update, batch=batch, peak=peak)
+    update()
     yield memory_row(f"peak of the update, micro-batch {batch}", allocated(device, "max_memory"), predicted, device)
+    # Not before the peak is read: counting arithmetic keeps what checkpointing recomputes, until garbage is collected.
+    yield throughput(f"update, micro-batch {batch}", update, batch=batch, peak=peak)
 
 
 def allocated(device: Device, what: str = "memory") -> int:

@@ -26,7 +26,7 @@ from policies.pretrained.checkpoint import PublishedWeights, Scale, published_na
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.policy import Pi0
-from vla_rl.bench.memory import frozen_prefix_memory
+from vla_rl.bench.memory import training_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
 from vla_rl.bench.policy import observations
 from vla_rl.bench.record import Row, row, write_record
@@ -101,7 +101,7 @@ def resident(what: str) -> float:
 
 
 def measure(folder: Path) -> list[Row]:
-    predicted = frozen_prefix_memory(CONFIG)
+    predicted = training_memory(CONFIG, ("encoder",))
     write_random(folder / "model.safetensors", published_shapes())
     generator, meter = torch.Generator().manual_seed(0), Meter()
     with meter.stage("load", predicted["weights"]):
@@ -110,7 +110,7 @@ def measure(folder: Path) -> list[Row]:
     with meter.stage("encode an observation and sample a chunk"), torch.no_grad():
         context, _ = policy.encode(observations(1), policy.initial_state(1))
         sample = policy.sample(context, generator)
-    with meter.stage("update of the expert", predicted["training in all, one observation at a time"]):
+    with meter.stage("update of the expert", predicted["training in all, micro-batch 1"]):
         optimizer = torch.optim.AdamW(trained_parameters(policy), lr=1e-5)
         log_prob = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
         (-log_prob.mean()).backward()

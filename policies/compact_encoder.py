@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 
+from policies.device import holds_numbers
 from policies.normalizer import Normalizer
 from sims.errors import UserError
 from sims.numbers.ranges import Depth, Interval, PositiveInt, Width
@@ -232,7 +233,7 @@ class CompactEncoder(nn.Module):
 
     def _read(self, instruction: UInt8[Tensor, "B bytes"]) -> Words:
         """On a CPU each distinct instruction of the batch is encoded once; a GPU would have to wait to know them."""
-        if len(instruction) > 1 and instruction.device.type == "cpu":
+        if len(instruction) > 1 and instruction.device.type == "cpu" and holds_numbers(instruction):
             unique, index = torch.unique(instruction, dim=0, return_inverse=True)
             return self.text(unique)[index]
         return self.text(instruction)

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sims.devices.crossing import crossing
 from sims.errors import UserError
@@ -82,6 +83,11 @@ def select_device(name: str, *, precision: Precision = "float32", compile: bool 
     if place.type == "meta":
         raise UserError("device 'meta' holds no numbers; choose auto, cpu or cuda")
     return Device(device=place, precision=precision, compile=compile)
+
+
+def holds_numbers(tensor: Tensor) -> bool:
+    """False on the meta device and for a fake tensor, which predict memory (``vla-rl bench memory``)."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from policies.device import holds_numbers
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.vector_env import Observation, decode_instructions
@@ -58,8 +59,8 @@ class PromptTokenizer(nn.Module):
 
 
 def read_instructions(obs: Observation) -> list[str]:
-    """The text of each; empty on the meta device, which holds none."""
-    if obs.instruction.is_meta:
+    """The text of each; empty for a tensor that holds none."""
+    if not holds_numbers(obs.instruction):
         return [""] * len(obs)
     with crossing("prompts"):
         return decode_instructions(obs.instruction)

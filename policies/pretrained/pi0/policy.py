@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from policies.device import holds_numbers
 from policies.policy import RobotSpec
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.flow_policy import FlowVLA
@@ -59,9 +60,11 @@ class Pi0(FlowVLA):
 
 
 def read_bins(state: Float[Tensor, "B n"]) -> list[list[int]]:
-    """``state_bins`` as numbers; those of zeros on the meta device, which holds none."""
+    """``state_bins`` as numbers; zeros for a tensor that holds none."""
+    if not holds_numbers(state):
+        return [[0] * state.shape[1]] * len(state)
     with crossing("prompts"):
-        bins: list[list[int]] = state_bins(torch.zeros(state.shape) if state.is_meta else state.cpu()).tolist()
+        bins: list[list[int]] = state_bins(state.cpu()).tolist()
     return bins
 
 
