@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import json
 import shlex
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -38,7 +37,7 @@ from vla_rl.algorithms.update_settings import UpdateConfig
 from vla_rl.bench.memory import SIZES, bench_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.policy import acting, as_cuda_graph, learning, matmul_rate, throughput
-from vla_rl.bench.record import RESULTS, Row, median_seconds, row, write_record
+from vla_rl.bench.record import RESULTS, Row, median_seconds, read_record, row, write_record
 from vla_rl.bench.world_model import imagined_images_per_second, update_seconds
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
@@ -102,9 +101,11 @@ def main() -> None:
     asked = parser.parse_args()
     folder = asked.out or (Path(tempfile.mkdtemp()) if asked.toy else RESULTS)
     device = select_device("auto" if asked.toy else "cuda")
-    rows = [row("device", None, "", against=device_name(device)), *kept_rows(folder / "gpu.json", asked.only)]
+    known = read_record("gpu", folder)
+    kept = kept_rows(known, asked.only)
+    rows = [row("device", None, "", against=device_name(device)), *kept]
     started = time.monotonic()
-    command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+    command = (f"{known['command']}; " if kept else "") + shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
     for name in asked.only:
         print(f"{time.monotonic() - started:4.0f} s  {name}", flush=True)
         rows += run_part(
@@ -114,11 +115,9 @@ def main() -> None:
     print(path)
 
 
-def kept_rows(path: Path, again: Sequence[str]) -> list[Row]:
+def kept_rows(record: Mapping[str, Any], again: Sequence[str]) -> list[Row]:
     """The rows of an earlier record that belong to other parts than those that run ``again``."""
-    if set(again) == set(PARTS) or not path.exists():
-        return []
-    return [one for one in json.loads(path.read_text())["rows"] if one["name"].split(":")[0] in set(PARTS) - set(again)]
+    return [one for one in record.get("rows", []) if one["name"].split(":")[0] in set(PARTS) - set(again)]
 
 
 def device_name(device: Device) -> str:

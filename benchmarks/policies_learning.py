@@ -174,7 +174,7 @@ class Recipe:
 
 ON_REACH: dict[str, Any] = {
     "world": REACH,
-    "pretraining": {"steps": 9000, "rate": 0.5, "batch": 256, "fresh": 64},
+    "pretraining": {"steps": 1950, "rate": 0.5, "batch": 256, "fresh": 64},
     "demonstrations": 40,
     "cloning": 600,
     "noise": 1.5,
@@ -374,14 +374,15 @@ def main() -> None:
     torch.set_num_threads(1)
     device = select_device(arguments.device)
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    known: dict[str, list[dict[str, Any]]] = read_record("policies").get("curves", {})
+    record = "policies" if device.device.type == "cpu" else f"policies_{device.device.type}"
+    known: dict[str, list[dict[str, Any]]] = read_record(record).get("curves", {})
     found = {name: runs for name, runs in known.items() if name not in arguments.policies}
     for seed in arguments.seeds:
         for name in arguments.policies:
             found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
-    print(write_record("policies", rows, command=command.strip(), curves=found))
+    print(write_record(record, rows, command=command.strip(), curves=found))
 
 
 if __name__ == "__main__":

@@ -347,19 +347,62 @@ def full_size() -> str:
     return f"{table(head, rows)}\n\n{source('policies_full_size', record)}"
 
 
-def published_learning() -> str:
+def published_learning(name: str = "policies") -> str:
     """Published architectures at small width before and after PPO."""
-    record = read("policies")
+    record = read(name)
     rows = []
     for one in record["rows"]:
         if one["name"].startswith("rl gain, "):
-            name = one["name"].removeprefix("rl gain, ")
-            success = [f"{100 * named(record, f'{what}, {name}')['value']:.1f} %" for what in ("cloned", "after PPO")]
-            iterations = len(record["curves"][name][0]["curve"])
+            policy = one["name"].removeprefix("rl gain, ")
+            success = [f"{100 * named(record, f'{what}, {policy}')['value']:.1f} %" for what in ("cloned", "after PPO")]
+            iterations = sorted({len(run["curve"]) for run in record["curves"][policy]})
             size = f"{one['parameters'] / 1e6:.2f} M"
-            rows.append([f"`{name}`", size, str(len(one["seeds"])), str(iterations), *success])
-    head = ["", "parameters", "seeds", "iterations", "cloned", "after PPO"]
-    return f"{table(head, rows)}\n\n{source('policies', record)}"
+            low, high = one["interval"]
+            gain = f"{100 * one['value']:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+            counts = [str(len(one["seeds"])), " to ".join(map(str, (iterations[0], iterations[-1])[: len(iterations)]))]
+            rows.append([f"`{policy}`", size, *counts, *success, gain])
+    head = ["", "parameters", "seeds", "iterations", "cloned", "after PPO", "gain"]
+    return f"{table(head, rows)}\n\n{source(name, record)}"
+
+
+def gpu_pretrained() -> str:
+    """Published architectures at full size on a GPU."""
+    record, rows = read("gpu"), []
+    for part in (one["name"] for one in record["rows"] if one["name"].endswith(": parameters")):
+        name = part.removesuffix(": parameters")
+        if name.startswith("pretrained "):
+            rows.append([name.removeprefix("pretrained "), *_gpu_pretrained_cells(record, name)])
+    head = [
+        "",
+        "parameters",
+        "weights",
+        "kept of an observation",
+        "encoded/s",
+        "updated/s",
+        "peak of the update",
+        "predicted",
+    ]
+    return f"{table([*head, 'chunk, exploring', 'deployed', 'denoising as a graph'], rows)}\n\n{source('gpu', record)}"
+
+
+def _gpu_pretrained_cells(record: Record, name: str) -> list[str]:
+    batch = next(one["name"] for one in record["rows"] if one["name"].startswith(f"{name}: update, ")).split()[-1]
+    peak = named(record, f"{name}: peak of the update, micro-batch {batch}")
+    graph = found(record, f"{name}: a deployed chunk as a CUDA graph")
+    milliseconds = [
+        named(record, f"{name}: a chunk from an observation, as it {how}") for how in ("explores", "is deployed")
+    ]
+    return [
+        f"{named(record, f'{name}: parameters')['value'] / 1e9:.2f} B",
+        f"{named(record, f'{name}: weights')['value']:.1f} GB",
+        f"{named(record, f'{name}: kept of an observation')['value']:.2g} MB",
+        f"{named(record, f'{name}: encode, batch {batch}')['value']:.0f}",
+        f"{named(record, f'{name}: update, micro-batch {batch}')['value']:.0f}",
+        f"{peak['value']:.1f} GB (batch {batch})",
+        f"{peak['value'] / peak['ratio']:.1f} GB",
+        *(f"{one['value']:.0f} ms" for one in milliseconds),
+        "" if graph is None else f"{graph['value']:.0f} ms",
+    ]
 
 
 def policies() -> str:
@@ -441,6 +484,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policies": policies,
     "full_size": full_size,
     "published_learning": published_learning,
+    "gpu_pretrained": gpu_pretrained,
+    "published_learning_cuda": partial(published_learning, "policies_cuda"),
     "robot": robot,
     "filter_costs": filter_costs,
     "peers": peers,

@@ -56,9 +56,9 @@ def write_record(name: str, rows: Sequence[Row], *, command: str, folder: Path =
     return path
 
 
-def read_record(name: str) -> dict[str, Any]:
-    """What benchmarks/results/NAME.json holds; nothing where it was never measured."""
-    path = RESULTS / f"{name}.json"
+def read_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What ``folder``'s NAME.json holds; nothing where it was never measured."""
+    path = folder / f"{name}.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 

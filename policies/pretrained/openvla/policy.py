@@ -245,5 +245,5 @@ def bin_centers(device: torch.device) -> Float[Tensor, " bins"]:
 def _edges(device: torch.device) -> Float[Tensor, " bins"]:
     """As numpy's ``linspace`` computes them, which torch's differs from in the last bit."""
     edges = torch.arange(BINS, dtype=torch.float64, device=device) * (2 / (BINS - 1)) - 1
-    edges[-1] = 1
+    edges[-1:].fill_(1)  # an assigned number would be copied from the host
     return edges
