@@ -147,6 +147,9 @@ class ScenesAhead:
         self._source.close()
 
 
+_source: PretrainingScenes  # of a process that draws
+
+
 def _start_drawing(make: Callable[[], PretrainingScenes]) -> None:
     global _source
     torch.set_num_threads(1)
