@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # one thread of tensor arithmetic; one worker per core, each with its own module of tests
 ALONE := OMP_NUM_THREADS=1 $(BIN)/pytest --check-types all
-PYTEST := $(ALONE) --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+PYTEST := $(ALONE) --ignore tests/compiled --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,8 @@ quickstart: $(INSTALLED)  ## train a small policy by imitation, then by reinforc
 
 test: $(INSTALLED)  ## the tests, without those marked slow
 	$(PYTEST) -m "not slow and not real_time"
-	$(ALONE) -m real_time
+	$(ALONE) --ignore tests/compiled -m real_time
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/compiled  # checks of annotations cannot be compiled
 
 test-slow: $(INSTALLED)  ## the tests marked slow: learning, and recovery from faults
 	$(PYTEST) -m slow

@@ -142,23 +142,6 @@ def test_bfloat16_is_float32_rounded(clips: ClipSampler) -> None:
     assert 0 < difference < 0.02 * exact.latent.abs().mean()
 
 
-CHECKED = hasattr(CausalTransformer.forward, "__wrapped__")  # by --jaxtyping-packages
-
-
-@pytest.mark.skipif(CHECKED, reason="the checks of annotations cannot be compiled")
-def test_the_network_compiles_to_one_graph() -> None:
-    """Without graph breaks, both ways it is called; code generation is not tested."""
-    torch.manual_seed(0)
-    transformer = CausalTransformer(width=32, depth=2, heads=2, grid=(2, 2, 2))
-    compiled = torch.compile(transformer, backend="eager", fullgraph=True)
-    tokens, condition = torch.randn(2, 4, 8, 32), torch.randn(2, 4, 32)
-    with torch.no_grad():
-        whole, _ = transformer(tokens, condition)
-        _, past = compiled(tokens[:, :3], condition[:, :3])
-        last, _ = compiled(tokens[:, 3:], condition[:, 3:], past)
-    torch.testing.assert_close(last, whole[:, 3:], rtol=1e-4, atol=1e-5)
-
-
 def test_context_noise_is_for_fits_and_spares_the_first_frame(clips: ClipSampler) -> None:
     world = randomized(untrained(clips, replace(DIT, context_noise=0.5)))
     history = first_history(world, drawn(clips))
