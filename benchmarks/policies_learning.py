@@ -1,14 +1,16 @@
-"""Published architectures at .5 to 1.5 million parameters under reinforcement learning, on a CPU, without downloads.
+"""Published architectures at .5 to 3.7 million parameters under reinforcement learning, without downloads.
 
     OMP_NUM_THREADS=1 python -m benchmarks.policies_learning --seeds 0 1 2
+    python -m benchmarks.policies_learning --device cuda --policies pi0_reach pi05_reach smolvla_reach --seeds 0 1 2
 
 In the point environment of the tests (images of 32 x 32, "go to the red square", a wrong square ends an episode): a
 prefix (vision and language) pretrained on labeled scenes and then frozen; behavior cloning of demonstrations with much
 action noise; PPO on the kept keys and values. OpenVLA-OFT, whose prefix and actions are one sequence, is adapted by
 LoRA, from more demonstrations with less noise; Diffusion Policy, which reads no instruction, has the red square alone.
-Runs that are complete in --runs are not repeated; policies that are not named keep what was measured. Writes
-benchmarks/results/policies.json: success of the deployed policy before and after on the same held-out starts, and the
-gain, with its 95 % t interval over seeds.
+Recipes that end in "_reach" are for task reach of the tabletop suite, which takes a GPU's batches. Runs that are
+complete in --runs are not repeated; policies that are not named keep what was measured. Writes
+benchmarks/results/policies.json (on a GPU policies_cuda.json): success of the deployed policy before and after on the
+same held-out starts, and the gain, with its 95 % t interval over seeds.
 """
 
 from __future__ import annotations
@@ -96,6 +98,20 @@ def flow_reach(family: Any = "gemma") -> dict[str, Any]:
         vision=VisionConfig(width=128, mlp_width=256, depth=4, heads=4, image_size=64, patch_size=8),
         language=decoder(128, 256, family, depth=4),
         expert=decoder(192, 512, family, depth=4),
+    )
+
+
+def openvla_oft(*, prompt_tokens: int, vision: VisionConfig, depth: int) -> OpenVLAConfig:
+    return OpenVLAConfig(
+        action_horizon=4,
+        decoding="parallel",
+        temperature=1.0,
+        prompt_tokens=prompt_tokens,
+        vocabulary=520,
+        action_vocabulary=516,
+        dino=vision,
+        siglip=vision,
+        language=decoder(128, 384, "llama", depth),
     )
 
 
@@ -188,17 +204,7 @@ RECIPES: dict[str, Recipe] = {
     "smolvla": Recipe(config=SmolVLAConfig(shuffle=2, **flow("llama")), prefix="smolvla"),
     "smolvla_reach": Recipe(config=SmolVLAConfig(shuffle=2, **flow_reach("llama")), prefix="smolvla_reach", **ON_REACH),
     "openvla_oft": Recipe(
-        config=OpenVLAConfig(
-            action_horizon=4,
-            decoding="parallel",
-            temperature=1.0,
-            prompt_tokens=72,
-            vocabulary=520,
-            action_vocabulary=516,
-            dino=VISION,
-            siglip=VISION,
-            language=decoder(128, 384, "llama"),
-        ),
+        config=openvla_oft(prompt_tokens=72, vision=VISION, depth=2),
         prefix="openvla_oft",
         pretraining={"steps": 1500, "rate": 0.25},  # at the others' rate it does not learn
         lora_rank=16,
@@ -208,16 +214,8 @@ RECIPES: dict[str, Recipe] = {
         update={"epochs": 2},
     ),
     "openvla_oft_reach": Recipe(
-        config=OpenVLAConfig(
-            action_horizon=4,
-            decoding="parallel",
-            temperature=1.0,
-            prompt_tokens=96,
-            vocabulary=520,
-            action_vocabulary=516,
-            dino=replace(VISION, width=96, mlp_width=192, depth=3, image_size=64),
-            siglip=replace(VISION, width=96, mlp_width=192, depth=3, image_size=64),
-            language=decoder(128, 384, "llama", depth=4),
+        config=openvla_oft(
+            prompt_tokens=96, vision=replace(VISION, width=96, mlp_width=192, depth=3, image_size=64), depth=4
         ),
         prefix="openvla_oft_reach",
         world=REACH,

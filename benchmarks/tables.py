@@ -372,17 +372,10 @@ def gpu_pretrained() -> str:
         name = part.removesuffix(": parameters")
         if name.startswith("pretrained "):
             rows.append([name.removeprefix("pretrained "), *_gpu_pretrained_cells(record, name)])
-    head = [
-        "",
-        "parameters",
-        "weights",
-        "kept of an observation",
-        "encoded/s",
-        "updated/s",
-        "peak of the update",
-        "predicted",
-    ]
-    return f"{table([*head, 'chunk, exploring', 'deployed', 'denoising as a graph'], rows)}\n\n{source('gpu', record)}"
+    sizes = ["", "parameters", "weights", "kept of an observation"]
+    rates = ["encoded/s", "updated/s", "peak of the update", "predicted"]
+    head = [*sizes, *rates, "chunk, exploring", "deployed", "denoising as a graph"]
+    return f"{table(head, rows)}\n\n{source('gpu', record)}"
 
 
 def _gpu_pretrained_cells(record: Record, name: str) -> list[str]:

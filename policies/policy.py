@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -118,9 +118,14 @@ class Policy(OnDevice, ABC, Generic[C, T]):
     config: Any  # the dataclass that policies/registry.py maps to this class
     can_be_traced: bool = True  # whether ``encode`` and ``act_from_noise`` can be exported as a graph (ONNX)
 
+    @property
+    def compiled_modules(self) -> Iterable[nn.Module]:
+        """What ``encode`` and ``act_from_noise`` call by its forward."""
+        return self.children()
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """torch.compile the modules that ``encode`` and ``act_from_noise`` call; arguments as of nn.Module.compile."""
-        for module in self.children():
+        """torch.compile ``compiled_modules``; arguments as of nn.Module.compile."""
+        for module in self.compiled_modules:
             module.compile(*args, **kwargs)
 
     # -- acting ----------------------------------------------------------------------------------------------------

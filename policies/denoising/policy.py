@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -269,10 +269,10 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
     def to_action(self, x_0: Float[Tensor, "B H A"], context: EncodedContext) -> Float[Tensor, "B H A"]:
         return self.normalizer.unnormalize_action(x_0).clamp(-1, 1)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    @property
+    def compiled_modules(self) -> Iterable[nn.Module]:
         """Not the text encoder, which would be compiled again for every length of the instruction."""
-        for module in (*self.encoder.cameras, self.expert):
-            module.compile(*args, **kwargs)
+        return *self.encoder.cameras, self.expert
 
 
 def _hold_clean(predict: Predict, clean: Float[Tensor, "B 1 H A"], known: Bool[Tensor, " H"]) -> Predict:

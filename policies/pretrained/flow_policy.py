@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -136,10 +136,10 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         self.tokenizer.load(weights.tokenizer)
         return dead
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """The parts of ``network``, which is called by other names than forward."""
-        for module in self.network.children():
-            module.compile(*args, **kwargs)
+    @property
+    def compiled_modules(self) -> Iterable[nn.Module]:
+        """The parts of ``network``, which is itself called by other names."""
+        return self.network.children()
 
     # -- the prefix ------------------------------------------------------------------------------------------------
 

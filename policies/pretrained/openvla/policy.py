@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,10 +67,10 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
     def computes_in(self) -> Precision:
         return lower_precision(self.precision, self.config.prefix_precision)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """The parts of ``network``, which is called by other names than forward."""
-        for module in self.network.children():
-            module.compile(*args, **kwargs)
+    @property
+    def compiled_modules(self) -> Iterable[nn.Module]:
+        """The parts of ``network``, which is itself called by other names."""
+        return self.network.children()
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         added = lora_parameters(self.network)
