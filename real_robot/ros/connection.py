@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import rclpy
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.srv import SetParameters
 from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
@@ -24,6 +22,7 @@ from real_robot.ros.inputs import CameraInput, JointInput, StopInputs
 from real_robot.ros.messages import LATCHED_QOS
 from real_robot.ros.registry import build_output
 from real_robot.ros.services import NodeServices
+from real_robot.ros.spin import SpinThread
 
 
 class EpisodeService:
@@ -98,10 +97,7 @@ class RobotConnection:
             self.node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
             for name in ("stop", "release", "resume")
         ]
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self.node)
-        self._spinning = threading.Thread(target=self._executor.spin, name="ros", daemon=True)
-        self._spinning.start()
+        self._spinning = SpinThread(self.node)
         return self.control
 
     def problem(self) -> str:
@@ -111,8 +107,7 @@ class RobotConnection:
     def close(self) -> None:
         """Brake, hold, and leave ROS."""
         self.control.brake()
-        self._executor.shutdown()
-        self._spinning.join()
+        self._spinning.close()
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
 

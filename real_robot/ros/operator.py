@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +11,6 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from jaxtyping import UInt8
 from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import SetBool, Trigger
@@ -22,6 +20,7 @@ from real_robot.robot_file import Robot, RobotError
 from real_robot.ros.inputs import CameraInput, JointInput, StopInputs, image_array
 from real_robot.ros.messages import LatestMessage
 from real_robot.ros.services import NodeServices
+from real_robot.ros.spin import SpinThread
 
 NODE = "/vla_rl_policy"
 ANSWER_S = 10.0
@@ -54,10 +53,7 @@ class Operator(_Participant):
 
     def __init__(self) -> None:
         super().__init__("vla_rl_operator")
-        self._executor = SingleThreadedExecutor(context=self._context)
-        self._executor.add_node(self.node)
-        self._spinning = threading.Thread(target=self._executor.spin, name="ros", daemon=True)
-        self._spinning.start()
+        self._spinning = SpinThread(self.node)
 
     def call(self, name: str, *, data: bool | None) -> tuple[bool, str]:
         """(done, message). RobotError without an answer."""
@@ -79,8 +75,7 @@ class Operator(_Participant):
         raise RobotError(f"no diagnostics: {_ABSENT}")
 
     def close(self) -> None:
-        self._executor.shutdown()
-        self._spinning.join()
+        self._spinning.close()
         super().close()
 
 

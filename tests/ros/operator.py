@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 
 import rclpy
@@ -20,12 +19,13 @@ from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import GetParameters, SetParameters
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
 from std_srvs.srv import SetBool, Trigger
+
+from real_robot.ros.spin import SpinThread
 
 
 class Operator(Node):
@@ -120,11 +120,7 @@ class Operator(Node):
 if __name__ == "__main__":
     rclpy.init()
     operator = Operator(joints="--without-joints" not in sys.argv)
-    executor = SingleThreadedExecutor()
-    executor.add_node(operator)
-    thread = threading.Thread(target=executor.spin)
-    thread.start()
+    spinning = SpinThread(operator)
     for line in sys.stdin:
         print(json.dumps(operator.answer(json.loads(line))), flush=True)
-    executor.shutdown()
-    thread.join()
+    spinning.close()

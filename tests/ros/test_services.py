@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,12 +18,12 @@ if find_spec("rclpy") is None:
 import rclpy
 from rcl_interfaces.srv import GetParameters
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
 from real_robot.ros.services import NodeServices
+from real_robot.ros.spin import SpinThread
 from tests.ros.cell import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning")  # of a parser that rclpy imports
@@ -68,15 +67,10 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("FASTRTPS_DEFAULT_PROFILES_FILE", str(ROOT / "real_robot/ros/loopback.xml"))
     context = rclpy.Context()
     rclpy.init(context=context)
-    executors, threads, made = [], [], []
+    made: list[tuple[SpinThread, Node]] = []
 
     def spun(node: Node) -> Any:
-        executor = SingleThreadedExecutor(context=context)
-        executor.add_node(node)
-        executors.append(executor)
-        threads.append(threading.Thread(target=executor.spin, daemon=True))
-        threads[-1].start()
-        made.append(node)
+        made.append((SpinThread(node), node))
         return node
 
     def make(lost: int | None) -> tuple[Any, NodeServices]:
@@ -85,9 +79,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return other, NodeServices(spun(Node("asks", context=context)), "/other", kinds, absent=ABSENT)
 
     yield make
-    for executor, thread, node in zip(executors, threads, made, strict=True):
-        executor.shutdown()
-        thread.join()
+    for spinning, node in made:
+        spinning.close()
         node.destroy_node()
     rclpy.shutdown(context=context)
 
