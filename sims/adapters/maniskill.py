@@ -6,6 +6,7 @@ With ``backend`` physx_cuda, sims/adapters/maniskill_gpu.py runs all environment
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.experts.grasping import grasp_and_carry
+from sims.experts.pushing import push_to
 from sims.numbers.ranges import ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -96,21 +98,33 @@ class ManiSkill:
 
     @property
     def demonstrates(self) -> bool:
-        return self.config.task == "PickCube-v1" and self.config.control_mode == "pd_ee_delta_pose"
+        return self.config.task in EXPERTS and self.config.control_mode == "pd_ee_delta_pose"
 
     def demonstrate(self) -> np.ndarray:
-        """PickCube: an action of pd_ee_delta_pose, [7]."""
-        env = self._env
-        end_effector, cube, goal = (
-            pose.p[0].cpu().numpy() for pose in (env.agent.tcp.pose, env.cube.pose, env.goal_site.pose)
-        )
-        move, close = grasp_and_carry(
-            end_effector=end_effector, target=cube, goal=goal, holding=bool(env.agent.is_grasping(env.cube))
-        )
+        """An action of pd_ee_delta_pose, [7]."""
+        move, close = EXPERTS[self.config.task](self._env)
         return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [-1.0 if close else 1.0]])
 
     def close(self) -> None:
         self._env.close()
+
+
+def _pick_cube(env: Any) -> tuple[np.ndarray, bool]:
+    end_effector, cube, goal = _positions(env.agent.tcp, env.cube, env.goal_site)
+    holding = bool(env.agent.is_grasping(env.cube))
+    return grasp_and_carry(end_effector=end_effector, target=cube, goal=goal, holding=holding)
+
+
+def _push_cube(env: Any) -> tuple[np.ndarray, bool]:
+    end_effector, cube, goal = _positions(env.agent.tcp, env.obj, env.goal_region)
+    return push_to(end_effector=end_effector, target=cube, goal=goal), True
+
+
+def _positions(*things: Any) -> list[np.ndarray]:
+    return [thing.pose.p[0].cpu().numpy() for thing in things]
+
+
+EXPERTS: Mapping[str, Callable[[Any], tuple[np.ndarray, bool]]] = {"PickCube-v1": _pick_cube, "PushCube-v1": _push_cube}
 
 
 def _registered() -> Any:
