@@ -77,7 +77,7 @@ def recorded_of(folder: Path, episodes: list[Episode]) -> LabeledEpisodes:
 def test_without_stages_progress_is_the_share_of_the_time(tmp_path: Path) -> None:
     failure = dot_episodes.episode(3, drift=-0.9)
     recorded = recorded_of(tmp_path, [success(0, [], steps=10), failure])
-    targets = progress_targets(recorded, gripper=None)
+    targets = progress_targets(recorded, ProgressConfig())
     won = recorded.succeeded[recorded.episode]
     np.testing.assert_allclose(targets[won], np.arange(11) / 10, atol=1e-6)
     assert np.isnan(targets[~won]).all()
@@ -86,13 +86,13 @@ def test_without_stages_progress_is_the_share_of_the_time(tmp_path: Path) -> Non
 def test_stages_end_where_the_gripper_changes_and_have_their_mean_shares(tmp_path: Path) -> None:
     """Shares .2, .8 and .6, .4: the first stage ends at .4 in both, however long it took."""
     recorded = recorded_of(tmp_path, [success(0, [2], steps=10), success(1, [6], steps=10), success(2, [], steps=10)])
-    targets = progress_targets(recorded, gripper=1)
+    targets = progress_targets(recorded, ProgressConfig(gripper=1))
     by_seed = {recorded.entries[i].seed: targets[recorded.episode == i] for i in range(3)}
     np.testing.assert_allclose(by_seed[0], [0, 0.2, *np.linspace(0.4, 1, 9)], atol=1e-6)
     np.testing.assert_allclose(by_seed[1], [*np.linspace(0, 0.4, 7), 0.55, 0.7, 0.85, 1], atol=1e-6)
     np.testing.assert_allclose(by_seed[2], np.arange(11) / 10, atol=1e-6)  # another number of stages: of the time
     with pytest.raises(RewardModelError, match="gripper is 2, but actions have 2 dimensions"):
-        progress_targets(recorded, gripper=2)
+        progress_targets(recorded, ProgressConfig(gripper=2))
 
 
 def store_of(folder: Path, *, first: int = 0) -> Path:
@@ -127,7 +127,7 @@ def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
 
 def make_fit(recorded: LabeledEpisodes, **changed: float) -> ProgressFit:
     torch.manual_seed(1)
-    targets = progress_targets(recorded, gripper=None)
+    targets = progress_targets(recorded, ProgressConfig())
     model = ProgressModel(dataclasses.replace(SMALL, steps=6, **changed), SENSORS)  # type: ignore[arg-type]
     return ProgressFit(model, recorded, targets, np.flatnonzero(~np.isnan(targets)), seed=3)
 

@@ -12,7 +12,7 @@ from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
 from tests.rewards.continuation import check_episodes_continue
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
-from vla_rl.rewards.progress.env import ProgressEnv
+from vla_rl.rewards.progress.env import PaidProgressConfig, ProgressEnv
 from vla_rl.rewards.scorer import Sensors
 
 WEIGHT = 0.5
@@ -34,7 +34,7 @@ class CellProgress:
 
 
 def paying(env: VectorEnv, *, length: int = 10, every: int = 1) -> ProgressEnv:
-    return ProgressEnv(env, CellProgress(length), weight=WEIGHT, every=every)
+    return ProgressEnv(env, CellProgress(length), PaidProgressConfig(weight=WEIGHT, every=every))
 
 
 @pytest.fixture(scope="module", params=["chain", "chain without capture", "counting", "imagined"])
