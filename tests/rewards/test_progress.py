@@ -95,6 +95,19 @@ def test_stages_end_where_the_gripper_changes_and_have_their_mean_shares(tmp_pat
         progress_targets(recorded, ProgressConfig(gripper=2))
 
 
+def test_progress_as_the_share_of_complete_stages(tmp_path: Path) -> None:
+    """The gripper changes at step 2; the dot stands still from the observation at 5 on to that at 7."""
+    action = np.stack([[1, 1, 1, 1, 1, 0, 0, 1, 1, 1], [0.5, 0.5, *[-0.5] * 8]], axis=1) * 0.4
+    recorded = recorded_of(tmp_path, [driven(0, action, "go right"), success(1, [], steps=10)])
+    config = ProgressConfig(gripper=1, position=(0, 1), target="stages")
+    targets = progress_targets(recorded, config)
+    by_seed = {recorded.entries[i].seed: targets[recorded.episode == i] for i in range(2)}
+    np.testing.assert_allclose(by_seed[0], [0, 0, *[1 / 3] * 3, *[2 / 3] * 5, 1], atol=1e-6)
+    np.testing.assert_allclose(by_seed[1], [*[0] * 10, 1])  # success alone
+    with pytest.raises(RewardModelError, match="position is 2, but states have 2 dimensions"):
+        progress_targets(recorded, ProgressConfig(position=(0, 2)))
+
+
 def store_of(folder: Path, *, first: int = 0) -> Path:
     """Two instructions: to the right as usual, and of the same pictures "go left", which never succeeds."""
     with EpisodeStore(folder, create=True) as store:

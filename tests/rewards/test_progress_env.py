@@ -79,6 +79,16 @@ def test_an_ended_episode_is_paid_nothing_more() -> None:
     torch.testing.assert_close(rewards[:, 1], torch.full((6,), WEIGHT / 9))
 
 
+def test_small_changes_are_paid_once_they_add_up() -> None:
+    """Cells are ninths: two of them make .2, and one back is not enough; success is paid what was missing."""
+    config = PaidProgressConfig(weight=WEIGHT, every=1, min_change=0.2)
+    env = ProgressEnv(ChainEnv(num_envs=1, length=10, max_steps=20), CellProgress(10), config)
+    env.reset(start=[StartState(task=0, seed=3)])
+    rewards = [float(env.step(torch.full((1, 1), float(move))).reward[0]) for move in [1, 1, -1, 1, 1, 1, 1, 1]]
+    step = WEIGHT * 2 / 9
+    assert rewards == pytest.approx([0, step, 0, 0, 0, step, 0, 1 + WEIGHT * 2 / 9])
+
+
 def test_what_was_observed_is_not_rendered_again() -> None:
     inner = ChainEnv(num_envs=2, length=60, max_steps=20)
     env = paying(inner, length=60, every=3)

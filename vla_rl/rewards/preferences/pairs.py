@@ -88,7 +88,9 @@ def read_pairs(path: Path, recorded: LabeledEpisodes) -> Pairs:
     if not path.is_file():
         raise RewardModelError(f"{path}: no such file of labeled pairs")
     ids = [entry.id for entry in recorded.entries]
-    numbers = {(ids[e], int(step)): at for at, (e, step) in enumerate(zip(recorded.episode, recorded.step, strict=True))}
+    numbers = {
+        (ids[e], int(step)): at for at, (e, step) in enumerate(zip(recorded.episode, recorded.step, strict=True))
+    }
     rows = []
     for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
