@@ -29,7 +29,8 @@ class Reward:
     """fit: episode stores, with successes and failures; evaluate: the folder that a fit left, or a configuration
     whose section reward tells progress"""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """fit: its folder (default: runs/success_classifier, runs/progress, runs/preferences); started again, it continues there"""
+    """fit: its folder (default: runs/success_classifier, runs/progress, runs/preferences); started again, it continues
+    there"""
     config: Annotated[Path | None, arg(metavar="CONFIG")] = None
     """fit: settings, a YAML file or the name of a packaged one (default: success_classifier, progress,
     preferences)"""

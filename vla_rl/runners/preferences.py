@@ -43,7 +43,7 @@ LABELERS: Mapping[type[Any], Callable[[LabeledEpisodes, Any, Device], Labels]] =
 def fit_preferences(
     config: PreferenceConfig, stores: Sequence[Path], folder: Path, *, seed: int, device: Device = CPU
 ) -> dict[str, Any]:
-    """``vla-rl reward fit-preferences``: the model, its pairs and its report in ``folder``; started again, it continues.
+    """``vla-rl reward fit-preferences``: model, pairs and report in ``folder``; started again, it continues.
 
     Raises RewardModelError where the episodes or the pairs do not suffice.
     """

@@ -29,7 +29,7 @@ from vla_rl.rewards.scorer import Scorer, ScorerConfig, Sensors
 
 @dataclass(frozen=True, kw_only=True)
 class FileLabelsConfig:
-    """``path``: a file of labeled pairs (preferences/pairs.py), such as a person's, or ``pairs.jsonl`` of another fit."""
+    """``path``: a file of labeled pairs (preferences/pairs.py): a person's, or ``pairs.jsonl`` of another fit."""
 
     name: Literal["file"] = "file"
     path: Path

@@ -87,10 +87,8 @@ def read_pairs(path: Path, recorded: LabeledEpisodes) -> Pairs:
     """RewardModelError, which names the line, where one is no pair of observations of ``recorded``."""
     if not path.is_file():
         raise RewardModelError(f"{path}: no such file of labeled pairs")
-    ids = [entry.id for entry in recorded.entries]
-    numbers = {
-        (ids[e], int(step)): at for at, (e, step) in enumerate(zip(recorded.episode, recorded.step, strict=True))
-    }
+    ids = [recorded.entries[episode].id for episode in recorded.episode]
+    numbers = {place: at for at, place in enumerate(zip(ids, recorded.step.tolist(), strict=True))}
     rows = []
     for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -40,8 +40,8 @@ class Progress(Protocol):
 class PaidProgressConfig:
     """What all rewards for progress share: the environment's own, and ``weight`` times the change of progress.
 
-    ``every``: control steps between two observations of the progress. ``min_change``: a smaller change is not paid
-    until it has added up to as much; success and failure always are.
+    ``every``: control steps between two observations of the progress. ``min_change``: smaller changes are paid
+    once they have added up to it; success and failure always are.
     """
 
     weight: PositiveFloat = 0.5
@@ -52,10 +52,11 @@ class PaidProgressConfig:
 class ProgressEnv(ObservedEnv):
     """Adds ``weight`` times the change of progress since it was last known to the environment's own reward.
 
-    Progress is known at the start, every ``every`` control steps and where the time runs out, if it has changed by
-    ``min_change``; it is 1 at success and 0 where an episode fails otherwise. So an episode is paid ``weight`` times (its last progress - its first) in all:
-    to linger or to go back and forth adds nothing, and nothing pays as much as success (potentials, Ng, Harada and
-    Russell 1999, without discount). Success is the environment's own.
+    Progress is known at the start, every ``every`` control steps and where the time runs out; it is 1 at success and 0
+    where an episode fails otherwise. A change by less than ``min_change`` is as if it had not been seen. So an episode
+    is paid ``weight`` times (its last known progress - its first) in all: to linger or to go back and forth adds
+    nothing, and nothing pays as much as success (potentials, Ng, Harada and Russell 1999, without discount). Success is
+    the environment's own.
     """
 
     def __init__(self, env: VectorEnv, model: Progress, config: PaidProgressConfig) -> None:

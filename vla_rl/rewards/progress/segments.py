@@ -25,10 +25,10 @@ def gripper_changes(action: Float[np.ndarray, " T"]) -> Int[np.ndarray, " change
 def pauses(
     position: Float[np.ndarray, "L D"], step: Int[np.ndarray, " L"], *, rest: float
 ) -> Int[np.ndarray, "pauses 2"]:
-    """First and last control step of each pause: the mean speed between observations stays below ``rest`` x the highest.
+    """First and last control step of each pause: between observations it is slower than ``rest`` times its highest speed.
 
     ``position``: of the end effector at the observations, which were made at the increasing control steps ``step``.
-    Before it has moved there is no pause.
+    Before it has moved there is no pause; one that is shorter than the time between observations is not seen.
     """
     speed = np.linalg.norm(np.diff(position, axis=0), axis=1) / np.diff(step)
     slow = speed < rest * speed.max(initial=0)
@@ -40,7 +40,7 @@ def pauses(
 def stage_ends(
     changes: Int[np.ndarray, " changes"], pauses: Int[np.ndarray, "pauses 2"], *, success: int
 ) -> Int[np.ndarray, " stages"]:
-    """Control steps, increasing, up to ``success``: the gripper's changes, the starts of the pauses, and success itself.
+    """Control steps, increasing, up to ``success``: the gripper's changes, the starts of pauses, and success itself.
 
     A pause within which the gripper changes, or success comes, ends no stage of its own.
     """

@@ -1,4 +1,4 @@
-"""Progress from published vision-language models, to which nothing is fitted: CLIP, or a model that answers a question."""
+"""Progress from published models to which nothing is fitted: CLIP, or a vision-language model that answers."""
 
 from __future__ import annotations
 
