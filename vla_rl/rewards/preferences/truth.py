@@ -17,7 +17,9 @@ from vla_rl.rewards.progress.model import ProgressConfig, progress_targets
 
 @dataclass(frozen=True, kw_only=True)
 class TruthLabelsConfig:
-    """The order of the recorded episodes themselves. ``margin``: see ``TruthLabels``."""
+    """What is known of the recorded episodes. ``margin``: share of the time to success by which two observations differ
+    of which the later one is preferred.
+    """
 
     name: Literal["truth"] = "truth"
     margin: Share = 0.1

@@ -43,7 +43,7 @@ class VlmLabelsConfig:
     )
     compare_tokens: PositiveInt = 200
     decide: str = (
-        "Two pictures of a robot with this task were compared: {}. The comparison: {}\n"
+        "Two pictures of a robot with this task were compared: {}. The comparison: {} "
         "In which picture is the task closer to being done? Answer with a number alone: 0 for the first, "
         "1 for the second, -1 if the comparison does not tell or if there is no difference."
     )

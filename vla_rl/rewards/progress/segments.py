@@ -25,7 +25,7 @@ def gripper_changes(action: Float[np.ndarray, " T"]) -> Int[np.ndarray, " change
 def pauses(
     position: Float[np.ndarray, "L D"], step: Int[np.ndarray, " L"], *, rest: float
 ) -> Int[np.ndarray, "pauses 2"]:
-    """First and last control step of each pause: between observations it is slower than ``rest`` times its highest speed.
+    """First and last control step of each pause: between its observations the speed is below ``rest`` x the highest.
 
     ``position``: of the end effector at the observations, which were made at the increasing control steps ``step``.
     Before it has moved there is no pause; one that is shorter than the time between observations is not seen.
