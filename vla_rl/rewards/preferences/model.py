@@ -2,11 +2,11 @@
 
     P(second is preferred to first) = sigmoid(r(second) - r(first)),        r(picture, instruction) the reward
 
-as Christiano et al. 2017 (arXiv:1706.03741, Sec. 2.2.3, Eq. 1) fit it to people's preferences and RL-VLM-F (Wang et al.
-2024, arXiv:2402.03681) to those of a vision-language model. Their pairs are of segments, RL-VLM-F's of single images,
-as here. RL-VLM-F replaces the environment's reward by r, at every step, and labels new pairs while the policy learns.
-Here r is fitted once, to recorded episodes, and is put between 0 and 1 as a progress model, the change of which is paid
-besides success (progress/env.py): pairs are of one instruction each, so what is added to r in all of them is unknown.
+Christiano et al. 2017 (arXiv:1706.03741, Sec. 2.2.3, Eq. 1) fit it to people's preferences between short segments,
+RL-VLM-F (Wang et al. 2024, arXiv:2402.03681) to those of a vision-language model between single images, as here.
+RL-VLM-F pays r at every step instead of the environment's reward, and labels new pairs while the policy learns. Here r
+is fitted once, to recorded episodes; between 0 and 1 it is a progress model, whose change is paid besides success
+(progress/env.py). As each pair is of one instruction, r has an unknown constant for each instruction.
 """
 
 from __future__ import annotations

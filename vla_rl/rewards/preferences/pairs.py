@@ -62,9 +62,9 @@ def draw_pairs(
     recorded: LabeledEpisodes, held_out: Bool[np.ndarray, " F"], count: int, rng: np.random.Generator
 ) -> Pairs:
     """Two different observations of one instruction each, both of them ``held_out`` or neither; no preferences yet."""
-    texts = np.array([entry.instruction for entry in recorded.entries])[recorded.episode]
-    _, group = np.unique(np.stack([texts, held_out.astype(texts.dtype)]), axis=1, return_inverse=True)
-    ordered, size = np.argsort(group.ravel(), kind="stable"), np.bincount(group.ravel())
+    _, instruction = np.unique([entry.instruction for entry in recorded.entries], return_inverse=True)
+    group = 2 * instruction[recorded.episode] + held_out
+    ordered, size = np.argsort(group, kind="stable"), np.bincount(group)
     ends = np.cumsum(size)
     place = rng.integers(len(ordered), size=count)
     of = np.searchsorted(ends, place, side="right")  # its group

@@ -35,8 +35,8 @@ class TruthLabels:
         self._share = progress_targets(recorded, ProgressConfig())  # of the time; NaN in failures
 
     def __call__(self, first: Int[np.ndarray, " N"], second: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        failed = np.isnan(self._share)
-        gap = self._share[second] - self._share[first]
-        gap = np.where(self._success[first] & failed[second], -np.inf, gap)
-        gap = np.where(self._success[second] & failed[first], np.inf, gap)
+        before, after = self._share[first], self._share[second]
+        gap = after - before
+        gap = np.where(self._success[first] & np.isnan(after), -np.inf, gap)
+        gap = np.where(self._success[second] & np.isnan(before), np.inf, gap)
         return np.where(gap > self._margin, 1, np.where(gap < -self._margin, 0, NO_PREFERENCE))

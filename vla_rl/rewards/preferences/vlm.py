@@ -73,7 +73,7 @@ class VlmLabels(PublishedModel):
 
     @torch.no_grad()
     def _answer(self, most_tokens: int, **given: Any) -> str:
-        """The most likely one."""
+        """By the likeliest token at each step."""
         inputs = self._inputs(**given)
         tokens = self.model.generate(**inputs, max_new_tokens=most_tokens, do_sample=False)
         with crossing("evaluation"):

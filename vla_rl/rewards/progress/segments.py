@@ -5,9 +5,9 @@ which states no thresholds: segments end at "significant changes in gripper open
 are where the end effector's "velocity approaches zero". Here the sign of the gripper's action says whether it is open,
 and a pause is slower than a share of the episode's highest speed.
 
-    speed    /\__/\______/\__        pauses of the end effector
-    gripper  open     |closed        it closes within the second pause: one stage end, not two
-    ends         |    |      |       the last one with success
+    speed    high, rest, high, rest          pauses of the end effector
+    gripper  open                 | closed   it closes within the second pause: one stage end, not two
+    ends           |              |       |  the last one with success
 """
 
 from __future__ import annotations
