@@ -16,6 +16,7 @@ from sims.vector_env import StartState
 from tests import dot_episodes
 from tests.rewards.continuation import check_fit_resumes
 from tests.rewards.small_classifier import ENCODER
+from vla_rl.cli.main import main
 from vla_rl.rewards.bundle import PREFERENCES, load_progress_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.preferences.fit import PreferenceFit, pair_accuracy, set_scale
@@ -140,6 +141,21 @@ def test_a_fitted_model_orders_other_episodes_and_pays_for_progress(tmp_path: Pa
     env.reset(start=[StartState(task=0, seed=0)])
     paid = [float(env.step(torch.tensor([[move, 0.0]])).reward[0]) for move in (0.9, 0.9, -0.9)]
     assert paid[0] > 0 and paid[1] > 0 and paid[2] < 0
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The packaged settings, with smaller ones: what is printed of the report, and of other episodes afterwards."""
+    stores = [str(store_of(tmp_path / name, first=first)) for name, first in (("a", 0), ("b", 500))]
+    small = ["--steps", "3", "--batch_size", "8", "--pairs", "200", "--labels.margin", "0.2"]
+    folder = str(tmp_path / "out")
+    main(["reward", "fit-preferences", stores[0], "--out", folder, "--config", "preferences", *small])
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert f"label accuracy: 100.0% ({report['label_accuracy']['count']} of" in printed
+    assert f"\naccuracy: {report['accuracy']['value']:.1%}" in printed
+    main(["reward", "evaluate", folder, "--stores", stores[1], "--json"])
+    other = json.loads(capsys.readouterr().out)
+    assert 0 <= other["failure_auc"] <= 1 and "accuracy" not in other
 
 
 def test_labels_of_a_file_are_learned_whatever_they_say(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from tests import dot_episodes
 from tests.rewards.continuation import check_fit_resumes
 from tests.rewards.small_classifier import ENCODER
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.assessment import rank_correlation
@@ -106,6 +108,12 @@ def test_progress_as_the_share_of_complete_stages(tmp_path: Path) -> None:
     np.testing.assert_allclose(by_seed[1], [*[0] * 10, 1])  # success alone
     with pytest.raises(RewardModelError, match="position is 2, but states have 2 dimensions"):
         progress_targets(recorded, ProgressConfig(position=(0, 2)))
+
+
+def test_the_packaged_process_reward() -> None:
+    config = load_config(ProgressConfig, find_config(Path("tabletop_process"), "rewards"), ())
+    assert (config.target, config.gripper, config.position) == ("stages", 6, (0, 1, 2))
+    assert config.backbone == "tabletop" and not config.train_encoder
 
 
 def store_of(folder: Path, *, first: int = 0) -> Path:
