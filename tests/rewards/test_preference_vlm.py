@@ -15,6 +15,7 @@ from policies.device import CPU
 from tests import dot_episodes
 from tests.rewards.small_classifier import ENCODER
 from tests.rewards.small_vlm import llava_folder
+from vla_rl.rewards.bundle import load_progress_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.preferences.model import PreferenceConfig
 from vla_rl.rewards.preferences.pairs import read_pairs
@@ -83,6 +84,7 @@ def test_a_reward_is_fitted_to_what_it_says(llava: Path, tmp_path: Path) -> None
     assert report["accuracy"]["total"] == report["data"]["report"]
     assert report["label_accuracy"]["total"] > 0
     assert report["label_accuracy"]["value"] < 0.9
+    assert load_progress_model(tmp_path / "out").config == config
 
 
 def test_what_does_not_fit_is_one_clear_error(llava: Path, recorded: LabeledEpisodes, tmp_path: Path) -> None:
