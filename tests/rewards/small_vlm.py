@@ -24,7 +24,7 @@ from transformers import (
 
 WORDS = [
     *("a", "robot", "arm", "at", "table", "that", "has", "done", "this", "reach", "the", "red", "blue", "block"),
-    *("go", "right", "or", "True", "False", "Answer", ":", "."),
+    *("go", "right", "or", "True", "False", "Answer", ":", ".", "0", "1"),
 ]
 SIDE, PATCH = 32, 8
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -68,16 +68,25 @@ def clip_folder(folder: Path) -> Path:
     return folder
 
 
-def llava_folder(folder: Path) -> Path:
+def llava_folder(folder: Path, *, digits: bool = False) -> Path:
+    """``digits``: it can say nothing but 0 and 1, and what it is asked about decides which."""
+    spread = {"initializer_range": 0.5 if digits else 0.02}
     torch.manual_seed(0)
     words = tokenizer(ends=False)
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**TINY, image_size=SIDE, patch_size=PATCH),
-        text_config=LlamaConfig(**TINY, vocab_size=len(words), max_position_embeddings=128),
+        vision_config=CLIPVisionConfig(**TINY, **spread, image_size=SIDE, patch_size=PATCH),
+        text_config=LlamaConfig(**TINY, **spread, vocab_size=len(words), max_position_embeddings=128),
         image_token_index=words.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1,
     )
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    model = LlavaForConditionalGeneration(config)
+    if digits:
+        head, (zero, one) = model.lm_head.weight.data, words.convert_tokens_to_ids(["0", "1"])
+        direction = torch.randn(len(head[zero]), generator=torch.Generator().manual_seed(6))
+        head.zero_()
+        head[zero], head[one] = direction, -direction  # one of both is above 0, where all others are
+        model.get_input_embeddings().weight.data[words.convert_tokens_to_ids("Answer")] = 0  # the last word asked
+    model.save_pretrained(folder)
     LlavaProcessor(
         image_processor=pictures(),
         tokenizer=words,

@@ -21,6 +21,8 @@ from tests import dot_episodes
 from tests.rewards.continuation import check_fit_resumes
 from tests.rewards.small_classifier import ENCODER
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.config.loader import load_config
+from vla_rl.config.packaged import find_config
 from vla_rl.rewards.bundle import PROGRESS, load_reward_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.assessment import rank_correlation
@@ -77,7 +79,7 @@ def recorded_of(folder: Path, episodes: list[Episode]) -> LabeledEpisodes:
 def test_without_stages_progress_is_the_share_of_the_time(tmp_path: Path) -> None:
     failure = dot_episodes.episode(3, drift=-0.9)
     recorded = recorded_of(tmp_path, [success(0, [], steps=10), failure])
-    targets = progress_targets(recorded, gripper=None)
+    targets = progress_targets(recorded, ProgressConfig())
     won = recorded.succeeded[recorded.episode]
     np.testing.assert_allclose(targets[won], np.arange(11) / 10, atol=1e-6)
     assert np.isnan(targets[~won]).all()
@@ -86,13 +88,32 @@ def test_without_stages_progress_is_the_share_of_the_time(tmp_path: Path) -> Non
 def test_stages_end_where_the_gripper_changes_and_have_their_mean_shares(tmp_path: Path) -> None:
     """Shares .2, .8 and .6, .4: the first stage ends at .4 in both, however long it took."""
     recorded = recorded_of(tmp_path, [success(0, [2], steps=10), success(1, [6], steps=10), success(2, [], steps=10)])
-    targets = progress_targets(recorded, gripper=1)
+    targets = progress_targets(recorded, ProgressConfig(gripper=1))
     by_seed = {recorded.entries[i].seed: targets[recorded.episode == i] for i in range(3)}
     np.testing.assert_allclose(by_seed[0], [0, 0.2, *np.linspace(0.4, 1, 9)], atol=1e-6)
     np.testing.assert_allclose(by_seed[1], [*np.linspace(0, 0.4, 7), 0.55, 0.7, 0.85, 1], atol=1e-6)
     np.testing.assert_allclose(by_seed[2], np.arange(11) / 10, atol=1e-6)  # another number of stages: of the time
     with pytest.raises(RewardModelError, match="gripper is 2, but actions have 2 dimensions"):
-        progress_targets(recorded, gripper=2)
+        progress_targets(recorded, ProgressConfig(gripper=2))
+
+
+def test_progress_as_the_share_of_complete_stages(tmp_path: Path) -> None:
+    """The gripper changes at step 2; the dot stands still from the observation at 5 on to that at 7."""
+    action = np.stack([[1, 1, 1, 1, 1, 0, 0, 1, 1, 1], [0.5, 0.5, *[-0.5] * 8]], axis=1) * 0.4
+    recorded = recorded_of(tmp_path, [driven(0, action, "go right"), success(1, [], steps=10)])
+    config = ProgressConfig(gripper=1, position=(0, 1), target="stages")
+    targets = progress_targets(recorded, config)
+    by_seed = {recorded.entries[i].seed: targets[recorded.episode == i] for i in range(2)}
+    np.testing.assert_allclose(by_seed[0], [0, 0, *[1 / 3] * 3, *[2 / 3] * 5, 1], atol=1e-6)
+    np.testing.assert_allclose(by_seed[1], [*[0] * 10, 1])  # success alone
+    with pytest.raises(RewardModelError, match="position is 2, but states have 2 dimensions"):
+        progress_targets(recorded, ProgressConfig(position=(0, 2)))
+
+
+def test_the_packaged_process_reward() -> None:
+    config = load_config(ProgressConfig, find_config(Path("tabletop_process"), "rewards"), ())
+    assert (config.target, config.gripper, config.position) == ("stages", 6, (0, 1, 2))
+    assert config.backbone == "tabletop" and not config.train_encoder
 
 
 def store_of(folder: Path, *, first: int = 0) -> Path:
@@ -127,7 +148,7 @@ def test_with_another_instruction_there_is_no_progress(tmp_path: Path) -> None:
 
 def make_fit(recorded: LabeledEpisodes, **changed: float) -> ProgressFit:
     torch.manual_seed(1)
-    targets = progress_targets(recorded, gripper=None)
+    targets = progress_targets(recorded, ProgressConfig())
     model = ProgressModel(dataclasses.replace(SMALL, steps=6, **changed), SENSORS)  # type: ignore[arg-type]
     return ProgressFit(model, recorded, targets, np.flatnonzero(~np.isnan(targets)), seed=3)
 

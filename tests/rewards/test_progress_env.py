@@ -12,7 +12,7 @@ from sims.verification.conformance import CHECKS, MAX_STEPS, same, starts
 from tests.rewards.continuation import check_episodes_continue
 from tests.sims.environments_to_check import ENVIRONMENTS
 from tests.worlds import ChainEnv, PointEnv
-from vla_rl.rewards.progress.env import ProgressEnv
+from vla_rl.rewards.progress.env import PaidProgressConfig, ProgressEnv
 from vla_rl.rewards.scorer import Sensors
 
 WEIGHT = 0.5
@@ -34,7 +34,7 @@ class CellProgress:
 
 
 def paying(env: VectorEnv, *, length: int = 10, every: int = 1) -> ProgressEnv:
-    return ProgressEnv(env, CellProgress(length), weight=WEIGHT, every=every)
+    return ProgressEnv(env, CellProgress(length), PaidProgressConfig(weight=WEIGHT, every=every))
 
 
 @pytest.fixture(scope="module", params=["chain", "chain without capture", "counting", "imagined"])
@@ -77,6 +77,16 @@ def test_an_ended_episode_is_paid_nothing_more() -> None:
     assert rewards[:2, 0].sum() == pytest.approx(1 + WEIGHT * 2 / 9)
     assert rewards[2:, 0].tolist() == [0.0] * 4
     torch.testing.assert_close(rewards[:, 1], torch.full((6,), WEIGHT / 9))
+
+
+def test_small_changes_are_paid_once_they_add_up() -> None:
+    """Cells are ninths: two of them make .2, and one back is not enough; success is paid what was missing."""
+    config = PaidProgressConfig(weight=WEIGHT, every=1, min_change=0.2)
+    env = ProgressEnv(ChainEnv(num_envs=1, length=10, max_steps=20), CellProgress(10), config)
+    env.reset(start=[StartState(task=0, seed=3)])
+    rewards = [float(env.step(torch.full((1, 1), float(move))).reward[0]) for move in [1, 1, -1, 1, 1, 1, 1, 1]]
+    step = WEIGHT * 2 / 9
+    assert rewards == pytest.approx([0, step, 0, 0, 0, step, 0, 1 + WEIGHT * 2 / 9])
 
 
 def test_what_was_observed_is_not_rendered_again() -> None:

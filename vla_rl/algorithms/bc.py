@@ -22,7 +22,7 @@ from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.encoded_windows import EncodedBatch, EncodedWindows, encodings_are_constant
 from vla_rl.algorithms.optimizers import make_optimizers, scale_learning_rates
 from vla_rl.algorithms.shards import GradientShards
-from vla_rl.rewards.bundle import PROGRESS, load_reward_model
+from vla_rl.rewards.bundle import load_progress_model
 from vla_rl.rewards.progress.weights import weigh_by_progress
 
 
@@ -98,7 +98,7 @@ class BC:
         set_frozen(policy, config.frozen)
         self.parameters = trained_parameters(policy)
         if config.progress is not None:
-            model = load_reward_model(PROGRESS, config.progress, Device(device=policy.device))
+            model = load_progress_model(config.progress, Device(device=policy.device))
             for sampler in samplers:
                 weigh_by_progress(sampler, model)
         self.samplers: Sequence[WindowSampler | EncodedWindows] = samplers

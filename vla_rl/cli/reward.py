@@ -1,4 +1,4 @@
-"""``vla-rl reward fit|fit-progress STORE ... --out FOLDER`` and ``vla-rl reward evaluate FOLDER``"""
+"""``vla-rl reward fit|fit-progress|fit-preferences STORE ... --out FOLDER`` and ``vla-rl reward evaluate FOLDER``"""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Reward:
-    """Fit a success classifier or a progress model to recorded episodes, or compare one with what is true.
+    """Fit a success classifier, a progress model or preferences to recorded episodes, or compare one with what is true.
 
     --key VALUE changes any setting of the fit, such as --precision 0.99.
     """
 
-    verb: Positional[Literal["fit", "fit-progress", "evaluate"]]
+    verb: Positional[Literal["fit", "fit-progress", "fit-preferences", "evaluate"]]
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="PATH")]
     """fit: episode stores, with successes and failures; evaluate: the folder that a fit left, or a configuration
     whose section reward tells progress"""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """fit: its folder (default: runs/success_classifier, runs/progress); started again, it continues there"""
+    """fit: its folder (default: runs/success_classifier, runs/progress, runs/preferences); started again, it continues
+    there"""
     config: Annotated[Path | None, arg(metavar="CONFIG")] = None
-    """fit: settings, a YAML file or the name of a packaged one (default: success_classifier, progress)"""
+    """fit: settings, a YAML file or the name of a packaged one (default: success_classifier, progress,
+    preferences)"""
     stores: tuple[Path, ...] = ()
     """evaluate: on these recorded episodes"""
     sim: Annotated[Path | None, arg(metavar="CONFIG")] = None
@@ -51,8 +53,13 @@ class Reward:
     def run(self) -> None:
         if not self.paths:
             raise UserError("reward fit needs episode stores, reward evaluate the folder that a fit left")
-        fits = {"fit": self._fit, "fit-progress": self._fit_progress, "evaluate": self._evaluate}
-        report = fits[self.verb]()
+        verbs = {
+            "fit": self._fit,
+            "fit-progress": self._fit_progress,
+            "fit-preferences": self._fit_preferences,
+            "evaluate": self._evaluate,
+        }
+        report = verbs[self.verb]()
         print(json.dumps(report) if self.json else _summary(report))
 
     def _fit(self) -> dict[str, Any]:
@@ -71,6 +78,14 @@ class Reward:
         config, folder = self._settings(ProgressConfig, "progress")
         return fit_progress(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
 
+    def _fit_preferences(self) -> dict[str, Any]:
+        from policies.device import select_device
+        from vla_rl.rewards.preferences.model import PreferenceConfig
+        from vla_rl.runners.preferences import fit_preferences
+
+        config, folder = self._settings(PreferenceConfig, "preferences")
+        return fit_preferences(config, self.paths, folder, seed=self.seed, device=select_device(self.device))
+
     def _settings(self, cls: type[C], name: str) -> tuple[C, Path]:
         """Of a fit, and its folder; ``name``: of both unless they are given."""
         from vla_rl.config.loader import load_config
@@ -81,7 +96,7 @@ class Reward:
 
     def _evaluate(self) -> dict[str, Any]:
         from policies.device import select_device
-        from vla_rl.rewards.bundle import PROGRESS
+        from vla_rl.rewards.bundle import tells_progress
         from vla_rl.runners.progress import assess_progress_stores, assess_reward
         from vla_rl.runners.reward import assess_stores, compare_with_truth
 
@@ -89,7 +104,7 @@ class Reward:
         fitted = path.is_dir()
         if len(self.paths) != 1 or (fitted and self.overrides):
             raise UserError("reward evaluate takes one folder of a fit, and no settings: they are those of the fit")
-        if not fitted or PROGRESS.in_folder(path):
+        if not fitted or tells_progress(path):
             if not self.stores:
                 raise UserError("reward evaluate of a model of progress needs --stores STORE")
             if fitted:
@@ -110,7 +125,8 @@ def _summary(report: dict[str, Any]) -> str:
     if "value_order_correlation" in report:
         numbers = {name: number for name, number in report.items() if isinstance(number, float)}
         plain = [f"{name.replace('_', ' ')}: {number:.3f}" for name, number in numbers.items()]
-        return "\n".join([*plain, _line("high failures", report["high_failures"])])
+        shares = ("accuracy", "truth_accuracy", "label_accuracy", "high_failures")
+        return "\n".join([*plain, *(_line(name, report[name]) for name in shares if name in report)])
     lines = []
     for what, rates in (("observations", report.get("observations", {})), ("episodes", report.get("episodes"))):
         rates = rates if isinstance(rates, dict) else report

@@ -17,6 +17,7 @@ from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.schema import default, hints, variants
 from vla_rl.rewards.classifier import SuccessClassifierConfig
+from vla_rl.rewards.preferences.model import PreferenceConfig
 from vla_rl.rewards.progress.model import ProgressConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -108,6 +109,7 @@ def reference() -> str:
         "Corrections: a file of `configs/corrections`": CorrectionsConfig,
         "Success classifiers: a file of `configs/rewards`": SuccessClassifierConfig,
         "Progress models: a file of `configs/rewards`": ProgressConfig,
+        "Rewards from preferences: a file of `configs/rewards`": PreferenceConfig,
     }
     return "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}))]) + "\n"
 

@@ -20,6 +20,7 @@ from policies.device import CPU, Device
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_tree, is_finite, named_tensors
 from vla_rl.rewards.classifier import SuccessClassifier, SuccessClassifierConfig
+from vla_rl.rewards.preferences.model import PreferenceConfig, PreferenceModel
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel
 from vla_rl.rewards.scorer import RewardModelError, Scorer, Sensors
 
@@ -49,6 +50,11 @@ class ProgressInfo(Info):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreferenceInfo(Info):
+    config: PreferenceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kind(Generic[M]):
     """``fit``: the verb of ``vla-rl reward`` that makes one."""
 
@@ -66,6 +72,7 @@ class Kind(Generic[M]):
 
 CLASSIFIER = Kind(name="classifier", model=SuccessClassifier, info=ClassifierInfo, fit="fit")
 PROGRESS = Kind(name="progress", model=ProgressModel, info=ProgressInfo, fit="fit-progress")
+PREFERENCES = Kind(name="preferences", model=PreferenceModel, info=PreferenceInfo, fit="fit-preferences")
 
 
 def save_reward_model(kind: Kind[M], model: M, path: Path, *, tasks: tuple[str, ...]) -> str:
@@ -108,3 +115,15 @@ def load_reward_model(kind: Kind[M], path: Path, device: Device = CPU) -> M:
     if wrong := [name for name, tensor in named_tensors(model) if not is_finite(tensor)]:
         raise RewardModelError(f"{path}: {wrong[0]} has entries that are not finite; fit it again")
     return device.place(model).eval()
+
+
+def tells_progress(path: Path) -> bool:
+    """Whether ``path`` is the folder of a model that does."""
+    return PROGRESS.in_folder(path) or PREFERENCES.in_folder(path)
+
+
+def load_progress_model(path: Path, device: Device = CPU) -> ProgressModel | PreferenceModel:
+    """Whichever of both the folder holds, as ``load_reward_model`` does."""
+    if PREFERENCES.in_folder(path):
+        return load_reward_model(PREFERENCES, path, device)
+    return load_reward_model(PROGRESS, path, device)

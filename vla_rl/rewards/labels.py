@@ -107,6 +107,10 @@ class LabeledEpisodes:
         """All that were executed in this episode."""
         return np.asarray(self._arrays[episode]["action"])
 
+    def episode_states(self, episode: int) -> Float[np.ndarray, "L state_dim"]:
+        """Of all observations of this episode."""
+        return np.asarray(self._arrays[episode]["state"])
+
     def states(self, index: Int[np.ndarray, " N"]) -> Float[Tensor, "N state_dim"]:
         """Of these observations."""
         every = np.concatenate([np.asarray(arrays["state"]) for arrays in self._arrays])

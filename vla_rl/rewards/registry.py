@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import Field
 
 from policies.device import Device
-from sims.numbers.ranges import PositiveFloat, PositiveInt
 from sims.plugins import with_plugins
 from sims.vector_env import VectorEnv
-from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
+from vla_rl.rewards.bundle import CLASSIFIER, load_progress_model, load_reward_model
 from vla_rl.rewards.classified_env import ClassifiedEnv
-from vla_rl.rewards.progress.env import Progress, ProgressEnv
+from vla_rl.rewards.progress.env import PaidProgressConfig, Progress, ProgressEnv
 from vla_rl.rewards.progress.zero_shot import AnswerProgress, AnswerRewardConfig, ClipProgress, ClipRewardConfig
 
 
@@ -39,17 +38,14 @@ class ClassifierConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgressRewardConfig:
-    """The environment's own, and ``weight`` times the change of progress (docs/rewards.md).
+class ProgressRewardConfig(PaidProgressConfig):
+    """Pays for the change of progress (docs/rewards.md).
 
-    ``path``: the folder that ``vla-rl reward fit-progress`` left. ``every``: control steps between two observations of
-    the progress.
+    ``path``: the folder that ``vla-rl reward fit-progress`` or ``fit-preferences`` left.
     """
 
     name: Literal["progress"] = "progress"
     path: Path
-    weight: PositiveFloat = 0.5
-    every: PositiveInt = 4
 
 
 def _outcome(config: OutcomeConfig, env: VectorEnv, device: Device) -> VectorEnv:
@@ -61,7 +57,7 @@ def _classifier(config: ClassifierConfig, env: VectorEnv, device: Device) -> Vec
 
 
 def _fitted(config: ProgressRewardConfig, device: Device) -> Progress:
-    return load_reward_model(PROGRESS, config.path, device)
+    return load_progress_model(config.path, device)
 
 
 PROGRESS_MODELS: Mapping[type[Any], Callable[[Any, Device], Progress]] = {
@@ -72,8 +68,7 @@ PROGRESS_MODELS: Mapping[type[Any], Callable[[Any, Device], Progress]] = {
 
 
 def _progress(config: Any, env: VectorEnv, device: Device) -> VectorEnv:
-    model = PROGRESS_MODELS[type(config)](config, device)
-    return ProgressEnv(env, model, weight=config.weight, every=config.every)
+    return ProgressEnv(env, PROGRESS_MODELS[type(config)](config, device), config)
 
 
 BUILT_IN: Mapping[type[Any], Callable[[Any, VectorEnv, Device], VectorEnv]] = {

@@ -13,16 +13,15 @@ from episodes.store import EpisodeStore
 from policies.device import CPU, Device
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
-from vla_rl.rewards.bundle import PROGRESS, REPORT, load_reward_model, save_reward_model
+from vla_rl.rewards.bundle import PROGRESS, REPORT, load_progress_model, save_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
 from vla_rl.rewards.progress.assessment import assess_progress
 from vla_rl.rewards.progress.env import Progress
 from vla_rl.rewards.progress.fit import ProgressFit
 from vla_rl.rewards.progress.model import ProgressConfig, ProgressModel, progress_targets
 from vla_rl.rewards.registry import PROGRESS_MODELS
-from vla_rl.rewards.scorer import RewardModelError
 from vla_rl.runners.fit import run_fit
-from vla_rl.runners.reward import new_reward_model, note_fit
+from vla_rl.runners.reward import check_successes, new_reward_model, note_fit
 from vla_rl.runs.run_dir import write_json
 
 
@@ -35,11 +34,8 @@ def fit_progress(
     """
     opened = [EpisodeStore(path) for path in stores]
     recorded = LabeledEpisodes(opened, cameras=config.cameras, success_steps=config.success_steps)
-    targets = progress_targets(recorded, gripper=config.gripper)
-    if (successes := int(recorded.succeeded.sum())) < config.min_successes:
-        raise RewardModelError(
-            f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
-        )
+    targets = progress_targets(recorded, config)
+    check_successes(recorded, config)
     parts = recorded.parts(config.held_out)
     index = np.concatenate([parts["fit"], parts["threshold"]])
     index = index[~np.isnan(targets[index])]
@@ -54,7 +50,7 @@ def fit_progress(
         "progress": str(folder),
         "sha256": sha256,
         **assess_progress(model.eval(), recorded, targets, parts["report"]),
-        "data": {"successes": successes, "episodes": len(recorded.entries)},
+        "data": {"successes": int(recorded.succeeded.sum()), "episodes": len(recorded.entries)},
     }
     write_json(folder / REPORT, report)
     return report
@@ -62,9 +58,9 @@ def fit_progress(
 
 def assess_progress_stores(path: Path, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
     """``vla-rl reward evaluate FOLDER --stores`` of a fitted model: on all observations of these stores."""
-    model = load_reward_model(PROGRESS, path, device)
-    config = model.config
-    return _assess(model, stores, success_steps=config.success_steps, gripper=config.gripper)
+    model = load_progress_model(path, device)
+    share_of_time = ProgressConfig(success_steps=model.config.success_steps)
+    return _assess(model, stores, model.config if isinstance(model, ProgressModel) else share_of_time)
 
 
 def assess_reward(config: Any, stores: Sequence[Path], *, device: Device = CPU) -> dict[str, Any]:
@@ -72,12 +68,13 @@ def assess_reward(config: Any, stores: Sequence[Path], *, device: Device = CPU) 
     if type(config) not in PROGRESS_MODELS:
         names = ", ".join(one.name for one in PROGRESS_MODELS)
         raise UserError(f"reward {config.name} tells no progress; reward.name must be one of {names}")
-    return _assess(PROGRESS_MODELS[type(config)](config, device), stores, success_steps=0, gripper=None)
+    return _assess(PROGRESS_MODELS[type(config)](config, device), stores, ProgressConfig())
 
 
-def _assess(model: Progress, stores: Sequence[Path], *, success_steps: int, gripper: int | None) -> dict[str, Any]:
+def _assess(model: Progress, stores: Sequence[Path], config: ProgressConfig) -> dict[str, Any]:
+    """``config``: of the progress that is true."""
     opened = [EpisodeStore(path) for path in stores]
     sensors = LabeledEpisodes(opened).sensors
     cameras = [sensors.cameras[i] for i in model.cameras_among(sensors, f"the store {stores[0]}")]
-    recorded = LabeledEpisodes(opened, cameras=cameras, success_steps=success_steps)
-    return assess_progress(model, recorded, progress_targets(recorded, gripper=gripper), np.arange(len(recorded)))
+    recorded = LabeledEpisodes(opened, cameras=cameras, success_steps=config.success_steps)
+    return assess_progress(model, recorded, progress_targets(recorded, config), np.arange(len(recorded)))

@@ -35,7 +35,7 @@ from vla_rl.rewards.declared import choose_threshold, episode_rates, scored_epis
 from vla_rl.rewards.detector import SuccessDetector
 from vla_rl.rewards.fit import ClassifierFit, mined, probabilities
 from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
-from vla_rl.rewards.scorer import RewardModelError, Scorer
+from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.fit import run_fit
@@ -99,6 +99,14 @@ def new_reward_model(
     return model
 
 
+def check_successes(recorded: LabeledEpisodes, config: ScorerConfig) -> None:
+    """RewardModelError where there are fewer than ``min_successes``."""
+    if (successes := int(recorded.succeeded.sum())) < config.min_successes:
+        raise RewardModelError(
+            f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
+        )
+
+
 def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.ndarray, *, seed: int) -> None:
     """Leave what the weights depend on; RewardModelError where others were fitted in ``folder``.
 
@@ -120,11 +128,7 @@ def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.
 
 
 def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:
-    successes = int(recorded.succeeded.sum())
-    if successes < config.min_successes:
-        raise RewardModelError(
-            f"the episodes hold {successes} successes, min_successes is {config.min_successes}; record more"
-        )
+    check_successes(recorded, config)
     for part, index in parts.items():
         count = _count(recorded, index)
         if not count["successes"] or count["episodes"] == count["successes"]:

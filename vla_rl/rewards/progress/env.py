@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sims.devices.crossing import crossing
 from sims.numbers.finite import check_finite, check_observation
+from sims.numbers.ranges import PositiveFloat, PositiveInt, Share
 from sims.vector_env import Observation, StartState, Step, VectorEnv
 from vla_rl.rewards.observed_env import ObservedEnv, packed
 from vla_rl.rewards.scorer import Sensors, sensors_of, through
@@ -34,18 +36,32 @@ class Progress(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaidProgressConfig:
+    """What all rewards for progress share: the environment's own, and ``weight`` times the change of progress.
+
+    ``every``: control steps between two observations of the progress. ``min_change``: smaller changes are paid
+    once they have added up to it; success and failure always are.
+    """
+
+    weight: PositiveFloat = 0.5
+    every: PositiveInt = 4
+    min_change: Share = 0.0
+
+
 class ProgressEnv(ObservedEnv):
     """Adds ``weight`` times the change of progress since it was last known to the environment's own reward.
 
     Progress is known at the start, every ``every`` control steps and where the time runs out; it is 1 at success and 0
-    where an episode fails otherwise. So an episode is paid ``weight`` times (its last progress - its first) in all:
-    to linger or to go back and forth adds nothing, and nothing pays as much as success (potentials, Ng, Harada and
-    Russell 1999, without discount). Success is the environment's own.
+    where an episode fails otherwise. A change by less than ``min_change`` is as if it had not been seen. So an episode
+    is paid ``weight`` times (its last known progress - its first) in all: to linger or to go back and forth adds
+    nothing, and nothing pays as much as success (potentials, Ng, Harada and Russell 1999, without discount). Success is
+    the environment's own.
     """
 
-    def __init__(self, env: VectorEnv, model: Progress, *, weight: float, every: int) -> None:
+    def __init__(self, env: VectorEnv, model: Progress, config: PaidProgressConfig) -> None:
         super().__init__(env)
-        self.model, self.weight, self.every = model, weight, every
+        self.model, self.config = model, config
         self._cameras = model.cameras_among(sensors_of(env.spec), env.spec.name)
         n = env.spec.num_envs
         self._elapsed: Int[Tensor, " N"] = torch.zeros(n, dtype=torch.int64)  # control steps
@@ -77,11 +93,12 @@ class ProgressEnv(ObservedEnv):
         self._elapsed += running
         before, terminated = self._known.clone(), running & seen.terminated
         self._known = torch.where(terminated, seen.success.float(), self._known)
-        due = running & seen.valid & ~terminated & (seen.truncated | (self._elapsed % self.every == 0))
+        due = running & seen.valid & ~terminated & (seen.truncated | (self._elapsed % self.config.every == 0))
         if ids := due.nonzero().flatten().tolist():
-            self._known[ids] = self._progress(ids)
+            found, known = self._progress(ids), self._known[ids]
+            self._known[ids] = torch.where((found - known).abs() >= self.config.min_change, found, known)
         self._ended |= seen.terminated | seen.truncated
-        gained = self.weight * (self._known - before)
+        gained = self.config.weight * (self._known - before)
         with crossing("outcomes"):
             return dataclasses.replace(seen, reward=seen.reward + gained).to(self.spec.device)
 

@@ -1,15 +1,11 @@
-"""Progress from published vision-language models, to which nothing is fitted: CLIP, or a model that answers a question.
-
-The models are folders as the hub has them (``huggingface-cli download``); nothing is ever downloaded here.
-"""
+"""Progress from published models to which nothing is fitted: CLIP, or a vision-language model that answers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,20 +15,20 @@ from torch import Tensor
 
 from policies.device import Device
 from sims.devices.crossing import crossing
-from sims.numbers.ranges import PositiveFloat, PositiveInt, Share
+from sims.numbers.ranges import Share
 from sims.vector_env import Observation, decode_instructions
-from vla_rl.rewards.scorer import RewardModelError, Sensors
-
-T = TypeVar("T")
+from vla_rl.rewards.progress.env import PaidProgressConfig
+from vla_rl.rewards.published_model import PublishedModel
+from vla_rl.rewards.scorer import RewardModelError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipRewardConfig:
-    """The environment's own, and ``weight`` times the change of what CLIP sees of the task (docs/rewards.md).
+class ClipRewardConfig(PaidProgressConfig):
+    """Pays for the change of what CLIP sees of the task (docs/rewards.md).
 
     ``path``: the folder of a CLIP model. ``camera``: what it looks through; null: the first. ``goal``: what the picture
     shows at success, {} being the instruction; ``baseline``: what it shows anyway. ``projection``: how far pictures
-    are projected on the line between the two, 0 to 1. ``every``: control steps between two observations of it.
+    are projected on the line between the two, 0 to 1.
     """
 
     name: Literal["clip"] = "clip"
@@ -41,17 +37,14 @@ class ClipRewardConfig:
     goal: str = "a robot arm that has done this: {}"
     baseline: str = "a robot arm at a table"
     projection: Share = 0.5
-    weight: PositiveFloat = 0.5
-    every: PositiveInt = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerRewardConfig:
-    """The environment's own, and ``weight`` times the change of the share of "yes" among a model's answers.
+class AnswerRewardConfig(PaidProgressConfig):
+    """Pays for the change of the share of "yes" among a model's answers.
 
     ``path``: the folder of a vision-language model. ``camera``: what it looks through; null: the first. ``question``:
     about the picture, {} being the instruction; ``yes`` and ``no``: the first words of its answers that are compared.
-    ``every``: control steps between two observations of it.
     """
 
     name: Literal["vlm_answer"] = "vlm_answer"
@@ -60,30 +53,10 @@ class AnswerRewardConfig:
     question: str = "A robot was told: {}. Does the picture show that it is done? Answer True or False."
     yes: str = "True"
     no: str = "False"
-    weight: PositiveFloat = 0.5
-    every: PositiveInt = 4
 
 
-class ZeroShot(ABC):
-    """``folder`` is read by the class of transformers of the name ``model_class``. RewardModelError."""
-
-    def __init__(self, folder: Path, camera: str | None, device: Device, *, model_class: str) -> None:
-        transformers = _transformers()
-        self.processor = _read(folder, transformers.AutoProcessor.from_pretrained)
-        self.model = device.place(_read(folder, getattr(transformers, model_class).from_pretrained)).eval()
-        self._camera = camera
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def cameras_among(self, sensors: Sensors, where: str) -> list[int]:
-        """RewardModelError where ``where`` has no such camera."""
-        cameras = sensors.cameras
-        if not cameras or (self._camera is not None and self._camera not in cameras):
-            wanted = "a camera" if self._camera is None else f"camera {self._camera!r}"
-            raise RewardModelError(f"the reward needs {wanted}; {where} has {', '.join(cameras) or 'none'}")
-        return [0 if self._camera is None else cameras.index(self._camera)]
+class ZeroShot(PublishedModel, ABC):
+    """Tells progress without a fit."""
 
     @torch.no_grad()
     def progress(self, obs: Observation) -> Float[Tensor, " B"]:
@@ -99,11 +72,6 @@ class ZeroShot(ABC):
     @abstractmethod
     def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
         """``pictures``: [n, height, width, 3], uint8."""
-
-    def _inputs(self, **given: Any) -> dict[str, Tensor]:
-        with crossing("observations"):
-            made = self.processor(**given, return_tensors="pt", padding=True)
-            return {name: tensor.to(self.device) for name, tensor in made.items()}
 
 
 class ClipProgress(ZeroShot):
@@ -153,24 +121,6 @@ class AnswerProgress(ZeroShot):
         return int(self.processor.tokenizer.encode(word, add_special_tokens=False)[0])
 
     def _of_instruction(self, pictures: np.ndarray, text: str) -> Float[Tensor, " n"]:
-        content = [{"type": "image"}, {"type": "text", "text": self.config.question.format(text)}]
-        prompt = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        prompt = self._prompt(None, self.config.question.format(text))
         inputs = self._inputs(text=[prompt] * len(pictures), images=[[picture] for picture in pictures])
         return self.model(**inputs).logits[:, -1, self._answers].float().softmax(-1)[:, 0]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise RewardModelError("this reward reads models by transformers. Run: pip install 'vla-rl[vlm]'") from None
-    return transformers
-
-
-def _read(folder: Path, load: Callable[..., T]) -> T:
-    if not (folder / "config.json").is_file():
-        raise RewardModelError(f"{folder} is not the folder of a model: it has no config.json")
-    try:
-        return load(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise RewardModelError(f"{folder}: {str(error).strip().splitlines()[0]}") from None
