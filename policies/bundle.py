@@ -140,7 +140,8 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
     if got != format:
         raise error_class(f"{path} has format {got!r}; this version reads {format}. {again}")
     try:
-        return _strict(cls).validate_json(json.dumps([manifest]))[0]
+        section: type = cls
+        return _strict(section).validate_json(json.dumps([manifest]))[0]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
@@ -151,11 +152,10 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
 
 
 @cache
-def _strict(cls: type[M]) -> TypeAdapter[list[M]]:
+def _strict(cls: type) -> TypeAdapter:
     # In a list, because only there the settings reach every level. A key that nothing reads would change behavior
     # silently in the version that wrote it.
-    section: type = cls
-    return TypeAdapter(list[section], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
 def load_bundle(
