@@ -148,6 +148,7 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
         page = Page(socket)
         state = page.drive_until([], lambda state: state["step"] == 0)
         assert (state["mode"], state["reason"], state["can_rewind"]) == ("hold", "a new episode", False)
+        wait(lambda: bool(servos.sent))
         assert not any(np.ptp([goal for _, goal in servos.sent], axis=0))
         for number in range(1, 5):  # a busy machine stops the arm, or observes late or little: the person begins again
             with contextlib.suppress(Stopped):
