@@ -221,7 +221,10 @@ class CorrectionSession:
             self.mode, self.reason = "hold", reason
 
     def release_stop(self, *, person: str) -> None:
-        """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding. RobotError."""
+        """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding.
+
+        RobotError while what stopped it is still there, and in a simulation.
+        """
         self.arm.release()
         if self.mode == "hold":
             self.reason = "the stop is released"
