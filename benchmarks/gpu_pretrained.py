@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from policies.registry import build_policy
 from tests.policies.pretrained.toy import OPENVLA_OFT, toy
 from vla_rl.bench.memory import training_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
-from vla_rl.bench.policy import acting, as_cuda_graph, observations, throughput
+from vla_rl.bench.policy import acting, as_cuda_graph, log_prob_difference, observations, throughput, update
 from vla_rl.bench.record import Row, median_seconds, row
 
 STEPS = 4  # of denoising, in exploration; an update scores all of them
@@ -117,24 +118,17 @@ def update_rows(policy: Policy, batch: int, device: Device, *, predicted: float,
     del context
     kept = sum(tensor.nbytes for tensor in record.tensors()) / batch
     yield row("kept of an observation", kept / 1e6, "MB")
-    with torch.no_grad():
-        difference = policy.log_prob(policy.restore(record), sample.trace) - sample.log_prob
-    nats = difference.sum((1, 2, 3)).abs().max().item()
+    nats = log_prob_difference(policy, record, sample)
     yield row("log-prob of the update beside the rollout's, per chunk", nats, "nat")
     optimizer = torch.optim.AdamW(trained_parameters(policy), lr=1e-5)
-
-    def update() -> None:
-        (-policy.log_prob(policy.restore(record), sample.trace).mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    update()  # from now on there are AdamW's averages
+    work = partial(update, policy, record, sample.trace, optimizer)
+    work()  # from now on there are AdamW's averages
     if device.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    update()
+    work()
     yield memory_row(f"peak of the update, micro-batch {batch}", allocated(device, "max_memory"), predicted, device)
     # Not before the peak is read: counting arithmetic keeps what checkpointing recomputes, until garbage is collected.
-    yield throughput(f"update, micro-batch {batch}", update, batch=batch, peak=peak)
+    yield throughput(f"update, micro-batch {batch}", work, batch=batch, peak=peak)
 
 
 def allocated(device: Device, what: str = "memory") -> int:

@@ -28,7 +28,7 @@ from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.policy import Pi0
 from vla_rl.bench.memory import training_memory
 from vla_rl.bench.options import EXAMPLE_ROBOT
-from vla_rl.bench.policy import observations
+from vla_rl.bench.policy import log_prob_difference, observations, update
 from vla_rl.bench.record import Row, row, write_record
 
 CONFIG = Pi0Config(action_horizon=5, prefix_precision="bfloat16", explore=FlowSDEConfig(steps=4))
@@ -110,12 +110,11 @@ def measure(folder: Path) -> list[Row]:
     with meter.stage("encode an observation and sample a chunk"), torch.no_grad():
         context, _ = policy.encode(observations(1), policy.initial_state(1))
         sample = policy.sample(context, generator)
+    record = policy.store(context)
+    difference = log_prob_difference(policy, record, sample)
     with meter.stage("update of the expert", predicted["training in all, micro-batch 1"]):
         optimizer = torch.optim.AdamW(trained_parameters(policy), lr=1e-5)
-        log_prob = policy.log_prob(policy.restore(policy.store(context)), sample.trace)
-        (-log_prob.mean()).backward()
-        optimizer.step()
-    difference = (log_prob.detach() - sample.log_prob).sum((1, 2, 3)).abs().max().item()
+        update(policy, record, sample.trace, optimizer)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     return [
         row("parameters", parameters, "1"),

@@ -9,7 +9,6 @@ In a Markdown file ``<!-- table: NAME -->`` and ``<!-- end -->`` enclose the tab
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,9 +17,9 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.learning import mean_row
+from vla_rl.bench.record import RESULTS, read_record
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = Mapping[str, Any]
 
@@ -49,7 +48,7 @@ def pages() -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """``text`` with every marked table made anew. KeyError for a table that does not exist."""
+    """``text`` with every marked table made anew. KeyError for a table that does not exist, or was never measured."""
     return MARKED.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
 
 
@@ -58,7 +57,7 @@ def filled(text: str) -> str:
 
 def learned(name: str) -> str:
     """Success per task before and after a benchmark of benchmarks/learning.py, means over seeds."""
-    record = read(name)
+    record = read_record(name)
     tasks = list(summary(record["runs"][0], "rl")["per_task"])
     rows = [[task, *(share(named(record, f"{stage} success, {task}")) for stage in ("bc", "rl"))] for task in tasks]
     rows.append(["**all**", *(f"**{share(named(record, f'{stage} success'))}**" for stage in ("bc", "rl"))])
@@ -68,7 +67,7 @@ def learned(name: str) -> str:
 
 def controls() -> str:
     """The quick start's policies under changed observations and on starts unlike those of training."""
-    record = read("learning_quickstart")
+    record = read_record("learning_quickstart")
     names = [name for key in ("controls", "splits") for name in record["runs"][0][key]]
     rows = [[f"`{name}`", share(named(record, f"rl success, {name}"))] for name in names]
     note = over_seeds("learning_quickstart", record, named(record, f"rl success, {names[0]}"))
@@ -77,7 +76,7 @@ def controls() -> str:
 
 def baselines() -> str:
     """The time of reinforcement learning spent otherwise, and as it was."""
-    record = read("baselines")
+    record = read_record("baselines")
     names = {
         "imitation": "imitation",
         "more_imitation": "more imitation",
@@ -105,7 +104,7 @@ def baselines() -> str:
 
 def corrections() -> str:
     """Learning from corrections beside as many demonstrations, by task."""
-    record = read("corrections")
+    record = read_record("corrections")
     first = "success before"
     labels = {
         first: "before",
@@ -125,7 +124,7 @@ def corrections() -> str:
 
 def one_step() -> str:
     """Teacher and student of a distillation: success and time of a chunk."""
-    record = read("one_step")
+    record = read_record("one_step")
     rows = [
         [name, share(named(record, f"{name} success"))]
         + [f"{named(record, f'{name} {part}')['value']:.1f} ms" for part in ("encode_ms", "act_ms")]
@@ -140,7 +139,7 @@ METHODS = {"learning_quickstart": "PPO", "learning_quickstart_grpo": "GRPO"}
 
 def methods() -> str:
     """Algorithms from the same imitation policies, over the seeds that all of them ran."""
-    records = {name: read(name) for name in METHODS}
+    records = {name: read_record(name) for name in METHODS}
     seeds = sorted(set.intersection(*({run["seed"] for run in record["runs"]} for record in records.values())))
     rows = []
     for name, record in records.items():
@@ -160,7 +159,7 @@ def learning() -> str:
     """Every learning run: configuration, seed, before and after."""
     rows, sources = [], []
     for path in sorted(RESULTS.glob("learning_*.json")):
-        record = json.loads(path.read_text())
+        record = read_record(path.stem)
         sources.append(source(path.stem, record))
         for run in record["runs"]:
             cells = [share(summary(run, stage)) for stage in ("bc", "rl", "stochastic")]
@@ -180,7 +179,7 @@ def imagination() -> str:
     }  # row -> its name in results of before, title
     rows, sources = [], []
     for name in ("world_model_drawer", "world_model_reach"):
-        record = read(name)
+        record = read_record(name)
         by_name = {row["name"]: row for row in record["rows"]}
         cells = [
             share(by_name.get(arm, by_name.get(f"success, {before}, all seeds"))) for arm, (before, _) in arms.items()
@@ -196,7 +195,7 @@ def imagination() -> str:
 
 def imagined_logs() -> str:
     """Policies from recorded episodes alone, judged in the simulator that recorded them."""
-    record = read("imagined_logs")
+    record = read_record("imagined_logs")
     names = [one["name"] for one in record["rows"]]
     seeds = record["rows"][0]["seeds"]
     rows = [
@@ -213,7 +212,7 @@ def imagined_logs() -> str:
 
 def off_policy() -> str:
     """A residual learned off-policy, and PPO of the same cloned policy, after as many control steps."""
-    record = read("off_policy_resfit_pick")
+    record = read_record("off_policy_resfit_pick")
     rows = []
     for arm, text in {"full": "residual, off-policy", "ppo": "PPO"}.items():
         seconds = mean(run["curve"][-1]["cpu_s"] for run in record["curves"][arm])
@@ -227,7 +226,7 @@ def off_policy() -> str:
 
 def off_policy_methods() -> str:
     """What demonstrations, chunks and a warm-up are worth on a small sparse task."""
-    record = read("off_policy_methods")
+    record = read_record("off_policy_methods")
     rows = []
     for name, runs in record["curves"].items():
         offline, dip = (found(record, f"{name}, {what}") for what in ("success offline", "deepest dip"))
@@ -241,7 +240,7 @@ def off_policy_methods() -> str:
 
 def off_policy_two_sides() -> str:
     """A policy that succeeds by chance, and what is made of it."""
-    record = read("off_policy_two_sides")
+    record = read_record("off_policy_two_sides")
     rows = []
     for one in record["rows"]:
         name, _, what = one["name"].partition(", ")
@@ -255,7 +254,7 @@ def off_policy_two_sides() -> str:
 
 def off_policy_peers() -> str:
     """Our updates, and what is learned by them, beside those of other libraries."""
-    record = read("off_policy_peers")
+    record = read_record("off_policy_peers")
     versions, rows = record["peers"], []
     for one in record["rows"]:
         if one["unit"] == "ms":
@@ -271,7 +270,7 @@ def off_policy_peers() -> str:
 
 def blind_controls() -> str:
     """What controllers reach in the tabletop tasks that do not look or do not read."""
-    record = read("blind_controls")
+    record = read_record("blind_controls")
     values: dict[str, dict[str, float]] = {}
     for one in record["rows"]:
         task, _, control = one["name"].partition(", ")
@@ -283,7 +282,7 @@ def blind_controls() -> str:
 
 def other_simulators() -> str:
     """Before and after reinforcement learning in simulators that are not ours."""
-    record = read("other_simulators")
+    record = read_record("other_simulators")
     rows = []
     for case, runs in record["runs"].items():
         stages = ("imitation", "after PPO", "after PPO, exploring", "after PPO, blank images")
@@ -296,7 +295,7 @@ def other_simulators() -> str:
 
 def families() -> str:
     """Policies that do not denoise."""
-    record = read("policy_families")
+    record = read_record("policy_families")
     by_name = {row["name"]: row for row in record["rows"]}
     rows = [
         [family, *(share(by_name[f"{family} {stage} success"]) for stage in ("bc", "ppo", "grpo"))]
@@ -308,7 +307,7 @@ def families() -> str:
 
 def robot() -> str:
     """The policy over ROS topics, and an hour of the node."""
-    wire, hour = read("robot_wire"), read("robot_hour")
+    wire, hour = read_record("robot_wire"), read_record("robot_hour")
     rows = [[f"success {name}", share(named(wire, name))] for name in ("over the wire", "in simulation")]
     rows += [[f"in an hour: {name}", quantity(named(hour, name))] for name in ("missed ticks", "holds", "filter p99")]
     return table(["", ""], rows) + f"\n\n* {source('robot_wire', wire)}\n* {source('robot_hour', hour)}"
@@ -316,7 +315,7 @@ def robot() -> str:
 
 def filter_costs() -> str:
     """Of one command, undisturbed and as measured in one run."""
-    record = read("safety")
+    record = read_record("safety")
     streams = {
         "smooth": "smooth, nothing is limited",
         "saturated": "every joint at its limits",
@@ -335,7 +334,7 @@ def filter_costs() -> str:
 
 def full_size() -> str:
     """Memory and processor time of pi0 at its published size."""
-    record = read("policies_full_size")
+    record = read_record("policies_full_size")
     rows = []
     for one in record["rows"]:
         if one["name"].endswith("peak memory"):
@@ -349,7 +348,7 @@ def full_size() -> str:
 
 def published_learning(name: str = "policies") -> str:
     """Published architectures at small width before and after PPO."""
-    record = read(name)
+    record = read_record(name)
     rows = []
     for one in record["rows"]:
         if one["name"].startswith("rl gain, "):
@@ -367,7 +366,7 @@ def published_learning(name: str = "policies") -> str:
 
 def gpu_pretrained() -> str:
     """Published architectures at full size on a GPU."""
-    record, rows = read("gpu"), []
+    record, rows = read_record("gpu"), []
     for part in (one["name"] for one in record["rows"] if one["name"].endswith(": parameters")):
         name = part.removesuffix(": parameters")
         if name.startswith("pretrained "):
@@ -400,7 +399,7 @@ def _gpu_pretrained_cells(record: Record, name: str) -> list[str]:
 
 def policies() -> str:
     """Which policy goes with what, and the reasons why not."""
-    record = read("policy_table")
+    record = read_record("policy_table")
     cells: dict[str, dict[str, str]] = {}
     reasons: list[str] = []
     for one in record["rows"]:
@@ -417,7 +416,7 @@ def policies() -> str:
 
 def peers() -> str:
     """One PPO iteration beside other libraries, equal work."""
-    record = read("peers")
+    record = read_record("peers")
     by_name = {row["name"]: row for row in record["rows"]}
     rows = []
     for peer in dict.fromkeys(row["against"] for row in record["rows"]):
@@ -433,7 +432,7 @@ def peers() -> str:
 
 def success_classifier() -> str:
     """What classifiers declare, held out and in another policy's episodes, and PPO by their reward alone."""
-    record = read("success_classifier")
+    record = read_record("success_classifier")
     names = [row["name"].removeprefix("AUC, ") for row in record["rows"] if row["name"].startswith("AUC, ")]
     rates = [(rate, where) for where in ("held out", "without ends", "policy") for rate in ("precision", "recall")]
     rates.append(("false positive rate", "policy"))
@@ -486,10 +485,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 # -- cells ----------------------------------------------------------------------------------------------------------
-
-
-def read(name: str) -> Record:
-    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

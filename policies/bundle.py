@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -139,11 +140,8 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
     if got != format:
         raise error_class(f"{path} has format {got!r}; this version reads {format}. {again}")
     try:
-        # In a list, because only there the settings reach every level. A key that nothing reads would change behavior
-        # silently in the version that wrote it.
-        strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
         section: type = cls
-        return TypeAdapter(list[section], config=strict).validate_json(json.dumps([manifest]))[0]
+        return _strict(section).validate_json(json.dumps([manifest]))[0]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
@@ -151,6 +149,13 @@ def read_manifest(path: Path, cls: type[M], *, format: int, again: str, error_cl
         raise error_class(f"{path}: {where}: {problem}, got {first['input']!r}") from None
     except ValueError as error:
         raise error_class(f"{path}: {error}") from None
+
+
+@cache
+def _strict(cls: type) -> TypeAdapter:
+    # In a list, because only there the settings reach every level. A key that nothing reads would change behavior
+    # silently in the version that wrote it.
+    return TypeAdapter(list[cls], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
 def load_bundle(

@@ -32,6 +32,7 @@ from real_robot.control.thread import ControlThread
 from real_robot.images import observation_of
 from real_robot.robot_file import RobotError, load_robot
 from real_robot.ros.installation import require_ros
+from real_robot.waiting import wait_until_ready
 from sims.numbers.ranges import Count, ImageSize, PositiveFloat, PositiveInt, SomeNames
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
@@ -250,11 +251,7 @@ class RobotEnv:
         return observation_of(seen, self._embodiment.state(measured.positions), self._instruction)
 
     def _wait(self, condition: Callable[[], bool], problem: Callable[[], str]) -> None:
-        deadline = time.monotonic() + self.config.timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise RobotError(f"the robot is not ready after {self.config.timeout_s:g} s: {problem()}")
-            time.sleep(0.005)
+        wait_until_ready(condition, problem, within_s=self.config.timeout_s, what="the robot")
 
 
 _NO_SNAPSHOT = "a robot cannot be captured or restored: its episodes start from a task and a seed only"

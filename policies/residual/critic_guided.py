@@ -31,6 +31,11 @@ class CriticGuided(Protocol):
         """What the critic values of a chunk that was sampled: the action as executed, or the noise it was made from."""
         ...
 
+    @property
+    def features_are_unscaled(self) -> bool:
+        """Whether ``fit_features`` has measured nothing yet."""
+        ...
+
     def fit_features(self, record: Any) -> None:
         """Measure the scale of what ``store`` kept of some observations, once, before the first update."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from real_robot.control.stepped_source import SteppedSource
 from real_robot.images import observation_of
 from real_robot.robot_file import Robot, RobotError
 from real_robot.safety.commands import Measurement
+from real_robot.waiting import wait_until_ready
 from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Step
 
 READY_S = 10.0  # for the first joints and images, and for the arm to come to rest
@@ -36,7 +37,10 @@ class ArmEnv:
     """One environment, for a policy of ``policy``. RobotError if that is for another robot, or the arm is not ready.
 
     ``held``: action dimensions that keep their value; the others must be motions. ``max_steps``: of an episode.
+    ``keeps_time``: its time does not stand still, so that its scene may change while nobody moves it.
     """
+
+    keeps_time = True
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class ArmEnv:
         self._elapsed, self._begun, self.ahead = 0, False, 0
         self._delay = policy.action_delay
         try:
-            self._wait(lambda: not self._sensors_problem(), self._sensors_problem)
+            wait_until_ready(lambda: not self._sensors_problem(), self._sensors_problem, within_s=READY_S)
             self._check_motions(held)
         except RobotError:
             connection.close()
@@ -244,13 +248,6 @@ class ArmEnv:
                     f"a person corrects by motions, and actions of {self._robot.control.embodiment} are positions; "
                     "use a robot file and a policy with another embodiment, such as joint_steps"
                 )
-
-    def _wait(self, condition: Callable[[], bool], problem: Callable[[], str]) -> None:
-        deadline_s = time.monotonic() + READY_S
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise RobotError(f"the arm is not ready after {READY_S:g} s: {problem()}")
-            time.sleep(0.005)
 
 
 class ExecutedActions(SteppedSource):

@@ -108,14 +108,14 @@ class RobotThread:
                     self._let_go(lost.name, "lost contact with the person who drove")
                     changed |= self._run_commands()
                 moved_before, moved = moved, self.session.tick(self._newest_input())
-                if moved or changed or self.session.arm is not None:
+                if moved or changed or self.session.arm.keeps_time:
                     self._publish()
                 if moved:
                     self.session.prepare()
                 now_s = time.monotonic()
                 next_s = max(next_s, now_s - 2 * period_s) + period_s if moved_before else now_s + period_s
                 early_s = next_s - EARLY_STEPS * period_s
-                if moved and self.session.arm is not None:
+                if moved and self.session.arm.keeps_time:
                     early_s = next_s = self.session.arm.taken_s + period_s - TAKEN_AHEAD_S
                 self._wait(next_s, early_s, moved and self.session.mode != "ended")  # a verdict need not wait
                 if self.pictures.failure is not None:
@@ -139,7 +139,7 @@ class RobotThread:
 
         def hold() -> None:
             """Nobody could stop a real arm that the policy drives."""
-            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm is not None):
+            if self.session.mode == "human" or (self.session.mode == "policy" and self.session.arm.keeps_time):
                 self.session.hold(reason, person=name)
 
         self._audit.write("releases the robot", person=name, reason=reason)
@@ -201,7 +201,7 @@ class RobotThread:
             "max_steps": session.spec.max_steps,
             "control_hz": session.spec.control_hz,
             "can_rewind": session.spec.can_capture,
-            "stopped": "" if session.arm is None else session.arm.stopped,
+            "stopped": session.arm.stopped,
             "holder": holder.name if holder is not None else None,
             "holder_client": holder.client if holder is not None else None,
             "policy": session.version,

@@ -29,6 +29,7 @@ from real_robot.corrections.handover import Handover
 from real_robot.corrections.human_input import RELEASED, Action, HumanInput, RawInput
 from real_robot.corrections.plan import Plan
 from real_robot.corrections.settings import ControlSettings
+from real_robot.corrections.simulated_arm import SimulatedArm
 from real_robot.serving.backends import UnusableActions
 from real_robot.serving.protocol import ActRequest, EpisodeEnd
 from real_robot.serving.versions import Versions
@@ -77,7 +78,7 @@ class CorrectionSession:
             env.expert(noise=0.0, seed=0) if settings.show_expert and isinstance(env, DemonstratedEnv) else None
         )
         self._projecting = env if isinstance(env, ProjectingEnv) else None
-        self.arm = env if isinstance(env, ArmEnv) else None
+        self.arm = env if isinstance(env, ArmEnv) else SimulatedArm(env.spec.action_dim, settings.held)
         self._starts, self._split, self._audit = starts, split, audit
         self.human = HumanInput(settings, env.spec.action_dim)
         self.plan = Plan(env.spec.action_dim)
@@ -110,7 +111,7 @@ class CorrectionSession:
         instruction = decode_instructions(self.env.observe().instruction)[0]
         self.attempt = Attempt(start=start, instruction=instruction, policy_version=self.backend.hello.fingerprint)
         self._continue(self.backend.initial_state())
-        drive &= self.arm is None
+        drive &= not self.arm.keeps_time
         self.mode, self.reason, self.outcome = ("policy", "", "") if drive else ("hold", "a new episode", "")
         self._audit.write("episode begins", person=person, number=self.number, policy=self.version)
 
@@ -152,8 +153,7 @@ class CorrectionSession:
     def _continue(self, memory: TensorDataclass) -> None:
         """The environment stands before step ``attempt.length``, at rest."""
         attempt = self.attempt
-        before = self._open_hand() if self.arm is None else self.arm.rest_action()
-        rest = self.human.hold(attempt.steps[-1].action if attempt.steps else before)
+        rest = self.human.hold(attempt.steps[-1].action if attempt.steps else self.arm.rest_action())
         self.handover.begin(rest)
         self._memory = memory
         self._observed_at, self._ahead = -1, 0
@@ -161,19 +161,13 @@ class CorrectionSession:
         if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
 
-    def _open_hand(self) -> Action:
-        action = np.zeros(self.spec.action_dim, dtype=np.float32)
-        action[[dim for dim in self.settings.held if dim < len(action)]] = -1.0
-        return action
-
     def _commit(self, *, label: Outcome | None) -> None:
         """Store the attempt, if it has steps, and count it for its policy version."""
         attempt = self.attempt
         self.last_episode = None
-        if self.arm is not None:
-            self.arm.rest()
-            self._take_executed(self.arm)
-            self._observed_at = -1
+        self.arm.rest()
+        self._take_executed()
+        self._observed_at = -1
         if not attempt.length:
             return
         if self._must_observe():
@@ -194,10 +188,10 @@ class CorrectionSession:
         ):
             self._audit.write("rolled back", person="the rule", detail=rolled_back)
 
-    def _take_executed(self, arm: ArmEnv) -> None:
+    def _take_executed(self) -> None:
         """An episode holds what the arm was sent, after all limits."""
         steps = self.attempt.steps
-        for i, action in enumerate(arm.executed(len(steps))):
+        for i, action in enumerate(self.arm.executed(len(steps))):
             if action is not None:
                 steps[i] = replace(steps[i], action=action)
 
@@ -227,9 +221,10 @@ class CorrectionSession:
             self.mode, self.reason = "hold", reason
 
     def release_stop(self, *, person: str) -> None:
-        """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding."""
-        if self.arm is None:
-            raise Refused("a simulated robot has no stop")
+        """Undo a stop that the safety filter, or whoever may, has latched; the arm goes on holding.
+
+        RobotError while what stopped it is still there, and in a simulation.
+        """
         self.arm.release()
         if self.mode == "hold":
             self.reason = "the stop is released"
@@ -238,7 +233,7 @@ class CorrectionSession:
     def _refuse_to_move(self) -> None:
         if self.mode == "ended":
             raise Refused(ENDED)
-        if self.arm is not None and (problem := self.arm.problem()):
+        if problem := self.arm.problem():
             raise Refused(problem)
 
     def instruct(self, text: str, *, person: str) -> None:
@@ -258,7 +253,7 @@ class CorrectionSession:
         """
         if self.mode == "ended":
             return False
-        if self.arm is not None and (problem := self.arm.problem()):
+        if problem := self.arm.problem():
             self.hold(problem, person="the arm")
             self._at_rest()
             return False
@@ -283,7 +278,7 @@ class CorrectionSession:
 
         While a person drives, and where a real arm would wait.
         """
-        if self.mode == "human" or (self.arm is not None and self.mode == "policy"):
+        if self.mode == "human" or (self.mode == "policy" and self.arm.keeps_time):
             self._usable_proposal(observe=self.mode == "human")
 
     def _at_rest(self) -> None:
@@ -319,20 +314,21 @@ class CorrectionSession:
                 execute_steps=self.settings.execute_steps or self.backend.hello.action_horizon,
             )
             chunk, self._memory = self.backend.act(request, self._memory)
-            ask_steps = 0 if self.arm is None else self.arm.ask_steps
-            self.plan.add(chunk, at, ahead=self._ahead, execute_steps=request.execute_steps, ask_steps=ask_steps)
+            self.plan.add(
+                chunk, at, ahead=self._ahead, execute_steps=request.execute_steps, ask_steps=self.arm.ask_steps
+            )
         return self.plan.action(at)
 
     def _must_observe(self) -> bool:
         """Whether what was observed last is older than the last step."""
         at = self.attempt.length
-        return self._observed_at != at if self.arm is not None else at not in self.attempt.observations
+        return self._observed_at != at if self.arm.keeps_time else at not in self.attempt.observations
 
     def _observe(self) -> None:
         obs = self.env.observe()
         images = obs.images[0].numpy().copy()
         self._observed_at = self.attempt.length
-        self._ahead = 0 if self.arm is None else min(self.arm.ahead, self.attempt.length)
+        self._ahead = min(self.arm.ahead, self.attempt.length)
         self.attempt.observations[self.attempt.length - self._ahead] = (
             {camera: images[i] for i, camera in enumerate(self.spec.cameras)},
             obs.state[0].numpy().astype(np.float32),
@@ -342,7 +338,7 @@ class CorrectionSession:
         """False if a real arm did not take the action."""
         attempt, applied = self.attempt, time.time()
         result = self.env.step(torch.from_numpy(action)[None])
-        if self.arm is not None:
+        if self.arm.keeps_time:
             applied = time.time()
             if not result.valid[0]:
                 self._at_rest()

@@ -15,9 +15,12 @@ from real_robot.control.loop import ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
 from real_robot.lerobot.devices import make_driver
-from real_robot.robot_file import Robot, RobotError, load_robot
+from real_robot.robot_file import Robot, load_robot
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.remote_policy import RemotePolicy
+from real_robot.waiting import wait_until_ready
+
+READY_S = 10.0
 
 
 def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruction: str, seconds: float) -> str:
@@ -25,12 +28,14 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
 
     RobotError if the server or the joints do not answer.
     """
-    deadline = time.monotonic() + 10.0
-    while client.hello is None or not arm.fresh(robot.limits.max_measurement_age_s):
-        if time.monotonic() > deadline:
-            raise RobotError(client.problem or arm.problem or "the policy server does not answer")
-        time.sleep(0.01)
+    wait_until_ready(
+        lambda: client.hello is not None and arm.fresh(robot.limits.max_measurement_age_s),
+        lambda: client.problem or arm.problem or "the policy server does not answer",
+        within_s=READY_S,
+        what="the policy server or the arm",
+    )
     hello = client.hello
+    assert hello is not None
     embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
     policy = RemotePolicy(
         hello,

@@ -148,6 +148,7 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
         page = Page(socket)
         state = page.drive_until([], lambda state: state["step"] == 0)
         assert (state["mode"], state["reason"], state["can_rewind"]) == ("hold", "a new episode", False)
+        wait(lambda: bool(servos.sent))
         assert not any(np.ptp([goal for _, goal in servos.sent], axis=0))
         for number in range(1, 5):  # a busy machine stops the arm, or observes late or little: the person begins again
             with contextlib.suppress(Stopped):
@@ -192,7 +193,6 @@ def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
     config, file = CorrectionsConfig(control=SETTINGS), robot_file(tmp_path)
     with serving_arm(given, config, tmp_path / "out", robot=file, instruction="wave") as server:
         session = server.robot.session
-        assert session.arm is not None
         assert session.arm.ask_steps == 1  # of three control steps, the lead takes one and an action one
         with open_control(*open_session(server.invite("Anna"))) as socket:
             page, late = Page(socket), list[float]()
@@ -265,7 +265,7 @@ def test_a_stop_is_shown_in_the_page_and_released_there(
         page.keyboard.down("w")
         wait(lambda: running.robot.session.attempt.length > 5)
         arm = running.robot.session.arm
-        assert arm is not None
+        assert isinstance(arm, ArmEnv)
         arm._control.stop("contact at joint elbow_flex")
         page.wait_for_selector("#stopped:not([hidden])")
         assert page.text_content("#stopped-reason") == "The arm is stopped: contact at joint elbow_flex."

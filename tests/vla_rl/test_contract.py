@@ -16,30 +16,26 @@ from websockets.sync.client import connect
 from real_robot.serving.protocol import Hello, unpack
 from sims.registry import splits
 from sims.tabletop import TabletopConfig
+from tests.vla_rl.command import answer, vla_rl
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
-from vla_rl.cli.main import main
 from vla_rl.config.controls import CONTROLS
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
 
 
-def vla_rl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "vla_rl.cli", *map(str, arguments)], capture_output=True, text=True)
-
-
-def answer(*arguments: object) -> dict:
-    done = vla_rl(*arguments)
+def printed_by_process(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "vla_rl.cli", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("contract") / "run"
-    done = vla_rl("train", TINY, "--run-dir", folder, "--algorithm.iterations", 2, "--evaluation.control_episodes", 2)
-    assert done.returncode == 0, done.stderr
+    settings = ["--algorithm.iterations", "2", "--evaluation.control_episodes", "2"]
+    printed_by_process("train", str(TINY), "--run-dir", str(folder), *settings)
     return folder
 
 
@@ -61,8 +57,8 @@ def test_eval_of_a_bundle_from_anywhere_in_a_named_simulator(run_dir: Path, tmp_
     assert refused.returncode == 2
     assert "give --sim CONFIG" in refused.stderr
     result = answer("eval", bundle, "--sim", TINY, "--episodes", 4, "--seed", 1, "--json")
-    own = answer("eval", run_dir, "--episodes", 4, "--seed", 1, "--json")
-    assert result == own
+    own = printed_by_process("eval", str(run_dir), "--episodes", "4", "--seed", "1", "--json")
+    assert json.loads(own) == result
     other = tmp_path / "other.yaml"
     other.write_text("sim: {name: tabletop, cameras: [agent]}")
     wrong = vla_rl("eval", bundle, "--sim", other, "--episodes", 4)
@@ -211,10 +207,7 @@ def test_collect_adds_to_a_store(tmp_path: Path) -> None:
         assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
 
 
-def test_bad_input_is_one_line_and_exit_code_2(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In this process: another one would import torch for every case."""
+def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     broken = tmp_path / "bundle"
@@ -256,10 +249,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
         ),
     }
     for expected, arguments in cases.items():
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        shown = capsys.readouterr().err
-        assert ended.value.code == 2, (arguments, shown)
-        assert expected in shown.strip().splitlines()[-1], (arguments, shown)
-        assert "Traceback" not in shown
+        done = vla_rl(*arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert expected in done.stderr.strip().splitlines()[-1], (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
     assert not new.exists()

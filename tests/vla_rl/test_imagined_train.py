@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from sims.registry import make_env
 from sims.vector_env import Observation, StartState
+from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
 from vla_rl.config.experiment import Experiment
@@ -58,9 +57,8 @@ evaluation: {{episodes: 2, validation_episodes: 2, videos_per_task: 0}}
 
 
 def train(config: Path, folder: Path, *options: str) -> None:
-    words = ["train", str(config), "--run-dir", str(folder), *options]
-    done = subprocess.run([sys.executable, "-m", "vla_rl.cli", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ended = vla_rl("train", config, "--run-dir", folder, *options)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("vla_rl", "world_models", "real_robot", "policies", "episodes", "sims")
 SECTIONS = ("sim", "start", "algorithm", "imagination", "pretraining", "evaluation")
 STAND_INS = ("py", "name", "key", "yaml")
+FIELDS = tuple(config_fields(Experiment))
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -25,13 +26,13 @@ def texts() -> Iterator[tuple[str, str]]:
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         if path.name == "renamed.py":  # names what no longer exists
             continue
+        name = path.relative_to(ROOT)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.JoinedStr):
                 parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values]
-                yield where, "".join(parts)
+                yield f"{name}:{node.lineno}", "".join(parts)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield where, node.value
+                yield f"{name}:{node.lineno}", node.value
 
 
 def unknown_commands(text: str) -> list[str]:
@@ -44,7 +45,7 @@ def unknown_commands(text: str) -> list[str]:
             continue
         known = {name.replace("_", "-") for name in hints(COMMANDS[command])} | {"run", "help"}
         if "overrides" in known:
-            known |= {field.path for field in config_fields(Experiment) if "." not in field.path}
+            known |= {field.path for field in FIELDS if "." not in field.path}
         wrong += [f"{command} {word}" for word in words if re.fullmatch(r"--[a-z-]+", word) and word[2:] not in known]
     return wrong
 
@@ -57,8 +58,8 @@ def unknown_settings(text: str) -> list[str]:
 
 def is_setting(name: str) -> bool:
     """A setting, a section, or a key of a mapping."""
-    inside = any(f"{field.path}.".startswith(f"{name}.") for field in config_fields(Experiment))
-    mappings = (f.path for f in config_fields(Experiment) if typing.get_origin(f.annotation) is Mapping)
+    inside = any(f"{field.path}.".startswith(f"{name}.") for field in FIELDS)
+    mappings = (f.path for f in FIELDS if typing.get_origin(f.annotation) is Mapping)
     return inside or any(name.startswith(f"{mapping}.") for mapping in mappings)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.vla_rl.command import vla_rl
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import stage_seconds
 
@@ -42,10 +43,25 @@ def kill_when(process: subprocess.Popen, run_dir: Path, lines: int) -> None:
     assert process.wait(60) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("extra", [pytest.param([], id="ppo"), pytest.param(GRPO, id="grpo", marks=pytest.mark.slow)])
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, extra: list[str]) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(whole, *extra), check=True)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    subprocess.run(command(folder), check=True)
+    return folder
+
+
+def test_a_killed_run_resumes_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    kill_and_resume(whole, tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_grpo_resumes_bit_for_bit(tmp_path: Path) -> None:
+    subprocess.run(command(tmp_path / "whole", *GRPO), check=True)
+    kill_and_resume(tmp_path / "whole", tmp_path / "killed", *GRPO)
+
+
+def kill_and_resume(whole: Path, killed: Path, *extra: str) -> None:
     with subprocess.Popen(command(killed, *extra)) as process:
         kill_when(process, killed, lines=3)
     subprocess.run(command(killed, *extra, "--resume"), check=True)
@@ -63,9 +79,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, extra: list[str]) -> N
     assert (killed / "report.html").stat().st_size > 1000
 
 
-def test_a_run_resumed_after_its_demonstrations_counts_their_time_once(tmp_path: Path) -> None:
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    subprocess.run(command(whole), check=True)
+def test_a_run_resumed_after_its_demonstrations_counts_their_time_once(whole: Path, tmp_path: Path) -> None:
+    resumed = tmp_path / "resumed"
     shutil.copytree(whole / "demonstrations", resumed / "demonstrations")
     for name in ("config.yaml", "command.txt", "device.txt"):
         shutil.copy(whole / name, resumed / name)
@@ -95,10 +110,10 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "config.yaml").write_text(TINY.read_text())
-    refused = subprocess.run(command(run_dir), capture_output=True, text=True)
+    refused = vla_rl("train", TINY, "--run-dir", run_dir)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    other = subprocess.run(command(run_dir, "--resume", "--seed", "9"), capture_output=True, text=True)
+    other = vla_rl("train", TINY, "--run-dir", run_dir, "--resume", "--seed", "9")
     assert other.returncode == 2
     assert "other settings" in other.stderr
     assert other.stderr.count("\n") == 1

@@ -16,7 +16,6 @@ from torch import Tensor
 from policies.device import make_generator, restore_generator
 from policies.policy import Policy
 from policies.residual.conditioned import conditioned
-from policies.residual.policy import ResidualPolicy
 from sims.devices.crossing import read_numbers
 from sims.numbers.finite import check_metrics
 from sims.numbers.seeding import spawn_seed
@@ -142,7 +141,8 @@ class RecordedUpdates(OffPolicyUpdates):
     ) -> None:
         super().__init__(config, policy, seed=seed)
         self.own, self.demonstrations = own, demonstrations
-        self.fit_features = not isinstance(policy, ResidualPolicy) or policy.features_are_unscaled
+        guided = self.critics.guided
+        self.fit_features = guided is None or guided.features_are_unscaled
 
     @property
     def step(self) -> int:

@@ -21,7 +21,7 @@ from policies.denoising.action_expert import ActionExpertConfig
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.registry import DEFAULT_POLICY, build_policy
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
-from vla_rl.bench.policy import observations, policy_config
+from vla_rl.bench.policy import observations, policy_config, update
 from vla_rl.bench.record import Row, row
 
 MICRO_BATCH = 64
@@ -84,9 +84,9 @@ def training_memory(config: Any, frozen: Sequence[str] = (), batch: int = 1) -> 
     with FakeTensorMode(), Storages() as storages:
         policy = build_policy(config, EXAMPLE_ROBOT)
         set_frozen(policy, frozen)
-        update = _update(policy, batch)
+        work = _warm_update(policy, batch)
         storages.peak = storages.now
-        update()
+        work()
     weights = sum(parameter.nbytes for parameter in policy.parameters())
     state = sum(3 * parameter.nbytes for parameter in trained_parameters(policy))  # gradient and AdamW's two averages
     return {
@@ -97,22 +97,17 @@ def training_memory(config: Any, frozen: Sequence[str] = (), batch: int = 1) -> 
     }
 
 
-def _update(policy: Policy, batch: int) -> Callable[[], None]:
+def _warm_update(policy: Policy, batch: int) -> Callable[[], None]:
+    """An update of which AdamW has its averages already."""
     with torch.no_grad():
         context, _ = policy.encode(observations(batch), policy.initial_state(batch))
         record, trace = policy.store(context), policy.sample(context, torch.Generator()).trace
     optimizer = torch.optim.AdamW(trained_parameters(policy), foreach=True)
     for parameter in trained_parameters(policy):
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # from now on there are the averages
+    optimizer.step()
     optimizer.zero_grad()
-
-    def update() -> None:
-        policy.log_prob(policy.restore(record), trace).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return update
+    return lambda: update(policy, record, trace, optimizer)
 
 
 class Storages(TorchDispatchMode):

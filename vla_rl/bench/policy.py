@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from episodes.sampler import Targets
 from policies.device import CPU, make_generator
-from policies.policy import Policy, set_frozen
+from policies.policy import ActionSample, Policy, set_frozen
 from policies.registry import DEFAULT_POLICY, POLICIES, build_policy
 from sims.errors import UserError
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, encode_instructions
 from vla_rl.bench.options import EXAMPLE_ROBOT, BenchOptions
 from vla_rl.bench.record import Row, median_seconds, row
@@ -103,6 +104,20 @@ def learning(policy: Policy, batch: int = BATCH) -> dict[str, Work]:
     if "encoder" in policy.parameter_groups():
         work["PPO, frozen encoder"] = lambda: score(frozen=("encoder",))
     return work
+
+
+def update(policy: Policy, record: TensorDataclass, trace: TensorDataclass, optimizer: torch.optim.Optimizer) -> None:
+    """One step towards more of the actions in ``trace``, on what a rollout kept: log-prob, backward, optimizer."""
+    (-policy.log_prob(policy.restore(record), trace).mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@torch.no_grad()
+def log_prob_difference(policy: Policy, record: TensorDataclass, sample: ActionSample) -> float:
+    """[nat] Largest, of a chunk, between the log-prob that an update computes and that of the rollout."""
+    difference = policy.log_prob(policy.restore(record), sample.trace) - sample.log_prob
+    return float(difference.sum((1, 2, 3)).abs().max())
 
 
 def observations(batch: int = BATCH) -> Observation:

@@ -25,7 +25,8 @@ from episodes.store import is_store
 from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_info, write_atomically
 from policies.device import select_device
 from policies.policy import Policy
-from policies.residual.policy import ResidualContext, ResidualPolicy, residual_on
+from policies.residual.critic_guided import CriticGuided
+from policies.residual.policy import residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -197,7 +198,7 @@ def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
     policy = load_bundle(bundle, device=select_device(config.device))
     if config.learning.off_policy is not None:
         policy = made_conditional(policy, config.learning.off_policy)
-    if config.learning.residual is None or isinstance(policy, ResidualPolicy):
+    if config.learning.residual is None or isinstance(policy, CriticGuided):
         return policy
     torch.manual_seed(spawn_seed(config.seed, "residual"))
     return residual_on(policy, config.learning.residual)
@@ -205,11 +206,9 @@ def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
 
 def _scale_features(policy: Policy, sampler: WindowSampler) -> None:
     """Of a residual that has just been made."""
-    if isinstance(policy, ResidualPolicy) and policy.features_are_unscaled:
+    if isinstance(policy, CriticGuided) and policy.features_are_unscaled:
         windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
-        record = encode_windows(policy, sampler, windows).inputs
-        assert isinstance(record, ResidualContext)
-        policy.fit_features(record)
+        policy.fit_features(encode_windows(policy, sampler, windows).inputs)
 
 
 def _is_trained(path: Path, begun: Round, version: str) -> bool:

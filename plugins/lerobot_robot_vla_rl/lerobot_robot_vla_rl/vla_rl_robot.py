@@ -8,7 +8,7 @@ LeRobot's program: an episode would otherwise go on being recorded with an arm t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +23,7 @@ from real_robot.control.loop import ControlLoop
 from real_robot.control.thread import ControlThread
 from real_robot.lerobot.values import ActionValues, PositionValues, action_values
 from real_robot.robot_file import RobotError, read_robot
+from real_robot.waiting import wait_until_ready
 
 READY_S = 5.0  # for what the arm measures; meanwhile it holds
 
@@ -98,7 +99,10 @@ class VlaRlRobot(Robot):
     def _start(self, connection: ArmConnection, control: ControlThread) -> None:
         self._wait_for_joints(connection)
         if self.cameras:
-            _wait(lambda: connection.cameras.taken_s() is not None, lambda: "no image from some camera")
+            cameras = connection.cameras
+            wait_until_ready(
+                lambda: cameras.taken_s() is not None, lambda: "no image from some camera", within_s=READY_S
+            )
         try:
             if problem := connection.problem():
                 raise ValueError(problem)
@@ -142,17 +146,9 @@ class VlaRlRobot(Robot):
 
     def _wait_for_joints(self, connection: ArmConnection) -> None:
         joints, max_age_s = connection.joints, self._robot.limits.max_measurement_age_s
-        _wait(lambda: joints.fresh(max_age_s), lambda: joints.problem)
+        wait_until_ready(lambda: joints.fresh(max_age_s), lambda: joints.problem, within_s=READY_S)
 
     def _connected(self) -> tuple[ArmConnection, ControlThread]:
         if self._arm is None:
             raise RobotError("the arm is not connected; call connect() first")
         return self._arm
-
-
-def _wait(condition: Callable[[], bool], problem: Callable[[], str]) -> None:
-    deadline_s = time.monotonic() + READY_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise RobotError(f"the arm is not ready after {READY_S:g} s: {problem()}")
-        time.sleep(0.005)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import termios
-import time
 import tty
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.lerobot.values import ActionValues, action_values
 from real_robot.robot_file import Robot, RobotError, read_robot
 from real_robot.teleop import KEYS, KeyboardInput
+from real_robot.waiting import wait_until_ready
 
 READY_S = 5.0
 
@@ -62,7 +62,13 @@ class VlaRlTeleoperator(Teleoperator):
                 device: InputDevice = stack.enter_context(_Keyboard(self._robot, self._actions, self.config.held))
             else:
                 device = leader = stack.enter_context(_leader(self._robot, self._actions))
-                _wait(leader, [axis.position[0] for axis in self._robot.limits.axes])
+                joints = [axis.position[0] for axis in self._robot.limits.axes]
+                wait_until_ready(
+                    lambda: leader.action(joints) is not None,
+                    lambda: leader.problem or "it is silent",
+                    within_s=READY_S,
+                    what="the leader",
+                )
             self._device, self._open = device, stack.pop_all()
 
     def calibrate(self) -> None:
@@ -140,11 +146,3 @@ def _leader(robot: Robot, actions: ActionValues) -> LeRobotLeader:
     if robot.leader is None:
         raise RobotError("the robot file has no section 'leader'; give one, or device: keyboard")
     return LeRobotLeader(make_teleoperator(robot.leader), robot.leader, robot.limits.axes, actions.embodiment)
-
-
-def _wait(leader: Leader, joints: Sequence[float]) -> None:
-    deadline_s = time.monotonic() + READY_S
-    while leader.action(joints) is None:
-        if time.monotonic() > deadline_s:
-            raise RobotError(leader.problem or "the leader is silent")
-        time.sleep(0.01)
