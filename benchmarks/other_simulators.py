@@ -1,6 +1,6 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
-    vla-rl sims install metaworld; vla-rl sims install robosuite
+    vla-rl sims install metaworld; vla-rl sims install robosuite; vla-rl sims install maniskill
     python -m benchmarks.other_simulators drawer-open door-open lift --seeds 0 1 2
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
@@ -48,6 +48,8 @@ CASES: Mapping[str, Case] = {
         settings=("--sim.tasks", "[lever-pull]", "--start.episodes", "200", "--start.bc.steps", "1500"),
     ),
     "lift": Case(config="robosuite"),
+    "push-cube": Case(config="maniskill"),
+    "pick-cube": Case(config="maniskill", settings=("--sim.task", "PickCube-v1")),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
 

@@ -176,15 +176,22 @@ def imagination() -> str:
         "imagination": ("imagination", "imagination"),
         "loop": ("both", "both"),
         "simulator 1x": ("simulator", "PPO in the simulator, as many real steps"),
+        "simulator 2x": ("", "twice as many"),
+        "simulator 4x": ("", "four times as many"),
     }  # row -> its name in results of before, title
+    tasks = {
+        "world_model_drawer": "drawer",
+        "world_model_drawer_offset": "drawer, demonstrators with one constant offset",
+        "world_model_reach": "reach, demonstrators with one constant offset",
+    }
     rows, sources = [], []
-    for name in ("world_model_drawer", "world_model_reach"):
+    for name, task in tasks.items():
         record = read_record(name)
         by_name = {row["name"]: row for row in record["rows"]}
         cells = [
             share(by_name.get(arm, by_name.get(f"success, {before}, all seeds"))) for arm, (before, _) in arms.items()
         ]
-        rows.append([name.removeprefix("world_model_"), *cells])
+        rows.append([task, *cells])
         sources.append(source(name, record))
     return (
         table(["task", *(title for _, title in arms.values())], rows)
