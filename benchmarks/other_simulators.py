@@ -49,7 +49,6 @@ CASES: Mapping[str, Case] = {
     ),
     "lift": Case(config="robosuite"),
     "push-cube": Case(config="maniskill"),
-    "pick-cube": Case(config="maniskill", settings=("--sim.task", "PickCube-v1")),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
 
