@@ -31,9 +31,8 @@ class CriticGuided(Protocol):
         """What the critic values of a chunk that was sampled: the action as executed, or the noise it was made from."""
         ...
 
-    @property
     def features_are_unscaled(self) -> bool:
-        """Whether ``fit_features`` has measured nothing yet."""
+        """Whether ``fit_features`` has measured nothing yet; no property, which ``isinstance`` would read on a GPU."""
         ...
 
     def fit_features(self, record: Any) -> None:

@@ -186,7 +186,6 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         if not self.steers:  # noise has the scale that it has
             self.normalizer.fit(state, action)
 
-    @property
     def features_are_unscaled(self) -> bool:
         """Whether ``fit_features`` has measured nothing yet."""
         return bool((self.feature_mean == 0).all() and (self.feature_std == 1).all())

@@ -142,7 +142,7 @@ class RecordedUpdates(OffPolicyUpdates):
         super().__init__(config, policy, seed=seed)
         self.own, self.demonstrations = own, demonstrations
         guided = self.critics.guided
-        self.fit_features = guided is None or guided.features_are_unscaled
+        self.fit_features = guided is None or guided.features_are_unscaled()
 
     @property
     def step(self) -> int:

@@ -206,7 +206,7 @@ def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
 
 def _scale_features(policy: Policy, sampler: WindowSampler) -> None:
     """Of a residual that has just been made."""
-    if isinstance(policy, CriticGuided) and policy.features_are_unscaled:
+    if isinstance(policy, CriticGuided) and policy.features_are_unscaled():
         windows = np.arange(min(len(sampler), FEATURE_WINDOWS))
         policy.fit_features(encode_windows(policy, sampler, windows).inputs)
 
