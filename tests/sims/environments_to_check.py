@@ -127,6 +127,7 @@ ENVIRONMENTS = {
     "imagined": Environment(make=_imagined),
     "isaaclab double": Environment(make=_isaaclab),
     "libero": Environment(make=_libero, needs="libero", solved_within=200),
-    "maniskill": Environment(make=_maniskill("PickCube-v1"), needs="maniskill"),
+    "maniskill": Environment(make=_maniskill("PickCube-v1"), needs="maniskill", solved_within=40),
+    "maniskill pushing": Environment(make=_maniskill("PushCube-v1"), needs="maniskill", solved_within=40),
     "robosuite": Environment(make=_robosuite, needs="robosuite"),
 }
