@@ -173,9 +173,11 @@ class Libero:
         self.reset(task=0, seed=0)  # imports and compiles, which takes half a minute the first time
 
     @staticmethod
-    def preload(config: LiberoConfig) -> None:
-        # What it compiles stays in memory; without cameras no renderer is opened.
-        Libero(dataclasses.replace(config, cameras=())).close()
+    def preload(config: LiberoConfig) -> Libero:
+        env = Libero(config)  # renders only in ``observe``
+        for task in range(min(config.kept_tasks, len(env.spec.tasks))):
+            env._load(task)
+        return env
 
     def reset(self, *, task: int, seed: int) -> None:
         self._task = task
@@ -202,6 +204,15 @@ class Libero:
         state[3:6] = axis_angle(obs["robot0_eef_quat"])
         if not self.config.cameras:
             return
+        if self._task not in self._cameras:
+            config = self.config
+            self._cameras[self._task] = MujocoCameras(
+                self._env.sim.model._model,
+                config.cameras,
+                image_size=config.image_size,
+                fast=config.fast_rendering,
+                groups=VISUAL_GROUPS,
+            )
         self._cameras[self._task].render(self._observed[self._task], images)
         if self.config.orientation == "benchmark":
             images[:] = images[:, :, ::-1].copy()
@@ -226,11 +237,10 @@ class Libero:
             oldest = next(iter(self._envs))
             if oldest in self._cameras:
                 self._cameras.pop(oldest).close()
-                self._observed.pop(oldest)
+            self._observed.pop(oldest)
             self._envs.pop(oldest).close()
         from libero.libero.envs.env_wrapper import ControlEnv
 
-        config = self.config
         env = ControlEnv(
             bddl_file_name=self._suite.get_task_bddl_file_path(self._tasks[task]),
             use_camera_obs=False,
@@ -240,16 +250,8 @@ class Libero:
         )
         env.reset()
         self._envs[task] = env
-        self._randomized[task] = RandomizedModel(env.sim.model._model, config.randomization)
-        if config.cameras:
-            self._observed[task] = _keep_observed(env)
-            self._cameras[task] = MujocoCameras(
-                env.sim.model._model,
-                config.cameras,
-                image_size=config.image_size,
-                fast=config.fast_rendering,
-                groups=VISUAL_GROUPS,
-            )
+        self._randomized[task] = RandomizedModel(env.sim.model._model, self.config.randomization)
+        self._observed[task] = _keep_observed(env)
         return env
 
     def _instruction(self, number: int) -> str:

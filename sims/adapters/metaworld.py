@@ -66,8 +66,11 @@ class Metaworld:
         )
 
     @staticmethod
-    def preload(config: MetaworldConfig) -> None:
-        Metaworld(config).close()  # renders only in ``observe``
+    def preload(config: MetaworldConfig) -> Metaworld:
+        env = Metaworld(config)  # renders only in ``observe``
+        for task in range(len(config.tasks)):
+            env.reset(task=task, seed=0)  # loads the task's model
+        return env
 
     def reset(self, *, task: int, seed: int) -> None:
         if task not in self._envs:

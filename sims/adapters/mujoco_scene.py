@@ -102,8 +102,8 @@ class MujocoScene:
         return bool(joint >= 0 and self._model.jnt_type[joint] == self._mujoco.mjtJoint.mjJNT_FREE)
 
     @staticmethod
-    def preload(config: MujocoSceneConfig) -> None:
-        MujocoScene(config).close()  # renders only in ``observe``
+    def preload(config: MujocoSceneConfig) -> MujocoScene:
+        return MujocoScene(config)  # renders only in ``observe``
 
     def reset(self, *, task: int, seed: int) -> None:
         model, data, mujoco = self._model, self._data, self._mujoco

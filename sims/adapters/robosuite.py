@@ -89,8 +89,8 @@ class Robosuite:
         self.step(np.zeros(self.spec.action_dim, dtype=np.float32))
 
     @staticmethod
-    def preload(config: RobosuiteConfig) -> None:
-        Robosuite(config).close()  # keeps what it has compiled; renders only in ``observe``
+    def preload(config: RobosuiteConfig) -> Robosuite:
+        return Robosuite(config)  # renders only in ``observe``
 
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state

@@ -1,7 +1,8 @@
 """The process from which a simulator's workers are forked, after it has imported the simulator.
 
-There is one per pool, in the simulator's interpreter. Workers start without importing anything and share its memory
-until they write to it. Messages on a SOCK_SEQPACKET socket:
+There is one per pool, in the simulator's interpreter. Workers start without importing anything and, where the simulator
+can be constructed before the fork, with its models loaded; they share this memory until they write to it. Messages on a
+SOCK_SEQPACKET socket:
 
     trainer -> server   {"do": "fork", "environment": {...}} with two descriptors: the worker's socket, its stderr
     server -> trainer   {"pid": p}, or {"error": message} where the simulator cannot be imported
@@ -26,17 +27,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from sims.errors import UserError
-from sims.subproc.single_env import SimulatorClass
+from sims.subproc.single_env import SimulatorClass, SingleEnv
 
 IMPORT_LATER = "--import-later"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # time for workers to close their simulators after the trainer has ended
 
 
-def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> int:
-    """Preload the simulator, then fork workers until the trainer closes the socket. In a worker: returns its socket."""
+def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> tuple[int, SingleEnv | None]:
+    """Preload the simulator, then fork workers until the trainer closes the socket.
+
+    Returns in a worker: its socket, and the environment that ``preload`` has made.
+    """
     faulthandler.enable()
-    refusal = "" if IMPORT_LATER in sys.argv else _preload(simulator, config)
+    preloaded, refusal = (None, "") if IMPORT_LATER in sys.argv else _preload(simulator, config)
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()
     while True:
@@ -52,7 +56,7 @@ def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> int:
         elif request["do"] == "fork":
             pid = _fork(control, descriptors, request["environment"])
             if pid == 0:
-                return descriptors[0]
+                return descriptors[0], preloaded
             workers.add(pid)
             control.send(json.dumps({"pid": pid}).encode())
         else:
@@ -61,11 +65,11 @@ def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> int:
             control.send(json.dumps({"code": code}).encode())
 
 
-def _preload(simulator: SimulatorClass, config: Any) -> str:
-    """Why the simulator cannot be imported, or "". Executes this program again if the import has started threads."""
-    refusal = ""
+def _preload(simulator: SimulatorClass, config: Any) -> tuple[SingleEnv | None, str]:
+    """What ``preload`` returns, and why it refuses, or "". Executes this program again if it has started threads."""
+    preloaded, refusal = None, ""
     try:
-        simulator.preload(config)
+        preloaded = simulator.preload(config)
     except UserError as error:
         refusal = str(error)
     if len(os.listdir("/proc/self/task")) > 1:  # a fork would lose the threads and keep their locks
@@ -73,7 +77,7 @@ def _preload(simulator: SimulatorClass, config: Any) -> str:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # returns memory that compiling has freed
     gc.freeze()  # otherwise the garbage collector writes to every object, which ends its sharing
-    return refusal
+    return preloaded, refusal
 
 
 def _fork(control: socket.socket, descriptors: Sequence[int], environment: dict[str, str]) -> int:

@@ -25,7 +25,8 @@ FORK_WORKERS = """
 from sims.subproc.fork_server import serve
 from sims.subproc.worker import load, work
 simulator, config = load(json.loads(sys.argv[3]))
-work(serve(int(sys.argv[1]), simulator, config), simulator, config)
+control_fd, preloaded = serve(int(sys.argv[1]), simulator, config)
+work(control_fd, preloaded, simulator, config)
 """
 
 

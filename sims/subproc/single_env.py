@@ -60,16 +60,18 @@ class SingleEnv(Protocol):
     """One episode at a time. The constructor takes the adapter's configuration dataclass.
 
     ``max_steps`` and the persistence of success are applied outside: ``step`` usually returns terminated and truncated
-    False. ``reset`` is called before anything else. ``preload`` may do nothing.
+    False. ``reset`` is called before anything else.
     """
 
     spec: SingleSpec
 
     @staticmethod
-    def preload(config: Any) -> None:
+    def preload(config: Any) -> SingleEnv | None:
         """Import and compile what the constructor needs, without starting threads or opening devices.
 
-        Runs once, in the process that workers are forked from; they share its memory.
+        Runs once, in the process that workers are forked from; they share its memory until they write to it. If the
+        constructor opens no device, return an environment with its models loaded: every worker continues with its copy
+        of it. Otherwise None: every worker calls the constructor.
         """
         ...
 

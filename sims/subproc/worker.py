@@ -36,22 +36,22 @@ from sims.subproc.shared_memory import SharedMemory
 from sims.subproc.single_env import DemonstratedSim, SimulatorClass, SingleEnv, restore
 
 
-def work(control_fd: int, simulator: SimulatorClass, config: Any) -> None:
-    """Serve requests until the trainer closes the socket."""
+def work(control_fd: int, preloaded: SingleEnv | None, simulator: SimulatorClass, config: Any) -> None:
+    """Serve requests until the trainer closes the socket; with ``preloaded`` where it is not None."""
     np.random.seed()  # NumPy's global generator, which has the same state in every fork
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
     control = socket.socket(fileno=control_fd)
     requests = control.makefile("rb")
     try:
-        _serve(control, requests, simulator, config)
+        env = simulator(config) if preloaded is None else preloaded  # type: ignore[call-arg]
+        _serve(control, requests, env, config)
     except UserError as error:
         _answer(control, {"error": str(error)})
 
 
-def _serve(control: socket.socket, requests: typing.BinaryIO, simulator: SimulatorClass, config: Any) -> None:
+def _serve(control: socket.socket, requests: typing.BinaryIO, env: SingleEnv, config: Any) -> None:
     parse = functools.lru_cache(maxsize=64)(json.loads)  # the same few requests come at every step
-    env: SingleEnv = simulator(config)  # type: ignore[call-arg]
     demonstrates = isinstance(env, DemonstratedSim) and env.demonstrates
     _answer(control, {"spec": dataclasses.asdict(env.spec), "demonstrates": demonstrates})
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
