@@ -181,7 +181,10 @@ class Policy(OnDevice, ABC, Generic[C, T]):
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
     def prepare_to_explore(self) -> None:
-        """Called once on the policy that reinforcement learning starts from, before its optimizer is made."""
+        """Called when cloning has ended, and before reinforcement learning makes its optimizer.
+
+        A policy of which only some denoising steps are trained keeps a copy of its present weights for the others.
+        """
 
     @abstractmethod
     def store(self, context: C) -> TensorDataclass:

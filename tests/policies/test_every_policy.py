@@ -11,6 +11,7 @@ import torch
 from episodes.sampler import Targets
 from policies.audit import audit_log_prob
 from policies.bundle import load_bundle, save_bundle
+from policies.denoising.chunk_policy import DenoisedChunks
 from policies.policy import Policy, RobotSpec, copy_trained, set_frozen, trained_parameters
 from policies.registry import BUILT_IN, POLICIES, build_policy
 from sims.errors import UserError
@@ -100,6 +101,30 @@ def test_a_stored_record_is_read_with_the_present_weights(policy: Policy[Any, An
     expected = policy.log_prob(encode(policy, observe(6)), sample.trace)
     torch.testing.assert_close(log_prob, expected, atol=3e-4, rtol=1e-4)
     assert not torch.allclose(log_prob, sample.log_prob, atol=1e-2)
+
+
+def test_steps_that_are_not_trained_keep_the_weights_that_exploration_begins_with(policy: Policy[Any, Any]) -> None:
+    """DPPO: before exploration the copy is as cloned, whatever it was made of; then it does not follow the training."""
+    if not isinstance(policy, DenoisedChunks) or not policy.explore_kernel.needs_frozen_copy:
+        return
+    obs = observe(3)
+    x_t, t = torch.randn(3, 1, *policy.spec.noise_shape), torch.full((3, 1), 0.5)
+
+    def predicted() -> tuple[torch.Tensor, torch.Tensor]:
+        context = encode(policy, obs)
+        frozen = policy.frozen_predict(context)
+        assert frozen is not None
+        return policy.predict(context)(x_t, t).target.detach(), frozen(x_t, t).target
+
+    policy.prepare_to_explore()
+    present, early = predicted()
+    torch.testing.assert_close(early, present)
+    with torch.no_grad():
+        for parameter in trained_parameters(policy):
+            parameter += 0.05 * torch.randn_like(parameter)
+    present, after = predicted()
+    torch.testing.assert_close(after, early)
+    assert not torch.allclose(present, early, atol=1e-2)
 
 
 def test_the_same_weights_act_alike_in_other_units(policy: Policy[Any, Any]) -> None:

@@ -71,6 +71,7 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
     loss = TeacherLoss(teacher=teacher)
     with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
         run_fit(fit, out, title="distill", shown="bc_loss", checkpoint_every=500)
+    student.prepare_to_explore()
 
 
 def judged(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:

@@ -131,6 +131,7 @@ def clone_windows(
     """
     with closing(BC(policy, config, samplers, seed=seed)) as bc:
         run_fit(bc, folder, title="imitate", shown="bc_loss", checkpoint_every=500, checkpoint_s=checkpoint_s)
+    policy.prepare_to_explore()
     save_bundle(policy, folder / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
     return folder / "bundle"
 

@@ -76,7 +76,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         cameras = len(config.convention.cameras or robot.cameras)
         width = robot.state_dim + cameras * 2 * config.keypoints
         self.network = nn.ModuleDict({"encoder": ImageEncoder(config), "denoiser": _denoiser(config, robot, width)})
-        self.frozen_denoiser: nn.Module | None = None
+        self.frozen_network: nn.ModuleDict | None = None
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.objective = Diffusion(config.objective)
         self.act_kernel = build_kernel(config.act, self.objective)
@@ -88,21 +88,20 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
             noise_shape=(config.chunk_size, robot.action_dim),
         )
         self.executed = slice(past, past + config.action_horizon)
-        self._explore()
-
-    def _explore(self) -> None:
-        """DPPO trains the last steps; a frozen copy takes those before them."""
-        config = self.config
         kernel = build_kernel(config.explore, self.objective)
         if not kernel.trained_steps:
             raise ValueError(f"policy.explore must be stochastic: ddpm, or ddim with eta > 0; got {config.explore}")
         deterministic = DDIMConfig(steps=kernel.steps, train_last=1, clip_action=config.explore.clip_action)
         rest = build_kernel(deterministic, self.objective)
         self.explore_kernel = ExecutedOnly(
-            kernel, rest, first=self.executed.start, horizon=config.action_horizon, dims=self.spec.robot.action_dim
+            kernel, rest, first=self.executed.start, horizon=config.action_horizon, dims=robot.action_dim
         )
+        self.prepare_to_explore()
+
+    def prepare_to_explore(self) -> None:
+        """DPPO trains the last steps; a copy of the present weights takes those before them."""
         if self.explore_kernel.needs_frozen_copy:
-            self.frozen_denoiser = copy.deepcopy(self.network["denoiser"]).requires_grad_(False)
+            self.frozen_network = copy.deepcopy(self.network).requires_grad_(False)
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         return {
@@ -117,8 +116,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
     def load_published(self, weights: PublishedWeights) -> list[str]:
         """Weights and scales of a checkpoint; the names of its dead weights. CheckpointError."""
         dead = load_published(self.network, self.normalizer, weights, LEROBOT)
-        if self.frozen_denoiser is not None:
-            self.frozen_denoiser.load_state_dict(self.network["denoiser"].state_dict())
+        self.prepare_to_explore()
         return dead
 
     # -- observations ----------------------------------------------------------------------------------------------
@@ -143,25 +141,25 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
             state=torch.cat([repeated.state, present.state], dim=1),
         )
         after = Memory(history=whole.map(lambda tensor: tensor[:, 1:]), begun=torch.ones_like(state.begun))
-        return self._encode(whole), after
+        return self._encode(whole, self.network["encoder"]), after
 
-    def _encode(self, history: History) -> HistoryContext:
+    def _encode(self, history: History, encoder: nn.Module) -> HistoryContext:
         images = history.images.flatten(0, 2).movedim(-1, 1).float() / 255
         with self.autocast():
-            encoded = self.network["encoder"](images).float()
+            encoded = encoder(images).float()
         seen = encoded.unflatten(0, history.images.shape[:3]).flatten(2)
         features = torch.cat([self.normalizer.normalize_state(history.state), seen], dim=-1)
         return HistoryContext(features=features, state=history.state[:, -1], history=history)
 
     def store(self, context: HistoryContext) -> TensorDataclass:
-        if any(parameter.requires_grad for parameter in self.network["encoder"].parameters()):
+        if self._encoder_is_trained:
             assert context.history is not None
             return context.history
         return replace(context, history=None)
 
     def restore(self, record: TensorDataclass) -> HistoryContext:
         if isinstance(record, History):
-            return self._encode(record)
+            return self._encode(record, self.network["encoder"])
         assert isinstance(record, HistoryContext)
         return record
 
@@ -196,7 +194,16 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         return self._bind(self.network["denoiser"], context)
 
     def frozen_predict(self, context: HistoryContext) -> Predict | None:
-        return None if self.frozen_denoiser is None else self._bind(self.frozen_denoiser, context)
+        """The copy, bound to the features of its own encoder: they must not change with the trained encoder."""
+        if self.frozen_network is None:
+            return None
+        if context.history is not None and self._encoder_is_trained:
+            context = self._encode(context.history, self.frozen_network["encoder"])
+        return self._bind(self.frozen_network["denoiser"], context)
+
+    @property
+    def _encoder_is_trained(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.network["encoder"].parameters())
 
     def _bind(self, denoiser: nn.Module, context: HistoryContext) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
