@@ -81,6 +81,7 @@ def test_an_episode_begins_with_its_first_observation_repeated(config: Diffusion
 @BOTH
 @pytest.mark.parametrize("frozen", [("encoder",), ()], ids=["kept", "encoded again"])
 def test_log_probs_are_those_of_the_rollout(config: DiffusionPolicyConfig, frozen: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
     policy = build_policy(replace(config, explore=replace(config.explore, min_std=0.1)), SMALL_ROBOT)
     set_frozen(policy, frozen)
     _, memory = policy.encode(observe(5, seed=1), policy.initial_state(5))
