@@ -229,10 +229,9 @@ def prefix_features(policy: Policy, obs: Observation) -> Float[Tensor, "B output
 
 
 def prefix_state(policy: Policy) -> dict[str, Tensor]:
-    """The weights of everything but the parts that act."""
-    groups = policy.parameter_groups()
-    acting = {id(parameter) for name in groups if name != "encoder" for parameter in groups[name]}
-    acts = {name for name, parameter in policy.named_parameters() if id(parameter) in acting}
+    """The weights of everything but the parts that act, and the copies of those."""
+    sees = {id(parameter) for parameter in policy.parameter_groups()["encoder"]}
+    acts = {name for name, parameter in policy.named_parameters() if id(parameter) not in sees}
     return {name: tensor for name, tensor in policy.state_dict().items() if name not in acts}
 
 

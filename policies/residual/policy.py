@@ -227,7 +227,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         if self.steers:
             return state.chunk.new_zeros(len(state), *self.valued_shape), replace(state, memory=memory)
         if self.residual_config.around == "middle":
-            return self.normalizer.action_center.expand(len(state), horizon, -1), state
+            return self.normalizer.action_center.expand(len(state), horizon, -1), replace(state, memory=memory)
         noise = state.chunk.new_zeros(len(state), *spec.noise_shape)
         fresh = BasePlan(
             memory=memory, chunk=self.base.act_from_noise(context, noise).float(), used=torch.zeros_like(state.used)
@@ -273,10 +273,15 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         return self._score(self._distribution(context), trace.x).unsqueeze(1)
 
     def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
-        """Of a squashed actor: estimated at ``trace``."""
-        if self.squashed:
-            return -self.log_prob(context, trace)
-        return self._distribution(context).entropy().unsqueeze(1)
+        """Of a squashed actor: estimated at ``trace``, with the gradient of the draw that follows mean and deviation.
+
+        The gradient of -log p at a draw that stays where it is has mean zero (the score's identity).
+        """
+        distribution = self._distribution(context)
+        if not self.squashed:
+            return distribution.entropy().unsqueeze(1)
+        noise = ((trace.x - distribution.mean) / distribution.stddev).detach()
+        return -self._score(distribution, distribution.mean + distribution.stddev * noise).unsqueeze(1)
 
     def value_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
         return self.critic_features(context).detach()

@@ -51,6 +51,20 @@ def test_dual_clip_bounds_negative_advantages() -> None:
     assert loss.item() == pytest.approx(3.0)
 
 
+def test_a_ratio_beyond_float32_has_finite_loss_and_gradient() -> None:
+    """exp(90) overflows; the KL has to be a number, so that the epoch stops instead of the run."""
+    log_ratio = torch.tensor([[90.0], [90.0], [0.1]], requires_grad=True)
+    clip = torch.tensor(0.2)
+    loss = clipped_surrogate(
+        log_ratio, torch.tensor([[-1.0], [1.0], [1.0]]), clip_low=clip, clip_high=clip, dual_clip=3.0
+    )
+    loss.sum().backward()
+    assert log_ratio.grad is not None
+    torch.testing.assert_close(loss.flatten(), torch.tensor([3.0, -1.2, -math.exp(0.1)]))
+    torch.testing.assert_close(log_ratio.grad.flatten(), torch.tensor([0.0, 0.0, -math.exp(0.1)]))
+    assert 1e8 < approximate_kl(log_ratio).item() < math.inf
+
+
 def test_value_loss_by_hand() -> None:
     """Value moved 1.0 towards the target, of which 0.2 are trusted: the clipped error (0.8) is the larger."""
     loss = value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2, huber_delta=10.0)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0  # float32 overflows at 88.7; a ratio of e^20 is as useless, but its loss and gradient are finite
+
 Reduction = Literal["chunk_sum", "chunk_mean", "step_sum", "step_mean"]
 """What one ratio covers, and how its elements are joined.
 
@@ -35,5 +37,5 @@ def reduce_log_ratio(
 
 
 def approximate_kl(log_ratio: Float[Tensor, "*B"]) -> Float[Tensor, ""]:
-    """Mean of (r - 1) - log r, a non-negative estimate of KL(old || new) (Schulman 2020, 'k3')."""
-    return (log_ratio.expm1() - log_ratio).clamp(min=0).mean()
+    """Mean of (r - 1) - log r, a non-negative estimate of KL(old || new) (Schulman 2020, 'k3'); finite."""
+    return (log_ratio.clamp(max=MAX_LOG_RATIO).expm1() - log_ratio).clamp(min=0).mean()

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from vla_rl.algorithms.log_ratio import MAX_LOG_RATIO
+
 
 def clipped_surrogate(
     log_ratio: Float[Tensor, "B units"],
@@ -19,9 +21,10 @@ def clipped_surrogate(
     """Loss per ratio (Schulman et al. 2017, Eq. 7), clipped to [1 - clip_low, 1 + clip_high].
 
     ``dual_clip`` c > 1 bounds the loss of negative advantages at c |A| (Ye et al. 2020, Eq. 5), so that one sample
-    with a huge ratio cannot dominate a batch.
+    with a huge ratio cannot dominate a batch. Loss and gradient are finite whatever the ratio: none is taken above
+    exp(MAX_LOG_RATIO), where it has no gradient.
     """
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
