@@ -146,6 +146,21 @@ def test_log_probs_are_those_of_a_squashed_gaussian() -> None:
     torch.testing.assert_close(action, (context.center + 0.2 * drawn.tanh()).clamp(-1, 1))
 
 
+def test_the_entropy_of_a_squashed_gaussian_has_the_gradient_of_its_draws() -> None:
+    """That of -log p at a draw held fixed is zero in the mean, whatever the distribution."""
+    policy = trained(SQUASHED)
+    set_frozen(policy, ())
+    context, _ = policy.encode(observe(5), policy.initial_state(5))
+    trace = policy.sample(context, generator()).trace
+    entropy, log_prob = policy.entropy(context, trace).mean(), policy.rsample(context, generator())[1].mean()
+    torch.testing.assert_close(entropy, -log_prob, atol=1e-5, rtol=1e-4)
+    weights = policy.parameter_groups()["residual"]
+    found, exact = (torch.autograd.grad(loss, weights, allow_unused=True) for loss in (entropy, -log_prob))
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+    assert exact[-1] is not None and exact[-1].abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_the_actor_s_gradient_reaches_the_residual_alone_and_the_critic_s_the_encoder(name: str) -> None:
     policy = trained(RESIDUALS[name])

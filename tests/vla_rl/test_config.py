@@ -403,3 +403,26 @@ def test_every_configuration_loads(path: Path):
     experiment = load_config(Experiment, path)
     if not without_simulator(experiment):
         assert experiment.sim.num_envs > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    steps: int = 100
+    rate: float = 1e-3
+    rollout: Rollout = field(default_factory=lambda: Rollout(num_envs=2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    fit: Fit = field(default_factory=lambda: Fit(rate=3e-4, rollout=Rollout(num_envs=9, renderer="osmesa")))
+    algorithm: Annotated[PPO | GRPO, Field(discriminator="name")] = field(default_factory=lambda: PPO(clip_ratio=0.5))
+
+
+def test_a_section_given_in_part_keeps_the_default_of_the_section_around_it(write):
+    """Whose defaults may be others than the class's own, at any depth; another kind of section has its own."""
+    made = load_config(Distillation, write("fit: {steps: 5, rollout: {num_envs: 1}}"))
+    assert made.fit == Fit(steps=5, rate=3e-4, rollout=Rollout(num_envs=1, renderer="osmesa"))
+    assert load_config(Distillation, write("fit: {rate: 1.0}"), ["--fit.steps", "5"]).fit.rollout.num_envs == 9
+    made = load_config(Distillation, write("algorithm: {hidden: [2]}"), ["--fit.steps", "5"])
+    assert made.algorithm == PPO(clip_ratio=0.5, hidden=(2,)) and made.fit.rate == 3e-4
+    assert load_config(Distillation, write("algorithm: {name: grpo}")).algorithm == GRPO()

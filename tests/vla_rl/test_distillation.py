@@ -21,7 +21,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.report.table import distillation_lines
-from vla_rl.runners.distill import distill
+from vla_rl.runners.distill import distill, fit_student
 
 ROBOT = RobotSpec.of(PointEnv(num_envs=1).spec)
 
@@ -73,6 +73,17 @@ def test_what_cannot_be_distilled_is_refused() -> None:
         make_student(CategoricalPolicy(CategoricalPolicyConfig(), ROBOT), 1)
     with pytest.raises(UserError, match="4 denoising steps already"):
         make_student(DenoisingPolicy(SMALL, ROBOT), 4)
+
+
+def test_a_student_with_a_trained_encoder_is_refused(tmp_path: Path) -> None:
+    """Its encoding would drift, and with it what the teacher is asked to do."""
+    store = demonstrations(tmp_path / "store", observe_every=3)
+    teacher = cloned(store)
+    experiment = load_config(
+        Experiment, Path(__file__).parents[1] / "data" / "tiny.yaml", ["--distillation.fit.frozen", "[]"]
+    )
+    with pytest.raises(UserError, match=r"distillation\.fit\.frozen must name what encodes observations"):
+        fit_student(make_student(teacher, 1), teacher, store, experiment, tmp_path / "out")
 
 
 def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:

@@ -164,6 +164,19 @@ def test_recap_learns_returns_and_labels_by_their_difference(store: Path) -> Non
     assert list(made.critics.networks) == ["value"]  # nothing that is not trained
 
 
+def test_recap_learns_nothing_from_episodes_that_still_run(store: Path) -> None:
+    made = learner("recap", store)
+    batch = made._draw(8)
+    running = dataclasses.replace(batch, return_to_go=torch.full((8,), -math.inf))
+    context, following = made.policy.restore(batch.inputs), made.policy.restore(batch.next_inputs)
+    before = {name: tensor.clone() for name, tensor in made.critics.networks["value"].state_dict().items()}
+    found = made.critics.gradients(context, following, running, Proposals(), made.generator, conservative=0.0)
+    made.critics.apply()
+    assert {name: value.item() for name, value in found.items()} == {"critic_grad_norm": 0.0}
+    after = made.critics.networks["value"].state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def test_the_conservative_term_by_hand() -> None:
     """One uniform draw of Q 1 and density 1/2; one of the policy of Q 0, density 2 and return .5; Q of the data .2."""
     q, log_two = torch.tensor, math.log(2.0)

@@ -179,9 +179,14 @@ class Critics:
     def _return_loss(
         self, features: Float[Tensor, "B F"], batch: Windows
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-        """RECAP's: V is the distribution of the recorded episodes' returns from there on, where they are known."""
+        """RECAP's: V is the distribution of the recorded episodes' returns from there on, where they are known.
+
+        Where all that was drawn is of episodes that still run, there is nothing to learn.
+        """
         assert batch.return_to_go is not None
         known, critic = batch.return_to_go.isfinite(), self.networks["value"]
+        if not known.any():
+            return features.new_zeros((), requires_grad=True), {}
         seen = features[known]
         output = critic.output(seen, seen.new_zeros(len(seen), 0, 0))
         loss = critic.loss(output, batch.return_to_go[known])

@@ -4,6 +4,8 @@
 * ``extends: other.yaml`` starts from another file (relative to this one). Sections merge key by key; lists, mappings
   and other values are replaced. A section whose ``name`` differs is replaced too, except for the settings that both
   kinds inherit from one class (``algorithm.iterations``). Overrides ``--section.key value`` merge alike, names first.
+* A section given in part keeps the rest of the default that the section around it gives it, which may be others than
+  its class's (``distillation.fit`` of ``BCConfig``).
 * A relative path is relative to the file that names it, on the command line to the working directory.
 * Types are strict: "3" is no integer. Scalars follow YAML 1.2, so ``1e-4`` is a number and ``on`` is text.
 """
@@ -25,7 +27,7 @@ from policies.bundle import write_atomically
 from vla_rl.config.errors import ConfigError, Keys, describe, show
 from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides
-from vla_rl.config.schema import config_fields, default, hints, sections, variants
+from vla_rl.config.schema import config_fields, default, hints, sections, settings_other_than_its_class, variants
 from vla_rl.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
 
 T = TypeVar("T")
@@ -48,7 +50,7 @@ def load_config(cls: type[T], path: str | Path, overrides: Sequence[str] = (), *
         check_sections(tree, keys)
         tree = override(cls, tree, keys, absolute(cls, value, Path.cwd(), keys), report)
         origins[keys] = Origin(file=path.name, line=None)
-    tree = _with_default_names(cls, tree)
+    tree = _with_owners_defaults(cls, _with_default_names(cls, tree))
     try:
         return adapter.validate_json(json.dumps([tree]))[0]
     except ValidationError as error:
@@ -142,4 +144,23 @@ def _with_default_names(cls: type, tree: Any) -> Any:
             node = {"name": section.name} | node
         chosen = members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)
         out[field.name] = _with_default_names(chosen, node) if chosen else node
+    return out
+
+
+def _with_owners_defaults(cls: type, tree: Any) -> Any:
+    """Settings that are left out of a section and that its default in ``cls`` gives other values than its own class."""
+    if not isinstance(tree, dict):
+        return tree
+    out = dict(tree)
+    for field in dataclasses.fields(cls):
+        node, section = out.get(field.name), default(field)
+        if not isinstance(node, dict) or not (members := variants(hints(cls)[field.name])):
+            continue
+        chosen = members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)
+        if chosen is None:
+            continue
+        if type(section) is chosen:
+            other = settings_other_than_its_class(section)
+            node = merge(chosen, {name: _plain_tree(value, Path()) for name, value in other.items()}, node)
+        out[field.name] = _with_owners_defaults(chosen, node)
     return out

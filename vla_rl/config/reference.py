@@ -9,13 +9,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from vla_rl.config.allowed import allowed
 from vla_rl.config.corrections import CorrectionsConfig
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.schema import default, hints, variants
+from vla_rl.config.schema import default, hints, settings_other_than_its_class, variants
 from vla_rl.rewards.classifier import SuccessClassifierConfig
 from vla_rl.rewards.preferences.model import PreferenceConfig
 from vla_rl.rewards.progress.model import ProgressConfig
@@ -111,7 +112,10 @@ def reference() -> str:
         "Progress models: a file of `configs/rewards`": ProgressConfig,
         "Rewards from preferences: a file of `configs/rewards`": PreferenceConfig,
     }
-    return "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}))]) + "\n"
+    return (
+        "\n\n".join([MARK, *(text for whole, cls in parts.items() for text in _sections(cls, "", whole, {}, None))])
+        + "\n"
+    )
 
 
 def meaning(cls: type, name: str) -> str:
@@ -122,15 +126,19 @@ def meaning(cls: type, name: str) -> str:
     return EVERYWHERE.get(name, "")
 
 
-def _sections(cls: type, path: str, name: str | None, known: dict[type, str]) -> Iterator[str]:
+def _sections(cls: type, path: str, name: str | None, known: dict[type, str], made: Any) -> Iterator[str]:
     """The table of ``cls``, then those of the sections inside it; ``known``: where a class has its table already.
 
-    ``name``: of the variant, or, where there is no path, of the whole.
+    ``name``: of the variant, or, where there is no path, of the whole. ``made``: the default of the section around it.
     """
+    made = made if type(made) is cls else None
     if cls in known:
         if known[cls] != path:
             yield f"## `{path.removesuffix('.')}`"
-            yield f"The settings of `{known[cls].removesuffix('.')}`, above."
+            other = {} if made is None else settings_other_than_its_class(made)
+            differing = ", ".join(f"`{key}` {_yaml(value)}" for key, value in other.items() if not is_dataclass(value))
+            differing = f" Other defaults: {differing}." if differing else ""
+            yield f"The settings of `{known[cls].removesuffix('.')}`, above.{differing}"
         return
     known[cls] = path
     rows, inside = [], []
@@ -138,17 +146,18 @@ def _sections(cls: type, path: str, name: str | None, known: dict[type, str]) ->
         annotation, own = hints(cls)[field.name], f"{path}{field.name}"
         members = variants(annotation)
         if members:
-            inside += [(member, own, kind if len(members) > 1 else None) for kind, member in members.items()]
+            section = default(field) if made is None else getattr(made, field.name)
+            inside += [(member, own, kind if len(members) > 1 else None, section) for kind, member in members.items()]
         elif field.name != "name":
-            cells = (f"`{field.name}`", allowed(annotation), _default(field), meaning(cls, field.name))
+            cells = (f"`{field.name}`", allowed(annotation), _default(field, made), meaning(cls, field.name))
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     kind = f", name: {name}" if name else ""
     title = f"`{path.removesuffix('.')}`{kind}" if path else str(name)
     if rows:
         yield f"## {title}"
         yield "\n".join(["| Setting | Allowed | Default | Meaning |", "|---|---|---|---|", *rows])
-    for member, own, chosen in inside:
-        yield from _sections(member, f"{own}.", chosen, known)
+    for member, own, chosen, section in inside:
+        yield from _sections(member, f"{own}.", chosen, known, section)
 
 
 def _described(cls: type, name: str) -> str:
@@ -162,7 +171,10 @@ def _described(cls: type, name: str) -> str:
     return " ".join(sentence for sentence in sentences if f"``{name}``" in sentence).replace("``", "`")
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default(field: dataclasses.Field[Any], made: Any) -> str:
+    """Of the section ``made``, if there is one, else of the class."""
+    if made is not None:
+        return _yaml(getattr(made, field.name))
     required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     return "required" if required else _yaml(default(field))
 

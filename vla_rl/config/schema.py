@@ -48,6 +48,12 @@ def default(field: dataclasses.Field) -> Any:
     return None if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def settings_other_than_its_class(section: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance whose values are not the class's defaults."""
+    values = {field: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return {field.name: value for field, value in values.items() if value != default(field)}
+
+
 def variants(annotation: Any) -> dict[Any, type]:
     """The dataclasses that a section may be, by ``name``; one without a name is listed under its class name.
 

@@ -15,10 +15,12 @@ from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, load_bundle, read_bundle_info, save_bundle
 from policies.device import make_generator
 from policies.policy import Policy, RobotSpec
+from sims.errors import UserError
 from sims.registry import evaluation_starts
 from sims.vector_env import Observation, VectorEnv
 from vla_rl.algorithms.bc import BC
 from vla_rl.algorithms.distillation import TeacherLoss, make_student
+from vla_rl.algorithms.encoded_windows import encodings_are_constant
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.demonstrations import record_policy
@@ -57,7 +59,10 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
 
 
 def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experiment: Experiment, out: Path) -> None:
-    """On every recorded observation, of successes and failures alike: the teacher acts in both."""
+    """On every recorded observation, of successes and failures alike: the teacher acts in both.
+
+    UserError where the student's encoding is trained, since the teacher acts from it.
+    """
     settings, spec = experiment.distillation.fit, student.spec
     sampler = WindowSampler(
         store,
@@ -70,6 +75,11 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
     )
     loss = TeacherLoss(teacher=teacher)
     with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
+        if not encodings_are_constant(student, sampler):
+            raise UserError(
+                f"distillation.fit.frozen must name what encodes observations (encoder), since the teacher acts from "
+                f"the student's encoding; got {list(settings.frozen)}"
+            )
         run_fit(fit, out, title="distill", shown="bc_loss", checkpoint_every=500)
     student.prepare_to_explore()
 
