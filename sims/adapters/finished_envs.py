@@ -19,6 +19,7 @@ class FinishedEnvs:
     the device: no step waits for it.
     """
 
+    CAPTURED = 4  # numbers of an environment in ``captured``
     elapsed: Int[Tensor, " N"]  # control steps of the present episode
 
     def __init__(self, num_envs: int, *, max_steps: int, device: torch.device) -> None:
@@ -37,6 +38,14 @@ class FinishedEnvs:
         self.elapsed[env_ids] = 0
         for flag in (self.terminated, self.truncated, self.success):
             flag[env_ids] = False
+
+    def captured(self) -> Float[Tensor, "N 4"]:
+        """Of each environment, for ``restore``: elapsed control steps, terminated, truncated, success."""
+        return torch.stack([self.elapsed, self.terminated, self.truncated, self.success], dim=1).float()
+
+    def restore(self, env_ids: Int[Tensor, " n"], captured: Float[Tensor, "n 4"]) -> None:
+        self.elapsed[env_ids] = captured[:, 0].long()
+        self.terminated[env_ids], self.truncated[env_ids], self.success[env_ids] = captured[:, 1:].bool().unbind(1)
 
     def record(
         self,

@@ -89,8 +89,8 @@ class ManiSkillGPU:
         if written:
             values = torch.from_numpy(np.stack([snapshot for _, snapshot in written])).to(self.device)
             index = torch.tensor([env_id for env_id, _ in written], device=self.device)
-            self._env.set_state(values[:, 1:], index)
-            self._finished.elapsed[index] = values[:, 0].long()
+            self._env.set_state(values[:, self._finished.CAPTURED :], index)
+            self._finished.restore(index, values[:, : self._finished.CAPTURED])
 
     def step(self, action: Tensor) -> Step:
         unit = (action.to(self.device).clamp(-1.0, 1.0) + 1.0) / 2.0
@@ -117,13 +117,12 @@ class ManiSkillGPU:
 
     def capture(self, env_ids: Sequence[int] | None = None) -> tuple[StartState, ...]:
         ids = range(self.spec.num_envs) if env_ids is None else env_ids
-        state = self._state.double().cpu().numpy()
-        elapsed = self._finished.elapsed.cpu().numpy()
+        captured = torch.cat([self._finished.captured(), self._state.float()], dim=1).cpu().numpy()
         return tuple(
             StartState(
                 task=self._starts[env_id].task,
                 seed=self._starts[env_id].seed,
-                snapshot=np.concatenate([[elapsed[env_id]], state[env_id]]).astype(np.float32),
+                snapshot=captured[env_id],
             )
             for env_id in ids
         )

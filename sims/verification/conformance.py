@@ -166,7 +166,12 @@ def check_capture_restores_a_state(env: VectorEnv) -> None:
     again = step_chunk(env, actions(env, 4, seed=5), 0.9)
     assert again.reward[2] == chunk.reward[1]
     same(env.observe([2]), after)
-    assert step_chunk(env, actions(env, 9), 1.0).num_executed[2] == MAX_STEPS - 9
+    ended = step_chunk(env, actions(env, 9), 1.0)
+    assert ended.num_executed[2] == MAX_STEPS - 9
+    (captured,) = env.capture([2])  # at its end, which is restored too
+    env.reset([0], start=[captured])
+    over = env.step(actions(env, 1)[:, 0])
+    assert over.reward[0] == 0 and all(getattr(over, flag)[0] == getattr(ended, flag)[2] for flag in FLAGS)
 
 
 def check_without_success_no_behavior_is_paid(env: VectorEnv) -> None:

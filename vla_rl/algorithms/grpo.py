@@ -12,6 +12,8 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from policies.policy import Policy
 from sims.devices.crossing import crossing
@@ -162,7 +164,7 @@ class GRPO(OnPolicy):
         per_round, starts = self.collector.num_envs // size, self.collector.starts
         sampling, kept = self._sampling(), list[Experience]()
         informative = drawn = steps = 0
-        successes: list[float] = []
+        successes: list[Bool[Tensor, "groups size"]] = []
         counts: list[RewardCounts | None] = []
         while informative < config.groups and drawn < config.max_rounds * per_round:
             before = starts.next_index
@@ -172,14 +174,14 @@ class GRPO(OnPolicy):
                 success = rollout.success.any(0).reshape(-1, size).cpu()
             # Of groups that were cut off before, each is its start's first, too.
             if fresh := len(success) if config.start_rounds == 1 else starts.next_index - before:
-                successes.append(success[-fresh:].float().mean().item())
+                successes.append(success[-fresh:])
             kept += sampling.add(rollout, success, config.groups - informative)
             informative = sum(part.valid.shape[1] for part in kept) // size
             drawn += len(success)
             steps += rollout.control_steps()
             counts.append(rollout.reward_counts())
         kept += sampling.rest(config.groups - informative)
-        mean_success = sum(successes) / len(successes)
+        mean_success = torch.cat(successes).float().mean().item()
         if not kept:
             raise UserError(
                 f"GRPO found no group with success between {config.min_success} and {config.max_success} among "

@@ -17,8 +17,9 @@ from torch import Tensor
 from policies.compact_encoder import HasCompactEncoder
 from policies.policy import Policy
 from policies.schedule import cosine_schedule
-from sims.devices.crossing import crossing
+from sims.devices.crossing import crossing, read_numbers
 from sims.errors import UserError
+from sims.numbers.finite import check_metrics
 from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, PositiveInt
 from sims.numbers.seeding import spawn_seed
 from sims.pretraining import LabeledScenes, PretrainingScenes
@@ -124,11 +125,13 @@ class Pretraining:
         loss = landmark_loss(self.compact, batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
+        metrics = read_numbers({"landmark_loss": loss, "grad_norm": norm}) | {"scenes": float(self.pool.drawn)}
+        suspects = {"optimizer": self.optimizers, "policy weight": self.policy}
+        check_metrics(metrics, where="pretraining", batch=batch, suspects=suspects)
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
-        with crossing("metrics"):
-            return {"landmark_loss": loss.item(), "grad_norm": norm.item(), "scenes": float(self.pool.drawn)}
+        return metrics
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
