@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sims.errors import UserError
+from sims.experts.door import open_door
 from sims.experts.grasping import grasp_and_carry
+from sims.experts.osc_pose import action
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
@@ -30,7 +32,6 @@ INSTRUCTIONS = {
     "TwoArmLift": "lift the pot with both arms",
     "TwoArmHandover": "hand the hammer from one arm to the other",
 }
-ACTION_M = 0.05  # end-effector motion of a full action of the BASIC controller, meters
 LIFT = np.array([0.0, 0.0, 0.05])
 PROPRIOCEPTION = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
@@ -119,18 +120,22 @@ class Robosuite:
 
     @property
     def demonstrates(self) -> bool:
-        single_arm_pose = len(self.config.robots) == 1 and self.spec.action_dim == 7
-        return self.config.task == "Lift" and self.config.controller == "BASIC" and single_arm_pose
+        config = self.config
+        if config.controller != "BASIC" or len(config.robots) != 1 or self.spec.action_dim != 7:
+            return False
+        return config.task == "Lift" or (config.task == "Door" and config.robots == ("Panda",))
 
     def demonstrate(self) -> np.ndarray:
-        """Lift: an action of the BASIC controller (OSC pose and gripper), [7]."""
+        """An action of the BASIC controller (OSC pose and gripper), [7]."""
         env = self._env
+        if self.config.task == "Door":
+            return open_door(env)
         cube = np.array(env.sim.data.body_xpos[env.cube_body_id])
         holding = env._check_grasp(gripper=env.robots[0].gripper, object_geoms=env.cube)
         move, close = grasp_and_carry(
             end_effector=self._observation["robot0_eef_pos"], target=cube, goal=cube + LIFT, holding=holding
         )
-        return np.concatenate([np.clip(move / ACTION_M, -1.0, 1.0), np.zeros(3), [1.0 if close else -1.0]])
+        return action(move, np.zeros(3), close=close)
 
     def close(self) -> None:
         self._env.close()

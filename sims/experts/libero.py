@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-ACTION_M, ACTION_RAD = 0.05, 0.5  # end-effector motion of a full action of OSC_POSE
+from sims.experts.osc_pose import action, turn_to
+
 OPENING_M = 0.072  # between the fingers, with some clearance
 ABOVE_M, NEAR_M, LEVEL_M = 0.10, 0.012, 0.015
 FINGER_M, RIM_M = 0.03, 0.012  # how deep an object and a bowl's rim reach between the fingers
@@ -39,7 +40,7 @@ def pick_and_place(env: Any) -> np.ndarray:
     hand, rotation = _hand(env)
     if env._check_grasp(env.robots[0].gripper, env.objects_dict[name].contact_geoms):
         motion, close = _carry(points, _place(env, place))
-        return _action(motion, _turn(rotation, rotation[:, 0]), close=close)
+        return action(motion, _turn(rotation, rotation[:, 0]), close=close)
     grasp, fingers = _grasp(points, hand, rotation[:, 0])
     offset = grasp - hand
     sideways = float(np.hypot(*offset[:2]))
@@ -47,8 +48,8 @@ def pick_and_place(env: Any) -> np.ndarray:
         height = ABOVE_M * min(1.0, sideways / (3 * NEAR_M))
         lift = hand[2] < points[:, 2].max() + 0.02 and sideways > 3 * NEAR_M
         motion = np.array([0.0, 0.0, ABOVE_M]) if lift else offset + np.array([0.0, 0.0, height])
-        return _action(motion, _turn(rotation, fingers), close=False)
-    return _action(2.0 * offset, _turn(rotation, fingers), close=bool(abs(offset[2]) < NEAR_M / 2))
+        return action(motion, _turn(rotation, fingers), close=False)
+    return action(2.0 * offset, _turn(rotation, fingers), close=bool(abs(offset[2]) < NEAR_M / 2))
 
 
 def _carry(points: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -92,15 +93,7 @@ def _turn(rotation: np.ndarray, fingers: np.ndarray) -> np.ndarray:
     across = across if across @ rotation[:, 0] >= 0 else -across
     down = np.array([0.0, 0.0, -1.0])
     wanted = np.stack([across, np.cross(down, across), down], -1)
-    error = wanted @ rotation.T
-    axis = np.array([error[2, 1] - error[1, 2], error[0, 2] - error[2, 0], error[1, 0] - error[0, 1]]) / 2
-    angle = float(np.arctan2(np.linalg.norm(axis), (np.trace(error) - 1) / 2))
-    return _unit(axis) * angle
-
-
-def _action(motion: np.ndarray, turn: np.ndarray, *, close: bool) -> np.ndarray:
-    pose = np.concatenate([motion / ACTION_M, turn / ACTION_RAD])
-    return np.append(np.clip(pose, -1.0, 1.0), 1.0 if close else -1.0)
+    return turn_to(wanted, rotation)
 
 
 def _place(env: Any, name: str) -> np.ndarray:

@@ -75,8 +75,12 @@ def _metaworld(max_steps: int) -> VectorEnv:
     return SubprocVectorEnv(config, Metaworld)
 
 
-def _robosuite(max_steps: int) -> VectorEnv:
-    return SubprocVectorEnv(RobosuiteConfig(image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps), Robosuite)
+def _robosuite(task: str) -> Callable[[int], VectorEnv]:
+    def make(max_steps: int) -> VectorEnv:
+        config = RobosuiteConfig(task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+        return SubprocVectorEnv(config, Robosuite)
+
+    return make
 
 
 def _maniskill(task: str) -> Callable[[int], VectorEnv]:
@@ -129,5 +133,6 @@ ENVIRONMENTS = {
     "libero": Environment(make=_libero, needs="libero", solved_within=200),
     "maniskill": Environment(make=_maniskill("PickCube-v1"), needs="maniskill", solved_within=40),
     "maniskill pushing": Environment(make=_maniskill("PushCube-v1"), needs="maniskill", solved_within=40),
-    "robosuite": Environment(make=_robosuite, needs="robosuite"),
+    "robosuite": Environment(make=_robosuite("Lift"), needs="robosuite", solved_within=100),
+    "robosuite door": Environment(make=_robosuite("Door"), needs="robosuite", solved_within=100),
 }
