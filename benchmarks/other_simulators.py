@@ -1,6 +1,6 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
-    vla-rl sims install metaworld; vla-rl sims install robosuite; vla-rl sims install maniskill
+    vla-rl sims install metaworld; vla-rl sims install robosuite; vla-rl sims install maniskill; vla-rl sims install libero
     python -m benchmarks.other_simulators drawer-open door-open lift --seeds 0 1 2
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
@@ -48,7 +48,9 @@ CASES: Mapping[str, Case] = {
         settings=("--sim.tasks", "[lever-pull]", "--start.episodes", "200", "--start.bc.steps", "1500"),
     ),
     "lift": Case(config="robosuite"),
+    "door": Case(config="robosuite", settings=("--sim.task", "Door")),
     "push-cube": Case(config="maniskill"),
+    "libero-goal": Case(config="libero"),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),
 }
 
