@@ -5,7 +5,8 @@ any other environment. Every episode that ends is committed to the store:
 
     reset    begins an episode in these environments; an unfinished one is dropped
     observe  keeps images and state of the environments that it returns, on the CPU
-    step     keeps action and result of the environments whose episode has not ended
+    step     keeps action and result of the environments whose episode has not ended; drops the episode of an
+             environment that failed (``Step.valid`` is False)
 
 An ended episode waits for its final observation and is committed by the ``observe`` that returns it, or else by the
 next ``reset`` of its environment, or by ``commit``. Chunks are executed step by step (``advance`` of a ChunkedEnv is
@@ -78,6 +79,8 @@ class RecordedEnv(EnvWrapper):
 
     def step(self, action: Float[Tensor, "N A"]) -> Step:
         step = self.env.step(action)
+        for env_id in self._steps.drop_failed(step):
+            self._unfinished[env_id] = _Unfinished()
         self._steps.append(action, step, actor=ACTORS.index(self.source))
         return step
 
@@ -170,6 +173,12 @@ class _StepBuffer:
 
     def begin(self, env_id: int) -> None:
         self.count[env_id], self._running[env_id] = 0, True
+
+    def drop_failed(self, step: Step) -> list[int]:
+        """Drop the episodes of the environments that failed in this step, and return their numbers."""
+        failed = np.flatnonzero(self._running & ~step.valid.cpu().numpy())
+        self.count[failed], self._running[failed] = 0, False
+        return failed.tolist()
 
     def append(self, action: Float[Tensor, "N A"], step: Step, *, actor: int) -> None:
         ids = np.flatnonzero(self._running)

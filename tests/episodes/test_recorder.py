@@ -11,7 +11,9 @@ from episodes.recorder import RecordedEnv, keep_successes
 from episodes.schema import HUMAN, POLICY, EpisodeError, InvalidEpisode
 from episodes.store import EpisodeStore
 from sims.chunk import step_chunk
+from sims.subproc.vector_env import SubprocVectorEnv
 from sims.vector_env import EnvSpec, Observation, StartState, Step, encode_instructions
+from tests.sims.counting import Counting, CountingConfig, KilledOnce
 
 
 class CountingEnv:
@@ -138,6 +140,33 @@ def test_an_unfinished_episode_is_dropped_and_an_end_without_observation_is_comm
         env.close()
         (entry,) = store.select()
         assert (entry.seed, entry.steps, entry.observations) == (3, 3, 1)
+
+
+def test_the_episode_of_a_crashed_simulator_is_dropped(tmp_path):
+    """The other environment's is recorded, and so is the same start when it is run again."""
+    pool = SubprocVectorEnv(CountingConfig(num_envs=2), Counting)
+    first, second = StartState(task=0, seed=1), StartState(task=0, seed=2)
+    action = torch.tensor([[1.0, 0.0]]).expand(2, 2)
+    with EpisodeStore(tmp_path, create=True) as store:
+        env = RecordedEnv(KilledOnce(pool, at=2), store, source="policy", split="train")
+        env.reset(start=[first, second])
+        valid = []
+        for _ in range(5):
+            env.observe()
+            valid.append(env.step(action).valid.tolist())
+        assert valid == [[True, True]] * 2 + [[False, True]] * 3
+        env.reset([0], start=[first])
+        for _ in range(5):
+            env.observe()
+            env.step(action)
+        env.observe()
+        env.close()
+        episodes = [store.read(entry.id) for entry in store.select()]
+    assert env.recorded == env.ended == 2
+    assert [episode.seed for episode in episodes] == [2, 1]
+    for episode in episodes:
+        assert episode.succeeded
+        assert episode.observation_steps.tolist() == list(range(episode.num_steps + 1))
 
 
 def test_wrong_use_is_reported(tmp_path):

@@ -13,6 +13,8 @@ from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
+from sims.subproc.vector_env import SubprocVectorEnv
+from tests.sims.counting import Counting, CountingConfig, KilledOnce
 from tests.worlds import PointEnv, PointExpert
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, record_policy, run_expert
@@ -111,3 +113,21 @@ def test_no_start_is_recorded_twice(tmp_path: Path) -> None:
     attempts = sum(demonstrate(experiment, world, store, episodes=10)["attempts"] for _ in range(4))
     seeds = [entry.seed for entry in store.select()]
     assert attempts > len(seeds) == len(set(seeds)) == 40
+
+
+def test_a_crashed_simulator_is_no_attempt_of_the_expert(tmp_path: Path) -> None:
+    """Its start runs again, so every start of the stream is recorded once, as without the crash."""
+    pool = SubprocVectorEnv(CountingConfig(num_envs=2, goal=4.0), Counting)
+    store = EpisodeStore(tmp_path, create=True)
+    recorder = RecordedEnv(KilledOnce(pool, at=2), store, source="expert", split="train")
+    starts, attempts = StartSequence("demos", seed=0, num_tasks=1), Attempts(1)
+    expert = pool.expert(noise=0.0, seed=0)
+    run_expert(recorder, expert, starts, attempts, episodes=4, observe_every=2, on_recorded=lambda count: None)
+    recorder.close()
+    episodes = [store.read(entry.id) for entry in store.select()]
+    assert attempts.finished.tolist() == attempts.succeeded.tolist() == [4]
+    expected = StartSequence("demos", seed=0, num_tasks=1).take(4)
+    assert sorted(episode.seed for episode in episodes) == sorted(start.seed for start in expected)
+    for episode in episodes:
+        assert episode.succeeded
+        assert episode.observation_steps.tolist() == [*range(0, episode.num_steps, 2), episode.num_steps]

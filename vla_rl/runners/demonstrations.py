@@ -191,9 +191,11 @@ def run_expert(
 ) -> None:
     """Step the expert, observing every ``observe_every`` steps and at the end, until ``episodes`` are recorded.
 
-    Fewer are recorded where a task that has a share of them is given up.
+    Fewer are recorded where a task that has a share of them is given up. An episode in which the environment fails is
+    no attempt: it starts again.
     """
     num_envs = recorder.spec.num_envs
+    start_of = [StartState(task=0, seed=0)] * num_envs  # of the present episodes
     task = torch.zeros(num_envs, dtype=torch.int64)
     running = torch.zeros(num_envs, dtype=torch.bool)
     steps = torch.zeros(num_envs, dtype=torch.int64)
@@ -207,7 +209,8 @@ def run_expert(
         if chosen:
             begun = idle[: len(chosen)]
             recorder.reset(begun, start=chosen)
-            task[begun] = torch.tensor([start.task for start in chosen])
+            for env_id, start in zip(begun, chosen, strict=True):
+                start_of[env_id], task[env_id] = start, start.task
             running[begun], steps[begun] = True, 0
         due = (running & (steps % observe_every == 0)).nonzero().flatten().tolist()
         if due:
@@ -216,7 +219,10 @@ def run_expert(
         steps += 1
         with crossing("outcomes"):
             outcome = step.to(torch.device("cpu"))
-        ended = (outcome.terminated | outcome.truncated) & running
+        if failed := (running & ~outcome.valid).nonzero().flatten().tolist():
+            recorder.reset(failed, start=[start_of[env_id] for env_id in failed])
+            steps[failed] = 0
+        ended = (outcome.terminated | outcome.truncated) & outcome.valid & running
         if ended.any():
             recorder.observe(ended.nonzero().flatten().tolist())  # the final observation completes the episode
             running &= ~ended
