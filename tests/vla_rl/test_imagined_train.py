@@ -93,6 +93,22 @@ def test_regular_observation_includes_every_end(tmp_path: Path) -> None:
     assert all(entry.success for entry in store.entries())
 
 
+def test_the_reset_of_one_environment_does_not_shift_the_observations_of_the_others(tmp_path: Path) -> None:
+    """Environment 1 begins 3 steps after environment 0, and each is observed every 4 steps of its own episode."""
+    store = EpisodeStore(tmp_path / "store", create=True)
+    env = ObserveEvery(RecordedEnv(ChainEnv(num_envs=2, length=20), store, source="policy", split="train"), every=4)
+    env.reset([0], start=[StartState(task=0, seed=8)])
+    env.observe([0])
+    for _ in range(3):
+        env.step(torch.ones(2, 1))
+    env.reset([1], start=[StartState(task=0, seed=9)])
+    env.observe([1])
+    for _ in range(10):
+        env.step(torch.ones(2, 1))
+    steps = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
+    assert steps == {8: [0, 4, 8, 11], 9: [0, 4, 8, 10]}
+
+
 class ConstantActor:
     def begin(self, env_ids: Sequence[int]) -> None:
         pass

@@ -195,10 +195,10 @@ def run_expert(
     no attempt: it starts again.
     """
     num_envs = recorder.spec.num_envs
+    env = ObserveEvery(recorder, every=observe_every)
     start_of = [StartState(task=0, seed=0)] * num_envs  # of the present episodes
     task = torch.zeros(num_envs, dtype=torch.int64)
     running = torch.zeros(num_envs, dtype=torch.bool)
-    steps = torch.zeros(num_envs, dtype=torch.int64)
     reported = 0
     while recorder.recorded < episodes:
         idle = (~running).nonzero().flatten().tolist()
@@ -208,23 +208,19 @@ def run_expert(
             return
         if chosen:
             begun = idle[: len(chosen)]
-            recorder.reset(begun, start=chosen)
+            env.reset(begun, start=chosen)
+            env.observe(begun)
             for env_id, start in zip(begun, chosen, strict=True):
                 start_of[env_id], task[env_id] = start, start.task
-            running[begun], steps[begun] = True, 0
-        due = (running & (steps % observe_every == 0)).nonzero().flatten().tolist()
-        if due:
-            recorder.observe(due)
-        step = recorder.step(expert.act())
-        steps += 1
+            running[begun] = True
+        step = env.step(expert.act())
         with crossing("outcomes"):
             outcome = step.to(torch.device("cpu"))
         if failed := (running & ~outcome.valid).nonzero().flatten().tolist():
-            recorder.reset(failed, start=[start_of[env_id] for env_id in failed])
-            steps[failed] = 0
+            env.reset(failed, start=[start_of[env_id] for env_id in failed])
+            env.observe(failed)
         ended = (outcome.terminated | outcome.truncated) & outcome.valid & running
         if ended.any():
-            recorder.observe(ended.nonzero().flatten().tolist())  # the final observation completes the episode
             running &= ~ended
             attempts.add(task[ended], outcome.success[ended])
         on_recorded(recorder.recorded - reported)
