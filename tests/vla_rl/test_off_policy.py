@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +26,19 @@ from sims.vector_env import StartState
 from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
+from tests.rewards.small_classifier import NEVER, untrained
 from tests.worlds import PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
 from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
 from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
-from vla_rl.config.experiment import Experiment
+from vla_rl.config.experiment import Experiment, FromBundle
 from vla_rl.config.loader import load_config
+from vla_rl.rewards.bundle import CLASSIFIER, save_reward_model
+from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig
+from vla_rl.rewards.scorer import sensors_of
+from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.train import train
 from vla_rl.runs.checkpoint import load_tree, save_tree
@@ -373,6 +379,35 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         OffPolicy(SMALL, best_of(plain, samples=2, critic=SMALL.critic), env, seed=0)
     with pytest.raises(ValueError, match=r"critic.least_of \(3\) must not be above critic.members \(2\)"):
         EnsembleConfig(members=2, least_of=3)
+
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_learned_reward_is_refused_beside_demonstrations_that_it_does_not_pay(tmp_path: Path, store: Path) -> None:
+    """Unless none are drawn, or all of them are labelled with their success, which a classifier pays alike."""
+    env, labelled, bundle = PointEnv(num_envs=4), tmp_path / "store", tmp_path / "bundle"
+    shutil.copytree(store, labelled)
+    torch.manual_seed(0)
+    save_bundle(residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), TD3), bundle)
+    model = untrained(sensors_of(env.spec), threshold=NEVER)
+    save_reward_model(CLASSIFIER, model, tmp_path / "classifier", tasks=("go",))
+
+    def check(reward: Any, **settings: Any) -> None:
+        algorithm = dataclasses.replace(SMALL, **{"stores": (labelled,)} | settings)
+        start = FromBundle(path=bundle)
+        check_experiment(Experiment(device="cpu", start=start, reward=reward, algorithm=algorithm), env, start=bundle)
+
+    classifier = ClassifierConfig(path=tmp_path / "classifier")
+    check(OutcomeConfig())
+    check(classifier, demonstration_share=0.0)
+    for settings in ({}, {"demonstration_share": 0.0, "offline_iterations": 1}):
+        with pytest.raises(UserError, match="'reward': classifier pays for what the policy does"):
+            check(classifier, **settings)
+    with EpisodeStore(labelled) as opened:
+        for entry in opened.select():
+            opened.label(entry.id, "success", entry.success, author="me")
+    check(classifier)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------

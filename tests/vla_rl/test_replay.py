@@ -5,10 +5,14 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
+from episodes.formats.importer import import_episodes
+from episodes.formats.recording import ImportMapping
+from episodes.formats.success import SuccessRule
 from episodes.recorder import RecordedEnv
 from episodes.schema import POLICY
 from episodes.store import EpisodeStore
@@ -239,6 +243,67 @@ def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None
     example = shorter.store(shorter.encode(ReachEnv(num_envs=1).observe(), shorter.initial_state(1))[0])
     with pytest.raises(UserError, match=r"followed by one 1 control steps later.*observe_every that divides 1"):
         recorded_replay(shorter, [store.path], example, gamma=GAMMA, seed=0)
+
+
+def reacher() -> ResidualPolicy:
+    """Acts one control step at a time."""
+    torch.manual_seed(0)
+    base = GaussianPolicy(GaussianPolicyConfig(action_horizon=1), RobotSpec.of(ReachEnv(num_envs=1).spec))
+    return residual_on(base, ResidualConfig(action_horizon=1, hidden=(8,)))
+
+
+def held_by(policy: ResidualPolicy, path: Path) -> Replay:
+    env = ReachEnv(num_envs=1)
+    env.reset(start=[StartState(task=0, seed=0)])
+    seen, _ = policy.encode(env.observe(), policy.initial_state(1))
+    return recorded_replay(policy, [path], policy.store(seen), gamma=GAMMA, seed=0)
+
+
+def import_unrewarded(folder: Path, *, success: SuccessRule) -> EpisodeStore:
+    """One demonstration of 5 actions, in a robomimic file without rewards."""
+    rng = np.random.default_rng(0)
+    with h5py.File(folder / "demos.hdf5", "w") as file:
+        demo = file.create_group("data/demo_0")
+        demo["actions"], demo["obs/state"] = rng.uniform(-1, 1, (5, 2)), rng.normal(size=(5, 4))
+    store = EpisodeStore(folder / "store", create=True)
+    mapping = ImportMapping(state=("state",), instruction="reach", control_hz=10.0, success=success)
+    import_episodes(folder / "demos.hdf5", store, mapping)
+    return store
+
+
+def test_an_imported_demonstration_without_rewards_is_paid_for_its_success(tmp_path: Path) -> None:
+    store = import_unrewarded(tmp_path, success="recorded")
+    held = held_by(reacher(), store.path).entries()
+    assert held.reward.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert held.terminated.tolist() == [False, False, False, True]
+
+
+def test_imported_episodes_of_which_nothing_tells_the_outcome_are_refused_until_they_are_labelled(
+    tmp_path: Path,
+) -> None:
+    store = import_unrewarded(tmp_path, success="none")
+    with pytest.raises(UserError, match=r"no rewards and no success.*label them"):
+        held_by(reacher(), store.path)
+    store.label(store.select()[0].id, "success", True, author="me")
+    assert held_by(reacher(), store.path).entries().reward.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_a_labelled_episode_is_rewarded_by_its_label(tmp_path: Path) -> None:
+    """Of two recorded successes, each with reward 1 at its end, one is labelled a failure."""
+    env, store = ReachEnv(num_envs=2), EpisodeStore(tmp_path, create=True)
+    recorder = RecordedEnv(env, store, source="expert", split="train")
+    expert = env.expert(noise=0.0, seed=0)
+    recorder.reset(start=[StartState(task=0, seed=0), StartState(task=1, seed=1)])
+    for _ in range(40):
+        recorder.observe()
+        recorder.step(expert.act())
+    recorder.commit()
+    first, second = store.select()
+    assert first.success and second.success
+    rewards = [[0.0] * (entry.steps - 1) + [1.0] for entry in (first, second)]
+    assert held_by(reacher(), tmp_path).entries().reward.tolist() == rewards[0] + rewards[1]
+    store.label(first.id, "success", False, author="me")
+    assert held_by(reacher(), tmp_path).entries().reward.tolist() == [0.0] * first.steps + rewards[1]
 
 
 # -- memory and state -------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 
+from episodes.catalog import Entry
+from episodes.overlays import SUCCESS
 from episodes.schema import EXPERT, HUMAN, Episode
 from episodes.store import EpisodeStore
 from policies.policy import Policy
@@ -119,15 +121,39 @@ def with_outcome(episode: Episode, success: bool) -> Episode:
     )
 
 
+def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
+    """The episode with its rewards as recorded, or with that of its outcome (``with_outcome``).
+
+    That is where its success is labelled, and where it succeeded without any reward, as imported demonstrations do.
+    """
+    episode = store.read(entry.id)
+    labelled = SUCCESS in store.labels(entry.id)
+    if labelled or (episode.succeeded and not episode.reward.any()):
+        return with_outcome(episode, entry.success if labelled else True)
+    return episode
+
+
 def recorded_replay(
     policy: Policy, stores: Sequence[Path], example: TensorDataclass, *, gamma: float, seed: int
 ) -> Replay:
-    """All episodes of ``stores`` with their rewards as recorded. UserError where none has a transition."""
+    """All episodes of ``stores`` with their rewards (``rewarded``).
+
+    UserError where none has a transition, and where those of a store were imported and nothing tells their outcome.
+    """
     horizon, found = policy.spec.action_horizon, list[Walk]()
     for path in stores:
         with EpisodeStore(path) as store:
-            for entry in store.select():
-                found += walks(store.read(entry.id), action_horizon=horizon, gamma=gamma)
+            entries = store.select()
+            episodes = [rewarded(store, entry) for entry in entries]
+            labelled = any(SUCCESS in store.labels(entry.id) for entry in entries)
+        imported = bool(episodes) and all("imported" in episode.fingerprint for episode in episodes)
+        if imported and not labelled and not any(episode.reward.any() for episode in episodes):
+            raise UserError(
+                f"{path}: the imported episodes have no rewards and no success, so nothing tells what they are worth: "
+                "label them (EpisodeStore.label), or import them into a new store with --success end or a rule"
+            )
+        for episode in episodes:
+            found += walks(episode, action_horizon=horizon, gamma=gamma)
     if not any(len(walk) > 1 for walk in found):
         raise UserError(
             f"{', '.join(map(str, stores))}: no recorded observation is followed by one {horizon} control steps later, "

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from episodes.overlays import DELETED, SUCCESS
+from episodes.store import EpisodeStore
 from policies.backbone import load_backbone
 from policies.bundle import load_bundle
 from policies.policy import Policy, RobotSpec, set_frozen
@@ -23,10 +25,11 @@ from sims.errors import UserError
 from sims.registry import evaluation_starts
 from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
+from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.registry import build_algorithm
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
-from vla_rl.rewards.registry import with_reward
+from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
 from vla_rl.runners.imitation import recorded_robot
 from vla_rl.runs.metrics import check_wandb
@@ -58,6 +61,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
                 policy = residual_on(policy, residual)
         with naming("reward"):
             with_reward(experiment.reward, SpecOnly(env.spec), device)
+            _check_demonstrated_reward(experiment)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
@@ -73,6 +77,35 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         evaluation_starts(
             experiment.sim, num_tasks=len(env.spec.tasks), seed=0, episodes=experiment.evaluation.episodes
         )
+
+
+def _check_demonstrated_reward(experiment: Experiment) -> None:
+    """UserError where recorded episodes are rewarded otherwise than what the policy does itself.
+
+    A learned reward pays for the latter alone. Recorded episodes agree with it where it is a success classifier's and
+    each of them is labelled: both then pay 1 for success (vla_rl/replay/demonstrations.py).
+    """
+    algorithm, start = experiment.algorithm, experiment.start
+    if isinstance(experiment.reward, OutcomeConfig) or not isinstance(algorithm, OffPolicyConfig):
+        return
+    if not algorithm.demonstration_share and not algorithm.offline_iterations:
+        return
+    stores = algorithm.stores
+    if stores is None and isinstance(start, Imitation) and start.store is not None:
+        stores = (start.store,)
+    if isinstance(experiment.reward, ClassifierConfig) and stores and all(map(_all_labelled, stores)):
+        return
+    raise UserError(
+        f"{experiment.reward.name} pays for what the policy does, and recorded episodes are drawn with rewards of "
+        "their own: set algorithm.demonstration_share and offline_iterations to 0, or use reward outcome. With a "
+        "classifier give a store whose episodes are all labelled (EpisodeStore.label)"
+    )
+
+
+def _all_labelled(path: Path) -> bool:
+    """Whether the success of every episode in the store is labelled."""
+    with EpisodeStore(path) as store:
+        return all(SUCCESS in labels for _, labels in store.labelled() if not labels.get(DELETED))
 
 
 def check_stores(stores: Sequence[Path], spec: EnvSpec, setting: str) -> None:
