@@ -14,7 +14,7 @@ from episodes.formats.recording import ImportMapping, Recording
 from episodes.formats.registry import read_recordings
 from episodes.formats.success import successes
 from episodes.schema import ACTORS, HUMAN, Episode, EpisodeError
-from episodes.store import EpisodeStore, Selection
+from episodes.store import EpisodeStore
 
 ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the excess is clipped
 
@@ -22,11 +22,12 @@ ACTION_TOLERANCE = 1e-3  # recordings exceed their own limits by rounding; the e
 def import_episodes(source: Path, store: EpisodeStore, mapping: ImportMapping) -> dict[str, Any]:
     """Every episode of ``source``, in one of ``registry.FORMATS``; returns {episodes, successes, present}.
 
-    ``present``: how many were in ``store`` already, with the same states and actions; they are not added again.
+    ``present``: how many were in ``store`` already, with the same states and actions as recorded, also where they have
+    been cut or deleted since; they are not added again.
     Raises EpisodeError that names the file, the episode and what is missing; what was imported before stays.
     """
     succeeded = present = 0
-    known = {_digest(store.map(entry)) for entry in store.select(Selection(sources=(ACTORS[HUMAN],)))}
+    known = {_digest(store.map(entry)) for entry in store.entries() if entry.source == ACTORS[HUMAN]}
 
     def episodes() -> Iterator[Episode]:
         nonlocal succeeded, present

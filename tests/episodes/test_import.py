@@ -240,10 +240,26 @@ def test_importing_again_adds_only_what_is_new(tmp_path: Path) -> None:
     source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
     mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
     assert import_episodes(source, store, mapping) == {"episodes": 2, "successes": 1, "present": 0}
-    store.delete(store.select()[0].id, author="test")
-    moved = source.rename(tmp_path / "moved.hdf5")
-    assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 1}
-    assert len(store.select()) == 2
+    with h5py.File(moved := source.rename(tmp_path / "moved.hdf5"), "a") as file:
+        for name, array in file["data/demo_0/obs"].items():
+            file[f"data/demo_2/obs/{name}"] = array[:]
+        file["data/demo_2/actions"] = 0.5 * file["data/demo_0/actions"][:]
+    assert import_episodes(moved, store, mapping) == {"episodes": 1, "successes": 1, "present": 2}
+    assert len(store.select()) == 3
+
+
+def test_cut_and_deleted_episodes_are_not_imported_again(tmp_path: Path) -> None:
+    source, store = robomimic(tmp_path / "low_dim.hdf5"), EpisodeStore(tmp_path / "store", create=True)
+    mapping = ImportMapping(state=("robot0_eef_pos",), instruction="lift it")
+    import_episodes(source, store, mapping)
+    trimmed, deleted = (entry.id for entry in store.select())
+    store.trim(trimmed, 1, 3, author="test")
+    store.delete(deleted, author="test")
+    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2}
+    assert [(entry.id, entry.steps) for entry in store.select()] == [(trimmed, 2)]
+    store.undo(trimmed, author="test")
+    store.split(trimmed, 2, author="test")
+    assert import_episodes(source, store, mapping) == {"episodes": 0, "successes": 0, "present": 2}
 
 
 def test_without_rewards_a_demonstration_is_a_success_and_images_can_be_flipped(tmp_path: Path) -> None:
