@@ -50,16 +50,16 @@ def run_fit(
 ) -> None:
     """Update ``fit`` until ``steps``, starting from the newest checkpoint in ``directory/checkpoints``, if any.
 
-    Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates. The newest checkpoint is kept, the last
-    one after the last update. There is one every ``checkpoint_every`` updates, and once the newest is ``checkpoint_s``
-    seconds old. ``title`` names the progress bar, ``shown`` the metric beside it.
+    Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates; the first update is iteration 1. The
+    newest checkpoint is kept, the last one after the last update. There is one every ``checkpoint_every`` updates, and
+    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it.
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
         with crossing("checkpoint"):
             fit.load_state_dict(load_checkpoint(latest))
     with (
-        MetricsWriter(directory, next_iteration=fit.step, tensorboard=False) as record,
+        MetricsWriter(directory, next_iteration=fit.step + 1, tensorboard=False) as record,
         progress(title, fit.steps, done=fit.step) as advance,
     ):
         saved_s = time.monotonic()

@@ -1,0 +1,70 @@
+"""The loop of a supervised fit: interrupted and continued, it leaves the files of an uninterrupted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vla_rl.test_metrics import without_time
+from vla_rl.runners.fit import run_fit
+from vla_rl.runs.checkpoint import latest_checkpoint
+
+STEPS = 12
+
+
+class Interrupted(Exception):
+    """Stands for KeyboardInterrupt, which would end the test run."""
+
+
+class LineFit:
+    """The slope of y = 3 x by stochastic gradient descent. ``stop``: the update that is interrupted."""
+
+    steps = STEPS
+
+    def __init__(self, *, stop: int | None = None) -> None:
+        self.stop, self.step, self.slope = stop, 0, torch.zeros(1)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def update(self) -> dict[str, float]:
+        if self.step + 1 == self.stop:
+            raise Interrupted
+        x = torch.randn(4, generator=self.generator)
+        error = (self.slope - 3) * x
+        self.slope = self.slope - 0.2 * (error * x).mean()
+        self.step += 1
+        return {"loss": error.square().mean().item()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "slope": self.slope, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.slope = int(state["step"]), state["slope"]
+        self.generator.set_state(state["generator"])
+
+
+def run(directory: Path, *, stop: int | None = None) -> LineFit:
+    fit = LineFit(stop=stop)
+    run_fit(fit, directory, title="line", shown="loss", record_every=2, checkpoint_every=4)
+    return fit
+
+
+@pytest.mark.parametrize("stop", [2, 5, 6, 8, 9, 12])
+def test_an_interrupted_fit_leaves_the_records_of_an_uninterrupted_one(tmp_path: Path, stop: int) -> None:
+    """Checkpoints are after updates 4, 8 and 12, records after every other update."""
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(tmp_path / "resumed", stop=stop)
+    resumed = run(tmp_path / "resumed")
+    assert without_time(tmp_path / "resumed") == without_time(tmp_path / "whole")
+    assert [record["iteration"] for record in without_time(tmp_path / "whole")] == [2, 4, 6, 8, 10, 12]
+    assert torch.equal(resumed.slope, whole.slope)
+
+
+def test_a_fit_that_is_complete_keeps_its_records(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_bytes(), latest_checkpoint(tmp_path / "checkpoints")
+    run(tmp_path)
+    assert ((tmp_path / "metrics.jsonl").read_bytes(), latest_checkpoint(tmp_path / "checkpoints")) == before
