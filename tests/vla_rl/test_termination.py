@@ -14,6 +14,7 @@ import pytest
 
 from tests.vla_rl.scale_run import PPO, experiment, numbers, run_to_end
 from vla_rl.rollouts.timer import Span, Timer
+from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.timeline import Timeline
 from vla_rl.termination import Terminated, interruptible, terminable, uninterrupted
 
@@ -129,3 +130,18 @@ def test_spans_cover_what_the_timer_counts() -> None:
         assert sum(span.seconds for span in spans if span.name == name) == pytest.approx(times[f"time/{name}_s"])
     assert [span.name for span in spans] == ["simulate", "render", "simulate"] or len(spans) == 2
     assert timer.take_spans() == {}
+
+
+def test_the_seconds_of_an_iteration_that_validates_include_its_rollout(tmp_path: Path) -> None:
+    """As many as the spans of its timeline; the second iteration validates."""
+    run_to_end(tmp_path, experiment(replace(PPO, iterations=2, rollout_shards=1)))
+    seconds: list[dict[str, float]] = []
+    for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]:
+        if event["ph"] == "X" and event["name"].startswith("iteration "):
+            seconds.append({})
+        elif event["ph"] == "X":
+            seconds[-1][event["name"]] = seconds[-1].get(event["name"], 0.0) + 1e-6 * event["dur"]
+    records = read_metrics(tmp_path)
+    assert ["time/validate_s" in record for record in records] == [False, True]
+    for name in ("simulate", "infer", "learn"):
+        assert records[1][f"time/{name}_s"] == pytest.approx(seconds[1][name], rel=1e-3)

@@ -74,7 +74,7 @@ class Iterations:
         if self._unrecorded is None:
             self._before = algorithm.collector.state_dict()
             self._unrecorded = algorithm.iterate()
-        metrics = self._unrecorded | self._validation()
+        metrics = self._unrecorded | self._validation(self._unrecorded)
         self._before = None
         if failed := self.failures.write(f"iteration {algorithm.iteration - 1}"):
             metrics |= {"worker_failures": float(failed)}
@@ -87,14 +87,15 @@ class Iterations:
         ):
             self._save()
 
-    def _validation(self) -> Metrics:
+    def _validation(self, iterated: Metrics) -> Metrics:
+        """Its metrics, and the seconds per section of it and of the iteration that is validated, ``iterated``."""
         if self.validate is None or self.algorithm.iteration % self.experiment.evaluation.validate_every:
             return {}
         rollouts = self.algorithm.collector
         self._before = rollouts.state_dict()
         with interruptible(), rollouts.timer.section("validate"):
             metrics = self.validate()
-        return metrics | rollouts.timer.take()
+        return metrics | {name: iterated.get(name, 0.0) + value for name, value in rollouts.timer.take().items()}
 
     def _save(self) -> None:
         with self.algorithm.collector.timer.section("save"):
