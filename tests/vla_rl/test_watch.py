@@ -15,8 +15,10 @@ import pytest
 
 from sims.errors import UserError
 from tests.vla_rl.run_folder import make_run
+from vla_rl.config.experiment import Experiment
 from vla_rl.report.watch import make_server
 from vla_rl.runs.listing import list_runs, state_of
+from vla_rl.runs.run_dir import Run, open_run
 
 
 def unfinished(path: Path) -> Path:
@@ -39,6 +41,37 @@ def test_the_state_of_a_run(tmp_path: Path) -> None:
     assert found["finished"].success == json.loads((finished / "result.json").read_text())["rl"]["success"]
     assert found["stopped"].success == pytest.approx(0.8, abs=0.1)  # of its latest validation
     assert found["stopped"].iterations == 80
+
+
+def start(path: Path, *, resume: bool) -> Run:
+    return open_run(Experiment(device="cpu"), path, resume=resume, command="vla-rl train quickstart")
+
+
+def test_a_run_that_failed_and_was_resumed_has_not_failed(tmp_path: Path) -> None:
+    """The quarantined batch of the failed attempt is kept."""
+    start(tmp_path, resume=False).lock.close()
+    batch = tmp_path / "quarantine" / "iteration_000003.safetensors"
+    batch.parent.mkdir()
+    batch.touch()
+    assert state_of(tmp_path) == "failed"
+    start(tmp_path, resume=True).lock.close()
+    assert batch.exists()
+    assert state_of(tmp_path) == "stopped"
+    (tmp_path / "traceback.txt").write_text("ValueError\n")
+    assert state_of(tmp_path) == "failed"
+    start(tmp_path, resume=True).lock.close()
+    assert state_of(tmp_path) == "stopped"
+
+
+def test_a_run_starts_while_somebody_looks_at_it_and_not_while_it_is_written(tmp_path: Path) -> None:
+    start(tmp_path, resume=False).lock.close()
+    looking = (tmp_path / ".lock").open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.3, looking.close).start()
+    with start(tmp_path, resume=True).lock:
+        assert state_of(tmp_path) == "running"
+        with pytest.raises(UserError, match="is being written by another process"):
+            start(tmp_path, resume=True)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ NESTING = 3  # folders below the one that is given
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """``failed``: it left a traceback or a quarantined batch. ``stopped``: it can be resumed.
+    """``failed``: since its last start it left a traceback or a quarantined batch. ``stopped``: it can be resumed.
 
     ``stage``: the last one that is complete. ``success``: of the final policy on held-out starts, in a run that is not
     finished that of the latest validation, None before it. ``age_s``: since it last wrote.
@@ -62,7 +62,10 @@ def state_of(run_dir: Path) -> State:
         return "running"
     if (run_dir / "result.json").exists():
         return "finished"
-    failed = (run_dir / "traceback.txt").exists() or any(run_dir.rglob(f"{QUARANTINE}/*.safetensors"))
+    command = run_dir / "command.txt"  # each start writes it
+    started_ns = command.stat().st_mtime_ns if command.exists() else 0
+    quarantined = (path.stat().st_mtime_ns for path in run_dir.rglob(f"{QUARANTINE}/*.safetensors"))
+    failed = (run_dir / "traceback.txt").exists() or any(mtime_ns >= started_ns for mtime_ns in quarantined)
     return "failed" if failed else "stopped"
 
 

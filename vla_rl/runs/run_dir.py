@@ -24,6 +24,7 @@ from vla_rl.runs.progress import console
 from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
+LOCK_S = 1.0  # how long a lock is waited for: who asks whether a run is locked holds it for an instant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,8 @@ def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> se
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
     """Create the folder, or open it again. ``command``: how to start the same run again in a shell.
 
-    Raises UserError as ``check_folder``, if this machine lacks the device, and if another process is writing it.
+    The traceback of an earlier attempt is removed. Raises UserError as ``check_folder``, if this machine lacks the
+    device, and if another process is writing the folder.
     """
     device, repeated = experiment_device(experiment), check_folder(experiment, directory, resume=resume)
     lock = lock_folder(directory)
@@ -156,6 +158,7 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
         kept = {name: result for name, result in read_stages(directory).items() if name not in repeated}
         write_json(directory / STAGES_FILE, kept)
     (directory / "command.txt").write_text(command + "\n")
+    (directory / "traceback.txt").unlink(missing_ok=True)
     save_config(experiment, directory / CONFIG_FILE)
     _note_device(directory / "device.txt", device)
     return Run(experiment=experiment, device=device, dir=directory, lock=lock)
@@ -165,12 +168,17 @@ def lock_folder(directory: Path) -> TextIO:
     """Make the folder and keep other processes from writing it until the file is closed. UserError where one does."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = (directory / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
-    return lock
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            lock.close()
+            raise UserError(f"{directory} is being written by another process; choose another --run-dir") from None
+        return lock
 
 
 def experiment_device(experiment: Experiment) -> Device:
