@@ -189,6 +189,13 @@ def test_rank_correlation() -> None:
     assert rank_correlation(np.array([0.0, 2.0, 1.0]), np.arange(3)) == pytest.approx(0.5)
 
 
+def test_equal_scores_share_their_average_rank() -> None:
+    """Ranks 2.5 (four times) and 5: covariance 5 of sums of squares 5 and 10."""
+    late, early = np.array([0.0, 0.0, 0.0, 0.0, 1.0]), np.array([1.0] + [0.0] * 9)
+    assert rank_correlation(late, np.arange(5)) == pytest.approx(5 / 50**0.5)  # 0.7071
+    assert rank_correlation(early, np.arange(10)) == pytest.approx(-0.5222, abs=1e-4)
+
+
 # -- cloning by progress ----------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,14 @@ def recorded_progress(
 
 
 def rank_correlation(a: Float[np.ndarray, " N"], b: Int[np.ndarray, " N"]) -> float:
-    """Spearman's, of values without ties in ``b``; 0 where ``a`` is constant."""
-    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (a, b)]
-    return 0.0 if np.ptp(a) == 0 else float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    """Spearman's, in which equal values share their average rank; 0 where ``a`` or ``b`` is constant."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(np.corrcoef(_average_ranks(a), _average_ranks(b))[0, 1])
+
+
+def _average_ranks(values: np.ndarray) -> Float[np.ndarray, " N"]:
+    """From 1 on; equal values have the mean of the ranks that they occupy."""
+    _, which, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = np.cumsum(count) - (count - 1) / 2
+    return ranks[which]
