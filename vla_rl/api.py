@@ -10,6 +10,7 @@ train(experiment, Path("runs/mine"))
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners import train as runner
 from vla_rl.runners.evaluate import EpisodeResults, PolicyActor, run_episodes
+from vla_rl.runs.run_dir import CONFIG_FILE
 
 __all__ = ["EpisodeResults", "load_bundle", "load_experiment", "make_env", "roll_out", "train"]
 
@@ -51,4 +53,7 @@ def roll_out(policy: Policy, env: VectorEnv, *, episodes: int, seed: int = 0, ex
 
 def train(experiment: Experiment, run_dir: str | Path, *, resume: bool = False) -> dict[str, Any]:
     """What ``vla-rl train`` does; the contents of result.json. The policy is in ``run_dir / "bundle"``."""
-    return runner.train(experiment, Path(run_dir), resume=resume, command="vla_rl.api.train")
+    folder = Path(run_dir)
+    # The folder has the configuration from its start on, so that the command line can go on with it.
+    command = shlex.join(["vla-rl", "train", str(folder / CONFIG_FILE), "--run-dir", str(folder)])
+    return runner.train(experiment, folder, resume=resume, command=command)
