@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from tests.vla_rl.test_collector import LENGTH, collector
+from tests.worlds import ChainEnv
 from vla_rl.rollouts.starts import TaskUCB, TrainingStarts, UCBConfig
 
 
@@ -30,3 +32,13 @@ def test_tasks_that_have_nothing_left_to_learn_are_drawn_less_and_the_draw_is_re
     other.ucb = TaskUCB(UCBConfig(), 3)
     other.load_state_dict(state)
     assert other.take(50) == starts.take(50)
+
+
+def test_a_state_does_not_change_with_the_starts_that_it_was_loaded_into() -> None:
+    """As where a state is kept, to go on from it later."""
+    starts = TrainingStarts(seed=0, num_tasks=2, failure_weight=0.5)
+    state = starts.state_dict()
+    starts.load_state_dict(state)
+    starts.learn(collector(ChainEnv(num_envs=2, length=LENGTH)).collect(9))
+    assert starts.success.any()
+    assert state["success"].tolist() == [0.0, 0.0]

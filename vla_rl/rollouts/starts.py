@@ -114,6 +114,6 @@ class TrainingStarts:
         return {"next_index": self.next_index, "success": self.success.copy()} | ucb
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next_index, self.success = state["next_index"], state["success"]
+        self.next_index, self.success = state["next_index"], state["success"].copy()
         if self.ucb is not None:
             self.ucb.load_state_dict(state["ucb"])
