@@ -1,6 +1,6 @@
 """Reinforcement learning in simulators that are not ours: success before and after, from few scripted demonstrations.
 
-    vla-rl sims install metaworld; vla-rl sims install robosuite; vla-rl sims install maniskill; vla-rl sims install libero
+    for name in metaworld robosuite maniskill libero; do vla-rl sims install $name; done
     python -m benchmarks.other_simulators drawer-open door-open lift --seeds 0 1 2
 
 A case is a configuration in configs/ and what is changed in it. Runs ``vla-rl train`` once per case and seed (a run
