@@ -156,7 +156,7 @@ class ControlLoop:
         self.start(measured.positions, now_s)
 
     def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand | None:
-        """The command for this tick; None: nothing is to be sent."""
+        """The command for this tick, the last one at rest; None: nothing is to be sent."""
         if not self.live and not self._continue(measured, now_s):
             return None
         control_tick, part = divmod(self._tick, self._period)
@@ -174,7 +174,6 @@ class ControlLoop:
         self._tick = out.tick
         if self.filter.at_rest and (self.mode != "running" or self.filter.braking):
             self.live = False
-            return None
         return None if self.filter.lost else out
 
     def stop(self, reason: str) -> None:

@@ -46,6 +46,10 @@ class CommandSink(Protocol):
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None: ...
 
+    def halt(self) -> None:
+        """Nothing is sent for some time: a controller that would keep the last velocity gets zero velocity."""
+        ...
+
 
 class Timings:
     """Of the last thousand ticks: lateness, and age of the joint measurement when the command was sent [s]."""
@@ -140,8 +144,11 @@ class ControlThread:
         except Exception as error:  # what was sent last ends in a stop, which the controller finishes
             traceback.print_exc()
             self._fail(error)
-            self.loop.stop(self.failure)
-            self._running = self.loop.live = False
+            try:
+                self._output.halt()
+            finally:
+                self.loop.stop(self.failure)
+                self._running = self.loop.live = False
 
     def _drive(self) -> None:
         """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
@@ -151,13 +158,17 @@ class ControlThread:
             time.sleep(max(0.0, due_s - time.monotonic()))
             with self.lock:  # time is read inside the lock: ``start`` may reset the clock meanwhile
                 measured, now_s = self._joints.measure(), time.monotonic()
+                live = self.loop.live
                 out = self.loop.tick(measured, now_s)
                 path = self.loop.filter.path() if out is not None else []
+                halts = live and (out is None or not self.loop.live)  # after a pause, and at rest
             if out is not None:
                 self._output.send(out, path)
                 self.timings.late_s.append(now_s - due_s)
                 if measured is not None:
                     self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
+            if halts:
+                self._output.halt()
             ticks += 1
             self._do_slow_work(now_s, check=ticks % CHECK_EVERY == 0)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)

@@ -77,6 +77,9 @@ class LeRobotArm(DeviceThread):
             self._trajectory.follow(times, positions, velocities, accelerations, time.monotonic())
             self._end_s = times[-1]
 
+    def halt(self) -> None:
+        """Nothing: what was sent ends in a stop."""
+
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:
         if self._images is None:
             return None

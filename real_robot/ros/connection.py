@@ -107,6 +107,7 @@ class RobotConnection:
     def close(self) -> None:
         """Brake, hold, and leave ROS."""
         self.control.brake()
+        self._output.close()
         self._spinning.close()
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)

@@ -147,7 +147,7 @@ def test_without_images_or_joint_states_the_arm_holds(what: str) -> None:
     held = list(arm.positions)
     arm.run(50, **{what: False})
     assert arm.positions == held
-    arm.run(60)
+    arm.run(80)
     assert arm.positions != held
 
 
@@ -177,6 +177,21 @@ def test_pause_drops_the_plan_and_ends_in_silence() -> None:
     arm.loop.resume(arm.measured(), arm.tick / 100)
     arm.run(100)
     assert not arm.loop.filter.at_rest
+
+
+@pytest.mark.parametrize("end", ["pause", "stop", "measurements"])
+def test_the_last_command_before_the_silence_is_at_rest(end: str) -> None:
+    """Without a lead, so that a controller of velocities keeps the last one for ever."""
+    arm = SimulatedArm()
+    arm.run(200)
+    if end == "pause":
+        arm.loop.pause()
+    elif end == "stop":
+        arm.loop.stop("test")
+    outs = arm.run(200, joints=end != "measurements")
+    assert 1 < len(outs) < 200
+    assert any(outs[0].velocities)
+    assert not any(outs[-1].velocities)
 
 
 def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,15 @@ from real_robot.control.thread import ControlThread
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 from tests.real_robot.test_control_loop import LIMITS, SCALES
 
+STILL = (0.0, 0.0)
+
 
 class Arm:
-    """Joints and controller: the joints are where they were sent."""
+    """Joints and controller: the joints are where they were sent. ``speed``: what a controller of velocities keeps."""
 
     def __init__(self) -> None:
         self.problem, self.sent, self.error = "", [], ""
+        self.speed: tuple[float, ...] = STILL
         self._loop: ControlLoop | None = None
 
     def follow(self, loop: ControlLoop) -> None:
@@ -37,6 +42,10 @@ class Arm:
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self.sent.append(path[-1])
+        self.speed = out.velocities
+
+    def halt(self) -> None:
+        self.speed = STILL
 
 
 class Swinging:
@@ -59,17 +68,27 @@ def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+Driven = tuple[Arm, ControlThread, dict[str, Any]]
+
+
 @pytest.fixture
-def driven() -> Iterator[tuple[Arm, ControlThread, dict[str, object]]]:
-    """An arm in motion; ``faults``: error of the slow work, reason of a check."""
-    arm, faults = Arm(), {"error": None, "reason": ""}
+def driven() -> Iterator[Driven]:
+    with driven_arm() as driven:
+        yield driven
+
+
+@contextmanager
+def driven_arm(lead_s: float = 0.0) -> Iterator[Driven]:
+    """An arm in motion; ``faults``: error and duration of the slow work, reason of a check."""
+    arm, faults = Arm(), {"error": None, "reason": "", "pause_s": 0.0}
     embodiment = JointSteps(SCALES.ranges, SCALES.steps)
-    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=Swinging())
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=Swinging(), lead_s=lead_s)
     arm.follow(loop)
 
     def slow_work(now_s: float) -> None:
         if faults["error"]:
             raise ValueError(faults["error"])
+        time.sleep(faults.pop("pause_s", 0.0))
 
     thread = ControlThread(loop, arm, arm, after_tick=slow_work, checks=[lambda: str(faults["reason"])])
     thread.start()
@@ -102,3 +121,22 @@ def test_an_error_in_the_control_thread_itself_is_named(driven: tuple) -> None:
     wait(lambda: not thread.running)
     assert thread.failure == "the control thread failed: RuntimeError: no such joint"
     assert not any(arm.sent[-1].velocities)  # what was sent last ends in a stop
+    assert arm.speed == STILL
+
+
+@pytest.mark.parametrize("lead_s", [0.0, 0.1])
+@pytest.mark.parametrize("end", [ControlThread.rest, ControlThread.brake, lambda thread: thread.stop("test")])
+def test_a_controller_of_velocities_is_left_at_zero(end: Callable[[ControlThread], None], lead_s: float) -> None:
+    with driven_arm(lead_s) as (arm, thread, _):
+        end(thread)
+        wait(lambda: not thread.loop.live)
+        time.sleep(0.05)
+        assert arm.speed == STILL
+
+
+def test_a_controller_of_velocities_is_halted_after_a_pause_of_the_thread() -> None:
+    with driven_arm(0.1) as (arm, thread, faults):
+        faults["pause_s"] = 0.08  # more than a third of the lead
+        wait(lambda: thread.loop.filter.lost)
+        wait(lambda: arm.speed == STILL)
+        assert not thread.loop.filter.at_rest  # an arm with times brakes by the stop that it has
