@@ -391,6 +391,8 @@ def test_every_robot_file_is_complete(path: Path) -> None:
         ("control", "embodiment", "joint_step", "did you mean 'joint_steps'"),
         ("control", "speed", 1, "control.speed: 'speed' is not one of"),
         ("control", "max_image_age_s", "soon", "control.max_image_age_s: got 'soon', expected float"),
+        ("control", "max_image_age_s", float("inf"), "control.max_image_age_s: got inf, expected float"),
+        ("control", "server_timeout_s", float("nan"), "control.server_timeout_s: got nan, expected float"),
         ("control", "chunking", {"method": "prefixes"}, "control.chunking.method: 'prefixes' is not one of"),
         ("ros", "cameras", ["a"], "ros.cameras"),
         ("ros", "command_type", "twist", "ros.command_type: 'twist' is not one of"),
