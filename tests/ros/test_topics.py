@@ -360,6 +360,54 @@ def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) ->
     joints.close()
 
 
+def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) -> None:
+    """As after a break between episodes, in which nobody polls."""
+    from sensor_msgs.msg import JointState
+    from std_msgs.msg import Bool
+
+    from real_robot.control.human_source import INPUT_AGE_S
+    from real_robot.ros.inputs import STOP_INPUT_AGE_S, JointInput, StopInputs
+    from real_robot.ros.leader import LeaderTopic
+    from real_robot.ros.messages import LatestMessage
+
+    ros = dataclasses.replace(ROBOT.ros, residuals="/idle/torques", emergency_stop="/idle/stop")
+    embodiment = JointSteps(((-1.0, 1.0),), (0.1,))
+    stops, leader = StopInputs(node, ros), LeaderTopic(node, "/idle/leader", ["a"], embodiment)
+    joints = JointInput(node, dataclasses.replace(ROBOT, ros=ros))
+    messages = {
+        "/idle/stop": Bool(),
+        "/idle/leader": JointState(name=["a"], position=[0.5]),
+        "/idle/torques": JointState(name=["a"], effort=[7.0]),
+    }
+    probes = [LatestMessage(node, type(message), topic) for topic, message in messages.items()]
+    publishers = [node.create_publisher(type(message), topic, 1) for topic, message in messages.items()]
+
+    def speak() -> None:
+        for publisher, message in zip(publishers, messages.values(), strict=True):
+            publisher.publish(message)
+        time.sleep(0.02)
+
+    deadline = time.monotonic() + 20.0
+    while not all(probe.take() for probe in probes):
+        assert time.monotonic() < deadline
+        speak()
+    for _ in range(20):
+        speak()
+    assert stops.problem() == ""
+    assert leader.action([0.0]) is not None
+    assert joints._external_torques() is not None
+    for _ in range(20):
+        speak()
+    time.sleep(0.1 + max(STOP_INPUT_AGE_S, INPUT_AGE_S))
+    assert stops.problem() == "the emergency stop on /idle/stop is silent"
+    assert leader.action([0.0]) is None
+    assert joints._external_torques() is None
+    for polled in (stops, joints, leader._topic, *probes):
+        polled.close()
+    for publisher in publishers:
+        node.destroy_publisher(publisher)
+
+
 def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:
     import io
 
