@@ -82,7 +82,7 @@ class RobotEnv:
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
             robot.chunking_for(config.action_delay, config.control_hz)  # whether the lead allows this delay
             # one is being taken, and those of the lead are sent
-            waiting = max(0, config.action_delay - robot.lead_steps(config.control_hz) - 1)
+            waiting = max(0, config.action_delay - round(robot.lead_steps(config.control_hz)) - 1)
             self._actions = SteppedSource(waiting=waiting)
             loop = ControlLoop(
                 robot.limits,

@@ -14,6 +14,7 @@ import yaml
 from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
+from real_robot.control.loop import lead_in_steps
 from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
@@ -176,9 +177,9 @@ class Robot:
         timed = any(is_timed(controller) for controller in self.controllers)
         return self.limits.command_lead_s if timed else 0.0
 
-    def lead_steps(self, control_hz: float) -> int:
+    def lead_steps(self, control_hz: float) -> float:
         """``lead_s`` in control steps."""
-        return round(self.lead_s * control_hz)
+        return lead_in_steps(self.lead_s, command_hz=self.limits.command_hz, control_hz=control_hz)
 
     def chunking_for(self, action_delay: int, control_hz: float) -> ChunkingConfig:
         """How the chunks of a policy with this delay [control steps] follow each other; ValueError: ``for_policy``."""

@@ -47,16 +47,22 @@ class ChunkingConfig:
     delay_window: int = 64
     ensemble_decay: float = 0.01
 
-    def for_policy(self, action_delay: int, *, lead_steps: int = 0) -> ChunkingConfig:
+    def for_policy(self, action_delay: int, *, lead_steps: float = 0.0) -> ChunkingConfig:
         """As it is, or the queue that a policy trained with this delay [control steps] needs.
 
         ``lead_steps``: control steps that an action is sent ahead of its time. ValueError where the delay leaves no
-        step for inference.
+        step for inference, or the lead is not a whole number of steps, as the delay could not be the one of training.
         """
-        if 0 < action_delay <= lead_steps:
+        steps = round(lead_steps)
+        if action_delay and abs(lead_steps - steps) > 1e-6:
             raise ValueError(
                 f"the policy was trained with an action_delay of {action_delay} control steps, but limits.command_lead "
-                f"takes {lead_steps} and inference one: lower command_lead, or train with action_delay {lead_steps + 1}"
+                f"takes {lead_steps:g}: set command_lead to a whole number of control steps"
+            )
+        if 0 < action_delay <= steps:
+            raise ValueError(
+                f"the policy was trained with an action_delay of {action_delay} control steps, but limits.command_lead "
+                f"takes {steps} and inference one: lower command_lead, or train with action_delay {steps + 1}"
             )
         return replace(self, method="queue", max_delay=action_delay) if action_delay else self
 

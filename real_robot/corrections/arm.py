@@ -156,7 +156,7 @@ class ArmEnv:
         """So many control steps before a chunk ends, the next is to be observed for, to be as late after that as the
         policy's ``action_delay``: usually the action taken last and those of the lead have then not begun.
         """
-        return max(0, self._delay - self._robot.lead_steps(self.spec.control_hz) - 1)
+        return max(0, self._delay - round(self._robot.lead_steps(self.spec.control_hz)) - 1)
 
     @property
     def taken_s(self) -> float:

@@ -13,7 +13,7 @@ import yaml
 from episodes.schema import POLICY
 from real_robot.control.chunk_scheduler import ChunkingConfig
 from real_robot.control.embodiment import ActionScales, JointPositions, JointSteps
-from real_robot.control.loop import ControlLoop
+from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.control.registry import build_embodiment
 from real_robot.robot_file import load_robot
@@ -263,6 +263,40 @@ def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
     assert 0.1 < np.abs(actions).max() < 0.16
     went = np.array(arm.loop.filter.positions) - start
     assert 0.05 * actions.sum(axis=0) == pytest.approx(went, abs=0.03)
+
+
+class LeadNoted:
+    """A source that notes what it is told of the lead."""
+
+    def __init__(self) -> None:
+        self.leads: set[int] = set()
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        self.leads.add(lead_ticks)
+        return None
+
+    def executed(self, tick: int, action: np.ndarray) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@pytest.mark.parametrize(("lead_ms", "hz", "steps"), [(80, 20, 1.6), (50, 20, 1), (100, 20, 2), (50, 25, 1.25)])
+def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
+    lead_ms: int, hz: int, steps: float
+) -> None:
+    robot = load_robot(ROBOTS / "fake_arm.yaml")
+    robot = replace(robot, limits=replace(robot.limits, command_lead_s=0.001 * lead_ms))
+    source, joints = LeadNoted(), [0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02]
+    embodiment = PandaEndEffector(robot.limits.axes)
+    loop = ControlLoop(robot.limits, control_hz=hz, embodiment=embodiment, source=source, lead_s=robot.lead_s)
+    loop.start(joints, 0.0)
+    for tick in range(1, 30):
+        loop.tick(Measurement(joints, tick / 100), tick / 100)
+    assert robot.lead_steps(hz) == pytest.approx(steps)
+    assert source.leads == {round(steps)}
+    if steps != round(steps):
+        with pytest.raises(ValueError, match=f"limits.command_lead takes {steps:g}: set command_lead to a whole"):
+            robot.chunking_for(3, hz)
 
 
 def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
