@@ -181,9 +181,18 @@ class Robot:
         """``lead_s`` in control steps."""
         return lead_in_steps(self.lead_s, command_hz=self.limits.command_hz, control_hz=control_hz)
 
-    def chunking_for(self, action_delay: int, control_hz: float) -> ChunkingConfig:
-        """How the chunks of a policy with this delay [control steps] follow each other; ValueError: ``for_policy``."""
-        return self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+    def check_delay(self, action_delay: int, control_hz: float) -> None:
+        """ValueError unless the lead allows a policy that was trained with this delay [control steps]."""
+        self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+
+    def chunking_for(self, *, action_delay: int, max_prefix: int, control_hz: float) -> ChunkingConfig:
+        """How the chunks of a policy that was trained with this delay [control steps] and prefixes of up to
+        ``max_prefix`` actions follow each other. ValueError if lead or ``max_delay`` are too long for them.
+        """
+        lead_steps = self.lead_steps(control_hz)
+        chunking = self.control.chunking.for_policy(action_delay, lead_steps=lead_steps)
+        chunking.check_prefix(max_prefix, lead_steps=lead_steps)
+        return chunking
 
 
 def is_timed(controller: Controller) -> bool:

@@ -66,6 +66,16 @@ class ChunkingConfig:
             )
         return replace(self, method="queue", max_delay=action_delay) if action_delay else self
 
+    def check_prefix(self, max_prefix: int, *, lead_steps: float = 0.0) -> None:
+        """ValueError if ``method`` is prefix and one may be longer than in the policy's training (``max_prefix``)."""
+        lead = round(lead_steps)
+        if self.method == "prefix" and max(self.max_delay, lead) > max_prefix:
+            raise ValueError(
+                f"prefixes of up to {max(self.max_delay, lead)} actions are needed (control.chunking.max_delay is "
+                f"{self.max_delay}, limits.command_lead takes {lead}), the policy was trained with prefixes of at most "
+                f"{max_prefix} (max_prefix); lower the one that is too long, or set control.chunking.method: ensemble"
+            )
+
     def check(self, horizon: int) -> None:
         """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""
         if self.method == "queue":

@@ -56,7 +56,7 @@ class ArmEnv:
         self._robot, self._connection, self._instruction = robot, connection, instruction
         self._actions = ExecutedActions()
         try:
-            robot.chunking_for(policy.action_delay, policy.control_hz)  # whether the lead allows this delay
+            robot.check_delay(policy.action_delay, policy.control_hz)
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
             loop = ControlLoop(
                 robot.limits,

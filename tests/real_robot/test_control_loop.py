@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from episodes.schema import POLICY
-from real_robot.control.chunk_scheduler import ChunkingConfig
+from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales, JointPositions, JointSteps
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
@@ -296,7 +296,30 @@ def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
     assert source.leads == {round(steps)}
     if steps != round(steps):
         with pytest.raises(ValueError, match=f"limits.command_lead takes {steps:g}: set command_lead to a whole"):
-            robot.chunking_for(3, hz)
+            robot.chunking_for(action_delay=3, max_prefix=0, control_hz=hz)
+
+
+@pytest.mark.parametrize(
+    ("max_delay", "lead_ms", "method", "refusal"),
+    [
+        (2, 100, "prefix", ""),
+        (2, 150, "prefix", r"up to 3 .*\(control.chunking.max_delay is 2, limits.command_lead takes 3\).* at most 2 "),
+        (3, 100, "prefix", r"up to 3 .*\(control.chunking.max_delay is 3, limits.command_lead takes 2\).* at most 2 "),
+        (2, 150, "ensemble", ""),
+    ],
+)
+def test_a_prefix_that_the_delay_or_the_lead_makes_too_long_is_refused_before_anything_moves(
+    max_delay: int, lead_ms: int, method: ChunkingMethod, refusal: str
+) -> None:
+    robot = load_robot(ROBOTS / "generic.yaml")
+    chunking = replace(robot.control.chunking, method=method, max_delay=max_delay)
+    limits = replace(robot.limits, command_lead_s=0.001 * lead_ms)
+    robot = replace(robot, limits=limits, control=replace(robot.control, chunking=chunking))
+    if not refusal:
+        assert robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0) == chunking
+        return
+    with pytest.raises(ValueError, match=refusal):
+        robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0)
 
 
 def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
@@ -324,7 +347,6 @@ def test_a_plan_that_is_too_old_is_not_followed() -> None:
     [
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
-        ({"max_prefix": 2}, "max_delay is 3, the policy was trained with prefixes of at most 2"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
     ],
 )
