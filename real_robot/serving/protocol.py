@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from real_robot.control.chunk_scheduler import ChunkingMethod
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 32 * 2**20
 _DTYPES = ("<f4", "<f8", "|u1")
 
@@ -90,8 +90,12 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeEnd:
-    """``outcome``: success, failure, or unknown if it was not reported; ``intervened``: 1 if a person took over."""
+    """Of an episode of the policy ``fingerprint``, which the server may no longer offer.
 
+    ``outcome``: success, failure, or unknown if it was not reported; ``intervened``: 1 if a person took over.
+    """
+
+    fingerprint: str
     outcome: str
     intervened: int
 
