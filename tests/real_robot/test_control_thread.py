@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ class Arm:
     def __init__(self) -> None:
         self.problem, self.sent, self.error = "", [], ""
         self.speed: tuple[float, ...] = STILL
+        self.sends, self.hangs = threading.Event(), False
+        self.sends.set()
         self._loop: ControlLoop | None = None
 
     def follow(self, loop: ControlLoop) -> None:
@@ -41,6 +45,8 @@ class Arm:
         return True
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        self.hangs = not self.sends.is_set()
+        self.sends.wait()
         self.sent.append(path[-1])
         self.speed = out.velocities
 
@@ -122,6 +128,38 @@ def test_an_error_in_the_control_thread_itself_is_named(driven: tuple) -> None:
     assert thread.failure == "the control thread failed: RuntimeError: no such joint"
     assert not any(arm.sent[-1].velocities)  # what was sent last ends in a stop
     assert arm.speed == STILL
+
+
+def test_a_thread_that_does_not_end_is_named_and_the_output_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.control.thread.BRAKE_S", 0.2)
+    with driven_arm() as (arm, thread, _):
+        arm.sends.clear()  # the controller's driver hangs
+        wait(lambda: arm.hangs)
+        arm.speed = (0.1, 0.0)
+        thread.brake()
+        assert thread.failure == "the arm did not come to rest within 0.2 s"
+        assert arm.speed == STILL
+        arm.sends.set()
+        wait(lambda: not thread.loop.live)
+
+
+@pytest.mark.parametrize("command_hz", [40.0, 200.0])
+def test_checks_come_as_often_at_every_rate_of_commands(command_hz: float) -> None:
+    times: list[float] = []
+
+    def check() -> str:
+        times.append(time.monotonic())
+        return ""
+
+    arm, limits = Arm(), replace(LIMITS, command_hz=command_hz)
+    embodiment = JointSteps(SCALES.ranges, SCALES.steps)
+    loop = ControlLoop(limits, control_hz=20.0, embodiment=embodiment, source=Swinging())
+    arm.follow(loop)
+    thread = ControlThread(loop, arm, arm, checks=[check])
+    thread.start()
+    time.sleep(1.5)
+    thread.brake()
+    assert 0.045 <= float(np.median(np.diff(times))) < 0.09
 
 
 @pytest.mark.parametrize("lead_s", [0.0, 0.1])
