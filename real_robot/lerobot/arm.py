@@ -129,6 +129,7 @@ class LeRobotConnection:
     def __init__(self, arm: LeRobotArm, *, after_tick: Callable[[float], None] = lambda now_s: None) -> None:
         self.joints = self.cameras = self._arm = arm
         self._after_tick = after_tick
+        self._control: ControlThread | None = None
 
     def connect(self, loop: ControlLoop) -> ControlThread:
         """The control thread drives ``loop`` when it is started."""
@@ -142,4 +143,5 @@ class LeRobotConnection:
 
     def close(self) -> None:
         """Brake and hold."""
-        self._control.brake()
+        if self._control is not None:
+            self._control.brake()

@@ -175,6 +175,10 @@ def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, m
         load_robot(so101(tmp_path, **change))
 
 
+def test_a_connection_that_drove_nothing_is_closed(tmp_path: Path) -> None:
+    LeRobotConnection(LeRobotArm(None, load_robot(so101(tmp_path)))).close()
+
+
 @pytest.mark.parametrize(
     ("lead", "message"),
     [("10 ms", "10 ms are too few"), ("90 ms", "set it to 100 ms at least"), ("100 ms", "")],

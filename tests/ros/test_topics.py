@@ -247,6 +247,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_connection_that_drove_nothing_is_closed(node: Any) -> None:
+    from real_robot.ros.connection import RobotConnection
+
+    connection = RobotConnection(ROBOT, name="unused")
+    connection.close()
+    assert not connection.node.context.ok()
+
+
 @pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
 @pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
 def test_an_output_names_its_missing_ros_package(node: Any, kind: str) -> None:
