@@ -34,6 +34,7 @@ MAX_QUEUED = 4000
 # A longer episode is recorded in parts of so many steps, so that memory does not grow with its length.
 MAX_STEPS = 6000
 CLOSE_S = 30.0
+NOT_ENDED = "the end of an episode is missing: it is recorded as truncated"
 _LENGTH = struct.Struct("<I")
 
 
@@ -152,6 +153,7 @@ class Recorder:
         assert self._process.stdout is not None
         self._process.stdout.readline()
         self._ended = self._answered = 0  # episodes, of this process
+        self._under_way = False
         self._replies = threading.Thread(
             target=self._read_replies, args=(self._process.stdout,), name="recorder's replies"
         )
@@ -168,11 +170,13 @@ class Recorder:
     def _write(self, process: subprocess.Popen[bytes], entry: dict[str, Any]) -> None:
         assert process.stdin is not None
         data = pack_map(entry)
-        self._ended += entry["kind"] == "end"
+        if entry["kind"] in ("begin", "end"):
+            self._ended += self._under_way
+            self._under_way = entry["kind"] == "begin"
         process.stdin.write(_LENGTH.pack(len(data)) + data)
 
     def _read_replies(self, replies: BinaryIO) -> None:
-        """One line for every episode that ended."""
+        """One line for every episode that ended, or that another one followed."""
         for reply in replies:
             self.problem = json.loads(reply)
             self.recorded += not self.problem
@@ -242,7 +246,8 @@ class EpisodeBuilder:
 
 
 def record(source: BinaryIO, store: EpisodeStore) -> None:
-    """Commit the episodes from ``source`` until it ends; one line of JSON on standard output when ready, then one each.
+    """Commit the episodes from ``source`` until it ends; one line of JSON on standard output when ready, then one each:
+    why it, or a part of it, was not committed whole, or "".
 
     ``source`` is read while an episode is committed, so that nothing is left in the pipe if the node dies.
     """
@@ -250,25 +255,30 @@ def record(source: BinaryIO, store: EpisodeStore) -> None:
     threading.Thread(target=_read_all, args=(source, entries), name="reader", daemon=True).start()
     _answer("")
     builder: EpisodeBuilder | None = None
+    problem = ""  # of the parts before
     while entry := entries.get():
         if entry["kind"] == "begin":
-            _commit(builder, store, success=False)
-            builder = EpisodeBuilder(entry)
+            if builder is not None:
+                last = _commit(builder, store, success=False)
+                _answer(problem or last or NOT_ENDED)
+            builder, problem = EpisodeBuilder(entry), ""
+        elif builder is None:
+            continue
         elif entry["kind"] == "end":
-            _answer(_commit(builder, store, success=entry["success"]))
+            last = _commit(builder, store, success=entry["success"])
+            _answer(problem or last)
             builder = None
-        elif builder is not None:
+        else:
             builder.add(entry)
             if (part := builder.continued()) is not None:
-                _commit(builder, store, success=False)
-                builder = part
-    _commit(builder, store, success=False)
+                last = _commit(builder, store, success=False)
+                builder, problem = part, problem or last
+    if builder is not None:
+        _commit(builder, store, success=False)
 
 
-def _commit(builder: EpisodeBuilder | None, store: EpisodeStore, *, success: bool) -> str:
+def _commit(builder: EpisodeBuilder, store: EpisodeStore, *, success: bool) -> str:
     """The reason why the episode was not committed, or ""."""
-    if builder is None:
-        return ""
     try:
         store.add(builder.build(success=success))
     except (EpisodeError, OSError) as error:

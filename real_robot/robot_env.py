@@ -80,9 +80,9 @@ class RobotEnv:
         try:
             self._robot = robot = load_robot(config.file)
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
-            robot.chunking_for(config.action_delay, config.control_hz)  # whether the lead allows this delay
+            robot.check_delay(config.action_delay, config.control_hz)
             # one is being taken, and those of the lead are sent
-            waiting = max(0, config.action_delay - robot.lead_steps(config.control_hz) - 1)
+            waiting = max(0, config.action_delay - round(robot.lead_steps(config.control_hz)) - 1)
             self._actions = SteppedSource(waiting=waiting)
             loop = ControlLoop(
                 robot.limits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -13,6 +14,7 @@ import yaml
 from real_robot.calibration import Camera, load_calibration
 from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales
+from real_robot.control.loop import lead_in_steps
 from real_robot.control.mobile_base import check_base
 from real_robot.control.registry import EMBODIMENTS, NEEDED_SCALES
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, load_limits, quantity
@@ -175,13 +177,22 @@ class Robot:
         timed = any(is_timed(controller) for controller in self.controllers)
         return self.limits.command_lead_s if timed else 0.0
 
-    def lead_steps(self, control_hz: float) -> int:
+    def lead_steps(self, control_hz: float) -> float:
         """``lead_s`` in control steps."""
-        return round(self.lead_s * control_hz)
+        return lead_in_steps(self.lead_s, command_hz=self.limits.command_hz, control_hz=control_hz)
 
-    def chunking_for(self, action_delay: int, control_hz: float) -> ChunkingConfig:
-        """How the chunks of a policy with this delay [control steps] follow each other; ValueError: ``for_policy``."""
-        return self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+    def check_delay(self, action_delay: int, control_hz: float) -> None:
+        """ValueError unless the lead allows a policy that was trained with this delay [control steps]."""
+        self.control.chunking.for_policy(action_delay, lead_steps=self.lead_steps(control_hz))
+
+    def chunking_for(self, *, action_delay: int, max_prefix: int, control_hz: float) -> ChunkingConfig:
+        """How the chunks of a policy that was trained with this delay [control steps] and prefixes of up to
+        ``max_prefix`` actions follow each other. ValueError if lead or ``max_delay`` are too long for them.
+        """
+        lead_steps = self.lead_steps(control_hz)
+        chunking = self.control.chunking.for_policy(action_delay, lead_steps=lead_steps)
+        chunking.check_prefix(max_prefix, lead_steps=lead_steps)
+        return chunking
 
 
 def is_timed(controller: Controller) -> bool:
@@ -206,11 +217,14 @@ def load_robot(path: Path) -> Robot:
         leader = _device(document["leader"], ".leader", limits) if "leader" in document else None
         if driver == "lerobot":
             unused, arm = RosSection(joint_states="", command="", cameras={}), _lerobot(document["lerobot"], limits)
-            return Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
+            robot = Robot(limits=limits, control=control, ros=unused, lerobot=arm, leader=leader)
+            _check_lead(robot)
+            return robot
         ros = _ros(document["ros"])
         calibration = load_calibration(path.parent / ros.calibration) if ros.calibration else {}
         robot = Robot(limits=limits, control=control, ros=ros, leader=leader, calibration=calibration)
         _check_output(robot)
+        _check_lead(robot)
         return robot
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).lstrip('.')}") from error
@@ -308,12 +322,6 @@ def _check_output(robot: Robot) -> None:
     for name in robot.calibration:
         check_choice(name, ros.cameras, f".ros.calibration: {ros.calibration}: camera")
     _check_controllers(robot)
-    least_s = max(MIN_LEAD_TICKS / robot.limits.command_hz, MIN_LEAD_S)
-    if robot.lead_s and robot.lead_s < least_s - 1e-9:
-        raise ValueError(
-            f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
-            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms)"
-        )
     if ros.command_type != "twist_stamped":
         return
     if robot.limits.workspace is None:
@@ -322,6 +330,16 @@ def _check_output(robot: Robot) -> None:
     others = [name for name in robot.controllers[0].joints if name not in chain]
     if others and not ros.gripper:
         raise ValueError(f".ros.gripper: a twist does not move {others}; name the topic that takes their positions")
+
+
+def _check_lead(robot: Robot) -> None:
+    """Where points are sent ahead: far enough."""
+    least_s = max(MIN_LEAD_TICKS / robot.limits.command_hz, MIN_LEAD_S)
+    if robot.lead_s and robot.lead_s < least_s - 1e-9:
+        raise ValueError(
+            f".limits.command_lead: {1000 * robot.lead_s:g} ms are too few, late and lost messages would break limits; "
+            f"set it to {1000 * least_s:g} ms at least ({MIN_LEAD_TICKS} ticks, and {1000 * MIN_LEAD_S:g} ms)"
+        )
 
 
 def _check_controllers(robot: Robot) -> None:
@@ -381,9 +399,10 @@ def _check_value(value: Any, annotation: str, where: str) -> None:
     good = {
         "str": isinstance(value, str) and value,
         "int": isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-        "float": isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+        "float": isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and isfinite(value),
         "Sequence[str]": isinstance(value, list) and all(isinstance(v, str) for v in value),
         "Mapping[str, str]": isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()),
     }[annotation]
     if not good:
-        raise ValueError(f"{where}: got {value!r}, expected {annotation}")
+        expected = "float, finite and above zero" if annotation == "float" else annotation
+        raise ValueError(f"{where}: got {value!r}, expected {expected}")

@@ -47,18 +47,34 @@ class ChunkingConfig:
     delay_window: int = 64
     ensemble_decay: float = 0.01
 
-    def for_policy(self, action_delay: int, *, lead_steps: int = 0) -> ChunkingConfig:
+    def for_policy(self, action_delay: int, *, lead_steps: float = 0.0) -> ChunkingConfig:
         """As it is, or the queue that a policy trained with this delay [control steps] needs.
 
         ``lead_steps``: control steps that an action is sent ahead of its time. ValueError where the delay leaves no
-        step for inference.
+        step for inference, or the lead is not a whole number of steps, as the delay could not be the one of training.
         """
-        if 0 < action_delay <= lead_steps:
+        steps = round(lead_steps)
+        if action_delay and abs(lead_steps - steps) > 1e-6:
             raise ValueError(
                 f"the policy was trained with an action_delay of {action_delay} control steps, but limits.command_lead "
-                f"takes {lead_steps} and inference one: lower command_lead, or train with action_delay {lead_steps + 1}"
+                f"takes {lead_steps:g}: set command_lead to a whole number of control steps"
+            )
+        if 0 < action_delay <= steps:
+            raise ValueError(
+                f"the policy was trained with an action_delay of {action_delay} control steps, but limits.command_lead "
+                f"takes {steps} and inference one: lower command_lead, or train with action_delay {steps + 1}"
             )
         return replace(self, method="queue", max_delay=action_delay) if action_delay else self
+
+    def check_prefix(self, max_prefix: int, *, lead_steps: float = 0.0) -> None:
+        """ValueError if ``method`` is prefix and one may be longer than in the policy's training (``max_prefix``)."""
+        lead = round(lead_steps)
+        if self.method == "prefix" and max(self.max_delay, lead) > max_prefix:
+            raise ValueError(
+                f"prefixes of up to {max(self.max_delay, lead)} actions are needed (control.chunking.max_delay is "
+                f"{self.max_delay}, limits.command_lead takes {lead}), the policy was trained with prefixes of at most "
+                f"{max_prefix} (max_prefix); lower the one that is too long, or set control.chunking.method: ensemble"
+            )
 
     def check(self, horizon: int) -> None:
         """ValueError unless max_delay <= execute_steps <= horizon - max_delay, so that planned delays leave no gap."""

@@ -79,6 +79,11 @@ class _Goal(NamedTuple):
     action: Action
 
 
+def lead_in_steps(lead_s: float, *, command_hz: float, control_hz: float) -> float:
+    """How many control steps ahead the filter decides a point. The loop counts the nearest whole number of them."""
+    return round(lead_s * command_hz) * control_hz / command_hz
+
+
 class ControlLoop:
     """Call ``tick`` once per command period, with the time of a monotonic clock [s]. It begins paused.
 
@@ -107,6 +112,7 @@ class ControlLoop:
         self._paused = True
         self._embodiment = embodiment
         self._period = round(ratio)
+        self._lead_steps = round(lead_in_steps(lead_s, command_hz=limits.command_hz, control_hz=control_hz))
         self._ramp_from_s: float | None = None  # of the resume after a stop
         self._ramp_is_due = False
         self._goal: _Goal | None = None
@@ -156,7 +162,7 @@ class ControlLoop:
         self.start(measured.positions, now_s)
 
     def tick(self, measured: Measurement | None, now_s: float) -> SafeCommand | None:
-        """The command for this tick; None: nothing is to be sent."""
+        """The command for this tick, the last one at rest; None: nothing is to be sent."""
         if not self.live and not self._continue(measured, now_s):
             return None
         control_tick, part = divmod(self._tick, self._period)
@@ -174,7 +180,6 @@ class ControlLoop:
         self._tick = out.tick
         if self.filter.at_rest and (self.mode != "running" or self.filter.braking):
             self.live = False
-            return None
         return None if self.filter.lost else out
 
     def stop(self, reason: str) -> None:
@@ -232,8 +237,7 @@ class ControlLoop:
         """Choose the goal of this control period."""
         self.counters.control_ticks += 1
         self._report_executed()
-        lead_ticks = self.filter.lead // self._period
-        action = self.source.action(tick, measured, lead_ticks) if self.mode == "running" else None
+        action = self.source.action(tick, measured, self._lead_steps) if self.mode == "running" else None
         if action is None:
             self.counters.holds += 1
             self._goal = None

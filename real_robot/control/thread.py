@@ -22,7 +22,8 @@ from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 
 # of the control thread; the rest of a node's process should have one that is lower
 PRIORITY = 70
-CHECK_EVERY = 10  # ticks
+CHECK_EVERY_S = 0.05
+BRAKE_S = 10.0  # that braking may take
 
 
 @runtime_checkable
@@ -45,6 +46,10 @@ class CommandSink(Protocol):
     """The controller."""
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None: ...
+
+    def halt(self) -> None:
+        """Nothing is sent for some time: a controller that would keep the last velocity gets zero velocity."""
+        ...
 
 
 class Timings:
@@ -120,11 +125,17 @@ class ControlThread:
             self.loop.pause()
 
     def brake(self) -> None:
-        """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero."""
+        """Brake to rest along the stop path, then end the thread. Returns when the commanded speed is zero.
+
+        If that is not so within ``BRAKE_S``, ``failure`` says it and the output is halted.
+        """
         self.rest()
         if self._running:
             self._running = False
-            self._thread.join(timeout=10.0)
+            self._thread.join(timeout=BRAKE_S)
+            if self._thread.is_alive():
+                self.failure = self.failure or f"the arm did not come to rest within {BRAKE_S:g} s"
+                self._output.halt()
 
     def _measured(self) -> Measurement:
         if not self._joints.fresh(self.loop.filter.limits.max_measurement_age_s):
@@ -140,26 +151,36 @@ class ControlThread:
         except Exception as error:  # what was sent last ends in a stop, which the controller finishes
             traceback.print_exc()
             self._fail(error)
-            self.loop.stop(self.failure)
-            self._running = self.loop.live = False
+            try:
+                self._output.halt()
+            finally:
+                self.loop.stop(self.failure)
+                self._running = self.loop.live = False
 
     def _drive(self) -> None:
         """Every command tick until ``brake`` and at rest. Sleeps until absolute times: lateness does not add up."""
         period_s = 1.0 / self.loop.filter.limits.command_hz
-        due_s, ticks = time.monotonic() + period_s, 0
+        due_s = time.monotonic() + period_s
+        check_s = due_s
         while self._running or (self.loop.live and not self.loop.filter.at_rest):
             time.sleep(max(0.0, due_s - time.monotonic()))
             with self.lock:  # time is read inside the lock: ``start`` may reset the clock meanwhile
                 measured, now_s = self._joints.measure(), time.monotonic()
+                live = self.loop.live
                 out = self.loop.tick(measured, now_s)
                 path = self.loop.filter.path() if out is not None else []
+                halts = live and (out is None or not self.loop.live)  # after a pause, and at rest
             if out is not None:
                 self._output.send(out, path)
                 self.timings.late_s.append(now_s - due_s)
                 if measured is not None:
                     self.timings.sensor_to_command_s.append(time.monotonic() - measured.stamp_s)
-            ticks += 1
-            self._do_slow_work(now_s, check=ticks % CHECK_EVERY == 0)
+            if halts:
+                self._output.halt()
+            check = now_s >= check_s
+            if check:
+                check_s = now_s + CHECK_EVERY_S
+            self._do_slow_work(now_s, check=check)
             due_s += period_s * max(1, round((now_s - due_s) / period_s) + 1)
 
     def _do_slow_work(self, now_s: float, *, check: bool) -> None:

@@ -56,7 +56,7 @@ class ArmEnv:
         self._robot, self._connection, self._instruction = robot, connection, instruction
         self._actions = ExecutedActions()
         try:
-            robot.chunking_for(policy.action_delay, policy.control_hz)  # whether the lead allows this delay
+            robot.check_delay(policy.action_delay, policy.control_hz)
             self._embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
             loop = ControlLoop(
                 robot.limits,
@@ -156,7 +156,7 @@ class ArmEnv:
         """So many control steps before a chunk ends, the next is to be observed for, to be as late after that as the
         policy's ``action_delay``: usually the action taken last and those of the lead have then not begun.
         """
-        return max(0, self._delay - self._robot.lead_steps(self.spec.control_hz) - 1)
+        return max(0, self._delay - round(self._robot.lead_steps(self.spec.control_hz)) - 1)
 
     @property
     def taken_s(self) -> float:

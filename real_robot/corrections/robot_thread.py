@@ -26,7 +26,7 @@ from real_robot.corrections.human_input import RELEASED, RawInput
 from real_robot.corrections.lease import Lease
 from real_robot.corrections.pictures import PictureThread
 from real_robot.corrections.publishing import Published
-from real_robot.corrections.session import CorrectionSession
+from real_robot.corrections.session import CorrectionSession, Refused
 
 T = TypeVar("T")
 SHOWN_STEPS = 4000  # of the strip below the picture
@@ -75,18 +75,25 @@ class RobotThread:
         return True
 
     def command(self, do: Callable[[], T]) -> Future[T]:
-        """Run ``do`` between two steps."""
+        """Run ``do`` between two steps; Refused if the thread has failed."""
         done: Future[T] = Future()
 
         def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # the connection that asked has ended
             try:
+                if self.failure is not None:
+                    raise Refused(self.session.reason)
                 done.set_result(do())
             except Exception as error:
                 done.set_exception(error)
 
-        self._commands.put(run)
         with self._changed:
-            self._changed.notify_all()
+            if self.failure is None:
+                self._commands.put(run)
+                self._changed.notify_all()
+                return done
+        run()
         return done
 
     def release(self, client: str, reason: str) -> None:
@@ -122,8 +129,10 @@ class RobotThread:
                     raise self.pictures.failure
         except BaseException as error:
             traceback.print_exc()
-            self.failure = error
             self.session.mode, self.session.reason = "hold", f"the server failed: {type(error).__name__}: {error}"
+            with self._changed:
+                self.failure = error
+            self._run_commands()  # refused, each
             self.states.publish(self._state())
 
     def _run_commands(self) -> bool:

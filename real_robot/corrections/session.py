@@ -184,7 +184,7 @@ class CorrectionSession:
         known = attempt.ended or label in ("success", "failure")
         outcome = ("success" if alone else "failure") if known else "unknown"
         if rolled_back := self.versions.report(
-            attempt.policy_version, EpisodeEnd(outcome=outcome, intervened=int(attempt.intervened))
+            EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         ):
             self._audit.write("rolled back", person="the rule", detail=rolled_back)
 

@@ -39,7 +39,7 @@ def run_episode(arm: LeRobotArm, robot: Robot, client: PolicyClient, *, instruct
     embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
     policy = RemotePolicy(
         hello,
-        robot.chunking_for(hello.action_delay, hello.control_hz),
+        robot.chunking_for(action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz),
         embodiment=embodiment,
         client=client,
         cameras=arm,

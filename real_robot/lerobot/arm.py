@@ -77,6 +77,9 @@ class LeRobotArm(DeviceThread):
             self._trajectory.follow(times, positions, velocities, accelerations, time.monotonic())
             self._end_s = times[-1]
 
+    def halt(self) -> None:
+        """Nothing: what was sent ends in a stop."""
+
     def images(self, size: Sequence[int]) -> tuple[Mapping[str, NDArray[np.uint8]], float] | None:
         if self._images is None:
             return None
@@ -126,6 +129,7 @@ class LeRobotConnection:
     def __init__(self, arm: LeRobotArm, *, after_tick: Callable[[float], None] = lambda now_s: None) -> None:
         self.joints = self.cameras = self._arm = arm
         self._after_tick = after_tick
+        self._control: ControlThread | None = None
 
     def connect(self, loop: ControlLoop) -> ControlThread:
         """The control thread drives ``loop`` when it is started."""
@@ -139,4 +143,5 @@ class LeRobotConnection:
 
     def close(self) -> None:
         """Brake and hold."""
-        self._control.brake()
+        if self._control is not None:
+            self._control.brake()

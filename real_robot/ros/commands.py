@@ -83,14 +83,11 @@ def _check(bundle: Path, robot: Path) -> None:
             "rename them under ros.cameras"
         )
     try:
-        chunking = described.chunking_for(spec.robot.action_delay, spec.robot.control_hz)
+        described.chunking_for(
+            action_delay=spec.robot.action_delay, max_prefix=spec.max_prefix, control_hz=spec.robot.control_hz
+        )
     except ValueError as error:
         raise RobotError(f"{bundle} on {robot}: {error}") from error
-    if chunking.method == "prefix" and chunking.max_delay > spec.max_prefix:
-        raise RobotError(
-            f"{robot}: control.chunking.max_delay is {chunking.max_delay}, {bundle} was trained with prefixes of at "
-            f"most {spec.max_prefix} (max_prefix); lower it, or set control.chunking.method: ensemble"
-        )
 
 
 def policy_spec(bundle: Path) -> PolicySpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import rclpy
@@ -75,9 +76,11 @@ class RobotConnection:
     def __init__(
         self, robot: Robot, *, after_tick: Callable[[float], None] = lambda now_s: None, name: str = "vla_rl_env"
     ) -> None:
-        self._context = Context()
-        rclpy.init(context=self._context, signal_handler_options=SignalHandlerOptions.NO)
-        self.node = Node(name, context=self._context)
+        context, self._resources = Context(), ExitStack()
+        rclpy.init(context=context, signal_handler_options=SignalHandlerOptions.NO)
+        self._resources.callback(rclpy.shutdown, context=context)
+        self.node = Node(name, context=context)
+        self._resources.callback(self.node.destroy_node)
         self.joints = JointInput(self.node, robot)
         self.cameras = CameraInput(self.node, robot.ros.cameras)
         self._stops = StopInputs(self.node, robot.ros)
@@ -97,7 +100,9 @@ class RobotConnection:
             self.node.create_service(Trigger, f"~/{name}", getattr(self, f"_on_{name}"))
             for name in ("stop", "release", "resume")
         ]
-        self._spinning = SpinThread(self.node)
+        self._resources.callback(SpinThread(self.node).close)
+        self._resources.callback(self._output.close)
+        self._resources.callback(self.control.brake)
         return self.control
 
     def problem(self) -> str:
@@ -106,10 +111,7 @@ class RobotConnection:
 
     def close(self) -> None:
         """Brake, hold, and leave ROS."""
-        self.control.brake()
-        self._spinning.close()
-        self.node.destroy_node()
-        rclpy.shutdown(context=self._context)
+        self._resources.close()
 
     def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self.control.stop("the stop service was called")

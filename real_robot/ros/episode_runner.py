@@ -107,17 +107,21 @@ class EpisodeRunner:
 
     def end_episode(self, outcome: EpisodeOutcome) -> None:
         """Returns at once; the arm brakes, then the episode is recorded. ValueError if there is none."""
-        if not self.in_episode or self._control is None:
+        if not self.in_episode:
             raise ValueError("no episode is under way")
         self._outcome = outcome
-        self._control.rest()
+        if self._control is not None and self._control.running:
+            self._control.rest()
+        else:  # it failed
+            self._close_episode()
 
     def brake(self) -> None:
         """Brake to rest and end the control thread and the episode. Returns when the commanded speed is zero."""
-        if self._control is not None and self._control.running:
-            self._outcome = self._outcome or ("unknown" if self.in_episode else None)
+        if self.in_episode:
+            self._outcome = self._outcome or "unknown"
+        if self._control is not None:
             self._control.brake()
-            self._close_episode()
+        self._close_episode()
         self._close_output()
 
     def _close_output(self) -> None:
@@ -160,7 +164,9 @@ class EpisodeRunner:
         embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
         policy = RemotePolicy(
             hello,
-            robot.chunking_for(hello.action_delay, hello.control_hz),
+            robot.chunking_for(
+                action_delay=hello.action_delay, max_prefix=hello.max_prefix, control_hz=hello.control_hz
+            ),
             embodiment=embodiment,
             client=self._client,
             cameras=self._cameras,
@@ -207,7 +213,7 @@ class EpisodeRunner:
 
     def _close_episode(self) -> None:
         outcome, self._outcome = self._outcome, None
-        if outcome is None:
+        if outcome is None or not self.in_episode:
             return
         if self._recorder is not None:
             self._recorder.end(success=outcome == "success")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from builtin_interfaces.msg import Time
@@ -33,7 +34,9 @@ class _Polled(CallbackGroup):
 
 
 class LatestMessage:
-    """The last message of a topic and when it was received [s, monotonic]. ``depth``: messages kept."""
+    """The last message of a topic and when it was received [s, monotonic], however late it is taken. ``depth``:
+    messages kept.
+    """
 
     def __init__(self, node: Node, kind: type, topic: str, *, depth: int = 1, qos: QoSProfile | None = None) -> None:
         self._node, self.topic, self._depth = node, topic, depth
@@ -55,9 +58,9 @@ class LatestMessage:
                 taken = handle.take_message(self._subscription.msg_type, False)
                 if taken is None:
                     break
-                messages.append(taken[0])
-        if messages:
-            self._last = messages[-1], time.monotonic()
+                message, info = taken
+                messages.append(message)
+                self._last = message, _received_s(info)
         return messages
 
     def close(self) -> None:
@@ -65,6 +68,15 @@ class LatestMessage:
 
     def _never(self, message: Any) -> None:
         raise RuntimeError(f"{self.topic} is polled")
+
+
+def _received_s(info: Mapping[str, int]) -> float:
+    """When the middleware received a message [s, monotonic]; when it was sent, where the middleware does not say
+    (CycloneDDS). Neither is later than now, whatever the sender's clock says.
+    """
+    now_s = time.monotonic()  # first: time without the processor makes the message older, not newer
+    age_ns = time.time_ns() - (info["received_timestamp"] or info["source_timestamp"])
+    return now_s - max(0, age_ns) * 1e-9
 
 
 def monotonic_s(node: Node, stamp: Time) -> float:

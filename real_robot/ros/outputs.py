@@ -48,7 +48,15 @@ class CommandOutput(Protocol):
         """Why commands cannot be sent safely, or ""."""
         ...
 
-    def close(self) -> None: ...
+    def halt(self) -> None:
+        """Nothing is sent for some time. A velocity would last, so zero is sent; a position is held, and a trajectory
+        ends in its stop.
+        """
+        ...
+
+    def close(self) -> None:
+        """``halt``, then nothing more is sent."""
+        ...
 
 
 class _TopicOutput:
@@ -63,7 +71,11 @@ class _TopicOutput:
         others = self._node.count_publishers(self._topic) - 1
         return f"{others} other publishers on {self._topic}: only one node may move the arm" if others > 0 else ""
 
+    def halt(self) -> None:
+        """Nothing; outputs of velocities send zero."""
+
     def close(self) -> None:
+        self.halt()
         self._node.destroy_publisher(self._publisher)
 
 
@@ -109,6 +121,9 @@ class TrajectoryActionOutput:
         problem = f"{others} other clients of {self._topic}: only one node may move the arm" if others > 0 else ""
         return problem or self._trajectory.problem()
 
+    def halt(self) -> None:
+        """Nothing: what was sent ends in a stop."""
+
     def close(self) -> None:
         self._client.destroy()
 
@@ -127,10 +142,14 @@ class VelocityOutput(_TopicOutput):
     """Float64MultiArray of joint velocities, for a forward_command_controller of velocities."""
 
     def __init__(self, node: Node, ros: RosSection, limits: RobotLimits) -> None:
+        self._rest = [0.0] * len(limits.axes)
         super().__init__(node, Float64MultiArray, ros.command)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         self._publisher.publish(Float64MultiArray(data=list(out.velocities)))
+
+    def halt(self) -> None:
+        self._publisher.publish(Float64MultiArray(data=self._rest))
 
 
 class JointVelocityOutput(_TopicOutput):
@@ -144,7 +163,13 @@ class JointVelocityOutput(_TopicOutput):
         super().__init__(node, self._type, ros.command)
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
-        message: Any = self._type(joint_names=self._names, velocities=list(out.velocities))
+        self._publish(out.velocities)
+
+    def halt(self) -> None:
+        self._publish([0.0] * len(self._names))
+
+    def _publish(self, velocities: Sequence[float]) -> None:
+        message: Any = self._type(joint_names=self._names, velocities=list(velocities))
         message.duration = self._dt
         message.header.stamp = self._node.get_clock().now().to_msg()  # Servo drops commands that are too old
         message.header.frame_id = self._frame
@@ -167,15 +192,22 @@ class TwistOutput(_TopicOutput):
         )
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
-        message = TwistStamped()
-        message.header.stamp = self._node.get_clock().now().to_msg()
-        message.header.frame_id = self._frame
+        twist = Twist()
         velocities = self._point.twist(out.positions, out.velocities)
-        for vector, values in zip((message.twist.linear, message.twist.angular), velocities, strict=True):
+        for vector, values in zip((twist.linear, twist.angular), velocities, strict=True):
             vector.x, vector.y, vector.z = values
-        self._publisher.publish(message)
+        self._publish(twist)
         if self._gripper is not None:
             self._gripper.publish(Float64MultiArray(data=[out.positions[i] for i in self._others]))
+
+    def halt(self) -> None:
+        self._publish(Twist())
+
+    def _publish(self, twist: Twist) -> None:
+        message = TwistStamped(twist=twist)
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.frame_id = self._frame
+        self._publisher.publish(message)
 
     def close(self) -> None:
         super().close()
@@ -193,6 +225,12 @@ class BaseTwistOutput(_TopicOutput):
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
         twist = Twist()
         twist.linear.x, twist.linear.y, twist.angular.z = body_velocity(out.positions, out.velocities)
+        self._publish(twist)
+
+    def halt(self) -> None:
+        self._publish(Twist())
+
+    def _publish(self, twist: Twist) -> None:
         if not self._stamped:
             self._publisher.publish(twist)
             return
@@ -229,6 +267,10 @@ class SeparateOutputs:
 
     def problem(self) -> str:
         return next((problem for part in self._parts if (problem := part.output.problem())), "")
+
+    def halt(self) -> None:
+        for part in self._parts:
+            part.output.halt()
 
     def close(self) -> None:
         for part in self._parts:

@@ -108,7 +108,7 @@ class ChunkBackend(ABC):
         if request.method == "prefix" and request.delay > hello.max_prefix:
             raise ValueError(
                 f"a prefix of {request.delay} actions was sent, this policy was trained with at most "
-                f"{hello.max_prefix}; lower chunking.max_delay or use chunking.method: ensemble"
+                f"{hello.max_prefix}; lower chunking.max_delay or limits.command_lead, or use chunking.method: ensemble"
             )
 
     def _observation(self, request: ActRequest) -> Observation:

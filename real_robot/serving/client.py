@@ -53,7 +53,7 @@ class PolicyClient:
         self._lock = threading.Condition()
         self._request: tuple[ActRequest, float] | None = None
         self._answer: Answer | None = None
-        self._episode_end: EpisodeEnd | None = None
+        self._episode_end: EpisodeEnd | None = None  # until the server has answered it
         self._hello: Hello | None = None
         self._bound = ""  # fingerprint of the episode's policy
         self._problem = "not connected yet"
@@ -96,9 +96,13 @@ class PolicyClient:
             return answer
 
     def end_episode(self, outcome: EpisodeOutcome, *, intervened: bool = False) -> None:
-        """Report the episode's result. ``hello`` is None until the server names the policy for the next one."""
+        """Report the result of the episode of the policy that was bound, as soon as there is a connection.
+
+        ``hello`` is None until the server has answered with the policy for the next episode. If the connection is lost
+        before that, the report is sent again: it may be counted twice, but is not lost.
+        """
         with self._lock:
-            self._episode_end = EpisodeEnd(outcome=outcome, intervened=int(intervened))
+            self._episode_end = EpisodeEnd(fingerprint=self._bound, outcome=outcome, intervened=int(intervened))
             self._bound = ""
             self._hello, self._problem = None, "the server has not yet named the policy for the next episode"
             self._request = self._answer = None
@@ -131,11 +135,11 @@ class PolicyClient:
             with self._lock:
                 self._lock.wait_for(lambda: self._closing or self._request or self._episode_end, 0.5)
                 request, self._request = self._request, None
-                end, self._episode_end = self._episode_end, None
-            if self._closing:
-                return
+                end = self._episode_end
             if end is not None:
                 self._send_episode_end(connection, end)
+            elif self._closing:
+                return
             elif request is not None:
                 self._send_request(connection, *request)
             else:
@@ -146,6 +150,8 @@ class PolicyClient:
         reply = _receive(connection, self._timeout_s)
         while not isinstance(reply, Hello):
             reply = _receive(connection, self._timeout_s)
+        with self._lock:
+            self._episode_end = None
         self._on_hello(reply)
 
     def _send_request(self, connection: ClientConnection, request: ActRequest, asked_s: float) -> None:
@@ -169,14 +175,15 @@ class PolicyClient:
                     f"the server now offers policy {hello.fingerprint[:12]}, this episode began with "
                     f"{self._bound[:12]}; end the episode to change over"
                 )
-            self._hello, self._problem = hello, ""
+            if self._episode_end is None:
+                self._hello, self._problem = hello, ""
 
     def _on_lost(self, reason: str) -> None:
         """The request under way is answered with the failure, so that it can be sent again."""
         with self._lock:
             self._hello, self._problem = None, reason
             self._answer = Answer(id=-1, chunk=None, reason=reason, round_trip_s=0.0)
-            self._request = self._episode_end = None
+            self._request = None
 
 
 def check_url(url: str) -> None:

@@ -16,7 +16,7 @@ import dataclasses
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any, Literal, get_args
 
 import msgpack
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from real_robot.control.chunk_scheduler import ChunkingMethod
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 32 * 2**20
 _DTYPES = ("<f4", "<f8", "|u1")
 
@@ -90,8 +90,12 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeEnd:
-    """``outcome``: success, failure, or unknown if it was not reported; ``intervened``: 1 if a person took over."""
+    """Of an episode of the policy ``fingerprint``, which the server may no longer offer.
 
+    ``outcome``: success, failure, or unknown if it was not reported; ``intervened``: 1 if a person took over.
+    """
+
+    fingerprint: str
     outcome: str
     intervened: int
 
@@ -180,6 +184,19 @@ def _check(where: str, value: Any, annotation: str) -> None:
         raise WireError(f"{where}: expected {annotation}, got {type(value).__name__}")
 
 
+def _check_hello(hello: Hello) -> None:
+    for name in ("action_horizon", "action_dim", "state_dim"):
+        if getattr(hello, name) < 1:
+            raise WireError(f"Hello.{name}: got {getattr(hello, name)}, must be at least 1")
+    for name in ("max_prefix", "action_delay"):
+        if getattr(hello, name) < 0:
+            raise WireError(f"Hello.{name}: got {getattr(hello, name)}, must be at least 0")
+    if not 0.0 < hello.control_hz < inf:
+        raise WireError(f"Hello.control_hz: got {hello.control_hz}, must be finite and above 0")
+    if len(hello.image_size) != 2 or min(hello.image_size) < 1:
+        raise WireError(f"Hello.image_size: got {hello.image_size}, must be [height, width]")
+
+
 def _check_act_request(request: ActRequest) -> None:
     for camera, image in request.images.items():
         if image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
@@ -204,6 +221,7 @@ def _check_episode_end(end: EpisodeEnd) -> None:
 
 
 _CHECKS: Mapping[type[Message], Callable[[Any], None]] = {
+    Hello: _check_hello,
     ActRequest: _check_act_request,
     EpisodeEnd: _check_episode_end,
 }

@@ -181,16 +181,11 @@ class RemotePolicy:
 
 
 def check_policy(hello: Hello, embodiment: Embodiment, chunking: ChunkingConfig) -> None:
-    """ValueError unless this policy fits this arm."""
+    """ValueError unless this policy fits this arm; ``Robot.chunking_for`` has checked its delay and prefix."""
     for name in ("action_dim", "state_dim"):
         got, wanted = getattr(hello, name), getattr(embodiment, name)
         if got != wanted:
             raise ValueError(
                 f"the policy has {name} {got}, this robot's embodiment has {wanted}: it is for another robot"
             )
-    if chunking.method == "prefix" and chunking.max_delay > hello.max_prefix:
-        raise ValueError(
-            f"chunking.max_delay is {chunking.max_delay}, the policy was trained with prefixes of at most "
-            f"{hello.max_prefix}; lower it, or choose chunking.method: ensemble"
-        )
     chunking.check(hello.action_horizon)

@@ -162,7 +162,7 @@ class ClientSession:
 
     async def _end_episode(self, end: EpisodeEnd) -> None:
         """Count the result and greet the client with the policy for the next episode."""
-        if rollback := self._versions.report(self._backend.hello.fingerprint, end):
+        if rollback := self._versions.report(end):
             self._metrics.rollbacks += 1
             print(rollback, file=sys.stderr)
         self._metrics.episodes += 1

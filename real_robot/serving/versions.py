@@ -78,11 +78,11 @@ class Versions:
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             self._versions = [*self._versions, self._version(backend)][-NUM_KEPT:]
 
-    def report(self, fingerprint: str, end: EpisodeEnd) -> str:
-        """Count an episode of the version ``fingerprint``; returns what was rolled back and why, or ""."""
+    def report(self, end: EpisodeEnd) -> str:
+        """Count an episode of the version that it names; returns what was rolled back and why, or ""."""
         with self._lock:
             for version in self._versions:
-                if version.fingerprint == fingerprint and end.outcome != "unknown":
+                if version.fingerprint == end.fingerprint and end.outcome != "unknown":
                     version.successes.append(end.outcome == "success")
                     version.interventions.append(bool(end.intervened))
             reason = self._rollback_reason()

@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,8 +17,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
+from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
+from real_robot.corrections.session import Refused
 from tests.corrections.small_server import SIM, server
 from tests.episodes.episode_examples import make_episode
 
@@ -254,3 +257,40 @@ def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
         assert episode.actor[-1] == HUMAN
         assert episode.operators == ("script",)
         assert episode.succeeded
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_asked_of_a_failed_robot_is_refused_and_a_connection_that_ended_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+):
+    with server(tmp_path, pace=1.0) as one:
+        robot, stepping, goes_on = one.robot, threading.Event(), threading.Event()
+        tick = robot.session.tick
+
+        def blocked(raw: RawInput | None) -> bool:
+            stepping.set()
+            assert goes_on.wait(60)
+            if fails:
+                raise RuntimeError("the arm is gone")
+            return tick(raw)
+
+        monkeypatch.setattr(robot.session, "tick", blocked)
+        assert stepping.wait(60)
+        queued, left = robot.command(lambda: 1), robot.command(lambda: 2)
+        assert left.cancel()  # as of a connection that ends
+        goes_on.set()
+        if not fails:
+            assert queued.result(timeout=20) == 1
+            assert robot.command(lambda: 3).result(timeout=20) == 3
+            assert robot.failure is None
+            return
+        reason = "the server failed: RuntimeError: the arm is gone"
+        with pytest.raises(Refused, match=reason):
+            queued.result(timeout=20)
+        origin, cookie = open_session(one.invite("Anna"))
+        with open_control(origin, cookie) as socket:
+            socket.send(json.dumps({"type": "acquire"}))
+            message = {"type": "state"}
+            while message["type"] == "state":
+                message = json.loads(socket.recv(timeout=20))
+        assert message == {"type": "refused", "reason": reason}

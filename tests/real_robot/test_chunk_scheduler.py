@@ -233,6 +233,9 @@ def test_a_policy_that_was_trained_with_a_delay_is_queued_if_the_lead_allows_it(
     assert (queue.method, queue.max_delay) == ("queue", 2)
     with pytest.raises(ValueError, match="lower command_lead, or train with action_delay 3"):
         config.for_policy(2, lead_steps=2)
+    with pytest.raises(ValueError, match=r"takes 1\.6: set command_lead to a whole number of control steps"):
+        config.for_policy(3, lead_steps=1.6)
+    assert config.for_policy(0, lead_steps=1.6) == config
 
 
 def test_a_queue_needs_a_delay_of_at_most_a_chunk() -> None:

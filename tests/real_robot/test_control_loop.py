@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from episodes.schema import POLICY
-from real_robot.control.chunk_scheduler import ChunkingConfig
+from real_robot.control.chunk_scheduler import ChunkingConfig, ChunkingMethod
 from real_robot.control.embodiment import ActionScales, JointPositions, JointSteps
-from real_robot.control.loop import ControlLoop
+from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.panda_end_effector import PandaEndEffector
 from real_robot.control.registry import build_embodiment
 from real_robot.robot_file import load_robot
@@ -147,7 +147,7 @@ def test_without_images_or_joint_states_the_arm_holds(what: str) -> None:
     held = list(arm.positions)
     arm.run(50, **{what: False})
     assert arm.positions == held
-    arm.run(60)
+    arm.run(80)
     assert arm.positions != held
 
 
@@ -177,6 +177,21 @@ def test_pause_drops_the_plan_and_ends_in_silence() -> None:
     arm.loop.resume(arm.measured(), arm.tick / 100)
     arm.run(100)
     assert not arm.loop.filter.at_rest
+
+
+@pytest.mark.parametrize("end", ["pause", "stop", "measurements"])
+def test_the_last_command_before_the_silence_is_at_rest(end: str) -> None:
+    """Without a lead, so that a controller of velocities keeps the last one for ever."""
+    arm = SimulatedArm()
+    arm.run(200)
+    if end == "pause":
+        arm.loop.pause()
+    elif end == "stop":
+        arm.loop.stop("test")
+    outs = arm.run(200, joints=end != "measurements")
+    assert 1 < len(outs) < 200
+    assert any(outs[0].velocities)
+    assert not any(outs[-1].velocities)
 
 
 def test_after_a_stop_only_an_explicit_resume_moves_the_arm_and_slowly_at_first() -> None:
@@ -250,6 +265,63 @@ def test_the_recorded_actions_are_what_the_arm_was_sent() -> None:
     assert 0.05 * actions.sum(axis=0) == pytest.approx(went, abs=0.03)
 
 
+class LeadNoted:
+    """A source that notes what it is told of the lead."""
+
+    def __init__(self) -> None:
+        self.leads: set[int] = set()
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        self.leads.add(lead_ticks)
+        return None
+
+    def executed(self, tick: int, action: np.ndarray) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@pytest.mark.parametrize(("lead_ms", "hz", "steps"), [(80, 20, 1.6), (50, 20, 1), (100, 20, 2), (50, 25, 1.25)])
+def test_the_lead_is_as_many_control_steps_for_the_loop_as_for_the_robot_file(
+    lead_ms: int, hz: int, steps: float
+) -> None:
+    robot = load_robot(ROBOTS / "fake_arm.yaml")
+    robot = replace(robot, limits=replace(robot.limits, command_lead_s=0.001 * lead_ms))
+    source, joints = LeadNoted(), [0.0, -0.5, 0.0, -2.0, 0.0, 1.6, 0.8, 0.02]
+    embodiment = PandaEndEffector(robot.limits.axes)
+    loop = ControlLoop(robot.limits, control_hz=hz, embodiment=embodiment, source=source, lead_s=robot.lead_s)
+    loop.start(joints, 0.0)
+    for tick in range(1, 30):
+        loop.tick(Measurement(joints, tick / 100), tick / 100)
+    assert robot.lead_steps(hz) == pytest.approx(steps)
+    assert source.leads == {round(steps)}
+    if steps != round(steps):
+        with pytest.raises(ValueError, match=f"limits.command_lead takes {steps:g}: set command_lead to a whole"):
+            robot.chunking_for(action_delay=3, max_prefix=0, control_hz=hz)
+
+
+@pytest.mark.parametrize(
+    ("max_delay", "lead_ms", "method", "refusal"),
+    [
+        (2, 100, "prefix", ""),
+        (2, 150, "prefix", r"up to 3 .*\(control.chunking.max_delay is 2, limits.command_lead takes 3\).* at most 2 "),
+        (3, 100, "prefix", r"up to 3 .*\(control.chunking.max_delay is 3, limits.command_lead takes 2\).* at most 2 "),
+        (2, 150, "ensemble", ""),
+    ],
+)
+def test_a_prefix_that_the_delay_or_the_lead_makes_too_long_is_refused_before_anything_moves(
+    max_delay: int, lead_ms: int, method: ChunkingMethod, refusal: str
+) -> None:
+    robot = load_robot(ROBOTS / "generic.yaml")
+    chunking = replace(robot.control.chunking, method=method, max_delay=max_delay)
+    limits = replace(robot.limits, command_lead_s=0.001 * lead_ms)
+    robot = replace(robot, limits=limits, control=replace(robot.control, chunking=chunking))
+    if not refusal:
+        assert robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0) == chunking
+        return
+    with pytest.raises(ValueError, match=refusal):
+        robot.chunking_for(action_delay=0, max_prefix=2, control_hz=20.0)
+
+
 def test_in_a_queue_an_observation_is_recorded_before_the_first_action_that_is_chosen_by_it() -> None:
     arm = SimulatedArm(delay=3, method="queue")
     arm.run(400)
@@ -275,7 +347,6 @@ def test_a_plan_that_is_too_old_is_not_followed() -> None:
     [
         ({"action_dim": 7}, "the policy has action_dim 7, this robot's embodiment has 2"),
         ({"state_dim": 3}, "the policy has state_dim 3"),
-        ({"max_prefix": 2}, "max_delay is 3, the policy was trained with prefixes of at most 2"),
         ({"action_horizon": 6}, "max_delay <= execute_steps <= 6 - max_delay"),
     ],
 )
@@ -376,6 +447,8 @@ def test_every_robot_file_is_complete(path: Path) -> None:
         ("control", "embodiment", "joint_step", "did you mean 'joint_steps'"),
         ("control", "speed", 1, "control.speed: 'speed' is not one of"),
         ("control", "max_image_age_s", "soon", "control.max_image_age_s: got 'soon', expected float"),
+        ("control", "max_image_age_s", float("inf"), "control.max_image_age_s: got inf, expected float"),
+        ("control", "server_timeout_s", float("nan"), "control.server_timeout_s: got nan, expected float"),
         ("control", "chunking", {"method": "prefixes"}, "control.chunking.method: 'prefixes' is not one of"),
         ("ros", "cameras", ["a"], "ros.cameras"),
         ("ros", "command_type", "twist", "ros.command_type: 'twist' is not one of"),

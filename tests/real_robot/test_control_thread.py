@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +18,17 @@ from real_robot.control.thread import ControlThread
 from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 from tests.real_robot.test_control_loop import LIMITS, SCALES
 
+STILL = (0.0, 0.0)
+
 
 class Arm:
-    """Joints and controller: the joints are where they were sent."""
+    """Joints and controller: the joints are where they were sent. ``speed``: what a controller of velocities keeps."""
 
     def __init__(self) -> None:
         self.problem, self.sent, self.error = "", [], ""
+        self.speed: tuple[float, ...] = STILL
+        self.sends, self.hangs = threading.Event(), False
+        self.sends.set()
         self._loop: ControlLoop | None = None
 
     def follow(self, loop: ControlLoop) -> None:
@@ -36,7 +45,13 @@ class Arm:
         return True
 
     def send(self, out: SafeCommand, path: Sequence[PathPoint]) -> None:
+        self.hangs = not self.sends.is_set()
+        self.sends.wait()
         self.sent.append(path[-1])
+        self.speed = out.velocities
+
+    def halt(self) -> None:
+        self.speed = STILL
 
 
 class Swinging:
@@ -59,17 +74,27 @@ def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+Driven = tuple[Arm, ControlThread, dict[str, Any]]
+
+
 @pytest.fixture
-def driven() -> Iterator[tuple[Arm, ControlThread, dict[str, object]]]:
-    """An arm in motion; ``faults``: error of the slow work, reason of a check."""
-    arm, faults = Arm(), {"error": None, "reason": ""}
+def driven() -> Iterator[Driven]:
+    with driven_arm() as driven:
+        yield driven
+
+
+@contextmanager
+def driven_arm(lead_s: float = 0.0) -> Iterator[Driven]:
+    """An arm in motion; ``faults``: error and duration of the slow work, reason of a check."""
+    arm, faults = Arm(), {"error": None, "reason": "", "pause_s": 0.0}
     embodiment = JointSteps(SCALES.ranges, SCALES.steps)
-    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=Swinging())
+    loop = ControlLoop(LIMITS, control_hz=20.0, embodiment=embodiment, source=Swinging(), lead_s=lead_s)
     arm.follow(loop)
 
     def slow_work(now_s: float) -> None:
         if faults["error"]:
             raise ValueError(faults["error"])
+        time.sleep(faults.pop("pause_s", 0.0))
 
     thread = ControlThread(loop, arm, arm, after_tick=slow_work, checks=[lambda: str(faults["reason"])])
     thread.start()
@@ -102,3 +127,54 @@ def test_an_error_in_the_control_thread_itself_is_named(driven: tuple) -> None:
     wait(lambda: not thread.running)
     assert thread.failure == "the control thread failed: RuntimeError: no such joint"
     assert not any(arm.sent[-1].velocities)  # what was sent last ends in a stop
+    assert arm.speed == STILL
+
+
+def test_a_thread_that_does_not_end_is_named_and_the_output_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.control.thread.BRAKE_S", 0.2)
+    with driven_arm() as (arm, thread, _):
+        arm.sends.clear()  # the controller's driver hangs
+        wait(lambda: arm.hangs)
+        arm.speed = (0.1, 0.0)
+        thread.brake()
+        assert thread.failure == "the arm did not come to rest within 0.2 s"
+        assert arm.speed == STILL
+        arm.sends.set()
+        wait(lambda: not thread.loop.live)
+
+
+@pytest.mark.parametrize("command_hz", [40.0, 200.0])
+def test_checks_come_as_often_at_every_rate_of_commands(command_hz: float) -> None:
+    times: list[float] = []
+
+    def check() -> str:
+        times.append(time.monotonic())
+        return ""
+
+    arm, limits = Arm(), replace(LIMITS, command_hz=command_hz)
+    embodiment = JointSteps(SCALES.ranges, SCALES.steps)
+    loop = ControlLoop(limits, control_hz=20.0, embodiment=embodiment, source=Swinging())
+    arm.follow(loop)
+    thread = ControlThread(loop, arm, arm, checks=[check])
+    thread.start()
+    time.sleep(1.5)
+    thread.brake()
+    assert 0.045 <= float(np.median(np.diff(times))) < 0.09
+
+
+@pytest.mark.parametrize("lead_s", [0.0, 0.1])
+@pytest.mark.parametrize("end", [ControlThread.rest, ControlThread.brake, lambda thread: thread.stop("test")])
+def test_a_controller_of_velocities_is_left_at_zero(end: Callable[[ControlThread], None], lead_s: float) -> None:
+    with driven_arm(lead_s) as (arm, thread, _):
+        end(thread)
+        wait(lambda: not thread.loop.live)
+        time.sleep(0.05)
+        assert arm.speed == STILL
+
+
+def test_a_controller_of_velocities_is_halted_after_a_pause_of_the_thread() -> None:
+    with driven_arm(0.1) as (arm, thread, faults):
+        faults["pause_s"] = 0.08  # more than a third of the lead
+        wait(lambda: thread.loop.filter.lost)
+        wait(lambda: arm.speed == STILL)
+        assert not thread.loop.filter.at_rest  # an arm with times brakes by the stop that it has

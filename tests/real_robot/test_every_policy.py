@@ -172,7 +172,7 @@ def count(client: ClientConnection) -> int:
 def test_memory_is_kept_per_client_and_reset_when_an_episode_ends(port: int) -> None:
     with connected(port) as first, connected(port) as second:
         assert [count(first), count(first), count(second), count(first)] == [1, 2, 1, 3]
-        first.send(pack(EpisodeEnd(outcome="success", intervened=0)))
+        first.send(pack(EpisodeEnd(fingerprint="", outcome="success", intervened=0)))
         assert isinstance(unpack(receive(first)), Hello)
         assert [count(first), count(second), count(first)] == [1, 2, 2]
     with connected(port) as again:

@@ -175,6 +175,26 @@ def test_errors_in_the_lerobot_section_are_named(tmp_path: Path, change: dict, m
         load_robot(so101(tmp_path, **change))
 
 
+def test_a_connection_that_drove_nothing_is_closed(tmp_path: Path) -> None:
+    LeRobotConnection(LeRobotArm(None, load_robot(so101(tmp_path)))).close()
+
+
+@pytest.mark.parametrize(
+    ("lead", "message"),
+    [("10 ms", "10 ms are too few"), ("90 ms", "set it to 100 ms at least"), ("100 ms", "")],
+)
+def test_a_lead_that_is_too_short_is_refused_for_a_driver_too(tmp_path: Path, lead: str, message: str) -> None:
+    path = so101(tmp_path)
+    document = yaml.safe_load(path.read_text())
+    document["limits"] |= {"command_lead": lead, "command_rate": "50 Hz"}
+    path.write_text(yaml.safe_dump(document))
+    if not message:
+        assert load_robot(path).lead_s == 0.1
+        return
+    with pytest.raises(ValueError, match=rf"limits\.command_lead: .*{message}"):
+        load_robot(path)
+
+
 SO101 = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(24, 32), control_hz=25.0)
 
 

@@ -318,6 +318,26 @@ def test_malformed_frames_are_errors_with_a_reason(frame: bytes, message: str) -
         unpack(frame)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"control_hz": 0.0}, "Hello.control_hz: got 0.0, must be finite and above 0"),
+        ({"control_hz": float("nan")}, "Hello.control_hz: got nan"),
+        ({"action_horizon": 0}, "Hello.action_horizon: got 0, must be at least 1"),
+        ({"state_dim": -1}, "Hello.state_dim: got -1"),
+        ({"max_prefix": -1}, "Hello.max_prefix: got -1, must be at least 0"),
+        ({"action_delay": -2}, "Hello.action_delay: got -2"),
+        ({"image_size": [32]}, r"Hello.image_size: got \[32\], must be \[height, width\]"),
+        ({"image_size": [0, 32]}, "Hello.image_size"),
+    ],
+)
+def test_a_hello_with_which_nothing_can_be_driven_is_an_error(
+    backend: PolicyBackend, change: dict, message: str
+) -> None:
+    with pytest.raises(WireError, match=message):
+        unpack(pack(replace(backend.hello, **change)))
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_raise_a_wire_error(data: bytes) -> None:
     with contextlib.suppress(WireError):

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,17 @@ import pytest
 
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import ActRequest, EpisodeEnd
+from real_robot.serving.protocol import ActRequest, EpisodeEnd, EpisodeOutcome
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
 from real_robot.serving.versions import BundleWatcher, RollbackRule, Versions
 from tests.real_robot.small_policies import other_robot, small_policy
 
 TOKEN = "0123456789abcdef"
-WON, LOST = EpisodeEnd(outcome="success", intervened=0), EpisodeEnd(outcome="failure", intervened=0)
+
+
+def ended(fingerprint: str, outcome: EpisodeOutcome, *, intervened: int = 0) -> EpisodeEnd:
+    return EpisodeEnd(fingerprint=fingerprint, outcome=outcome, intervened=intervened)
 
 
 def write(path: Path, seed: int, action_dim: int = 4) -> str:
@@ -45,15 +49,16 @@ def version(versions: Versions) -> str:
 def test_a_worse_version_is_rolled_back_and_not_offered_again(bundle: Path) -> None:
     versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=4, success_drop=0.3))
     first = version(versions)
-    for ended in (WON, WON, LOST, WON):
-        assert versions.report(first, ended) == ""
+    outcomes: tuple[EpisodeOutcome, ...] = ("success", "success", "failure", "success")
+    for outcome in outcomes:
+        assert versions.report(ended(first, outcome)) == ""
     second = write(bundle, 2)
     versions.offer(load_backend(bundle))
     assert version(versions) == second
-    assert [versions.report(second, LOST) for _ in range(3)] == ["", "", ""]
-    assert versions.report(second, EpisodeEnd(outcome="unknown", intervened=0)) == ""
-    assert versions.report(first, WON) == ""  # a slow robot's last episode counts for the version it ran
-    news = versions.report(second, LOST)
+    assert [versions.report(ended(second, "failure")) for _ in range(3)] == ["", "", ""]
+    assert versions.report(ended(second, "unknown")) == ""
+    assert versions.report(ended(first, "success")) == ""  # a slow robot's last episode counts for the version it ran
+    news = versions.report(ended(second, "failure"))
     assert news.endswith("success fell from 80% to 0% in 4 episodes")
     assert version(versions) == first
     with pytest.raises(ValueError, match="was rolled back before"):
@@ -91,11 +96,11 @@ def test_more_interventions_roll_back_and_an_equal_version_stays(bundle: Path) -
     first = version(versions)
     second = write(bundle, 2)
     for fingerprint in (first, first):
-        versions.report(fingerprint, WON)
+        versions.report(ended(fingerprint, "success"))
     versions.offer(load_backend(bundle))
-    assert [versions.report(second, WON) for _ in range(10)] == [""] * 10
-    helped = EpisodeEnd(outcome="success", intervened=1)
-    said = [versions.report(second, helped) for _ in range(5)]
+    assert [versions.report(ended(second, "success")) for _ in range(10)] == [""] * 10
+    helped = ended(second, "success", intervened=1)
+    said = [versions.report(helped) for _ in range(5)]
     assert any("interventions rose from 0%" in news for news in said)
     assert version(versions) == first
 
@@ -114,15 +119,13 @@ def test_three_versions_are_kept_and_one_for_another_robot_is_refused(bundle: Pa
     assert version(versions) == seen[-1]
 
 
-@pytest.fixture
-def serving(bundle: Path) -> Iterator[tuple[Path, PolicyClient]]:
-    """A server that follows the bundle, and a client of it."""
-    versions = Versions(load_backend(bundle))
-    follower = BundleWatcher(versions, bundle, load_backend)
+@contextmanager
+def served(versions: Versions, port: int = 0) -> Iterator[int]:
+    """A server in a thread; its port."""
     ready, stop, ports = threading.Event(), threading.Event(), []
 
     async def main() -> None:
-        async with PolicyServer(versions, ServerConfig(port=0, token=TOKEN)) as running:
+        async with PolicyServer(versions, ServerConfig(port=port, token=TOKEN)) as running:
             ports.append(running.port)
             ready.set()
             await asyncio.to_thread(stop.wait)
@@ -130,12 +133,52 @@ def serving(bundle: Path) -> Iterator[tuple[Path, PolicyClient]]:
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     assert ready.wait(30)
-    client = PolicyClient(f"ws://127.0.0.1:{ports[0]}", token=TOKEN, timeout_s=30.0)
-    yield bundle, client
-    client.close()
-    follower.close()
+    yield ports[0]
     stop.set()
     thread.join()
+
+
+@pytest.fixture
+def serving(bundle: Path) -> Iterator[tuple[Path, PolicyClient]]:
+    """A server that follows the bundle, and a client of it."""
+    versions = Versions(load_backend(bundle))
+    follower = BundleWatcher(versions, bundle, load_backend)
+    with served(versions) as port:
+        client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN, timeout_s=30.0)
+        yield bundle, client
+        client.close()
+        follower.close()
+
+
+def test_an_episode_that_ends_without_a_server_is_counted_for_its_version_when_there_is_one(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    with served(versions) as port:
+        client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN, timeout_s=30.0, retry_s=0.05)
+        first = settled(client)
+        client.bind(first)
+    try:
+        wait_for(lambda: client.hello is None)
+        client.end_episode("success")
+        wait_for(lambda: "refused" in client.problem)  # it has tried again
+        second = write(bundle, 2)
+        versions.offer(load_backend(bundle))
+        with served(versions, port):
+            assert settled(client) == second
+            counts = {one["version"]: one["episodes"] for one in versions.summary()}
+            assert counts == {first[:12]: 1, second[:12]: 0}
+    finally:
+        client.close()
+
+
+def test_the_end_of_an_episode_is_sent_before_the_connection_is_closed(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    with served(versions) as port:
+        for _ in range(5):
+            client = PolicyClient(f"ws://127.0.0.1:{port}", token=TOKEN, timeout_s=30.0)
+            client.bind(settled(client))
+            client.end_episode("failure")
+            client.close()
+        wait_for(lambda: versions.summary()[0]["episodes"] == 5, 10.0)
 
 
 def settled(client: PolicyClient) -> str:

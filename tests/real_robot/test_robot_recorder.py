@@ -15,7 +15,7 @@ import pytest
 
 from episodes.schema import HUMAN, POLICY, EpisodeError
 from episodes.store import EpisodeStore
-from real_robot.recorder import MAX_STEPS, EpisodeBuilder, Recorder
+from real_robot.recorder import MAX_QUEUED, MAX_STEPS, EpisodeBuilder, Recorder
 
 HEAD = {"task": "pick", "seed": 5, "control_hz": 20.0, "policy_version": "abc", "fingerprint": {"robot": "fake"}}
 
@@ -156,6 +156,39 @@ def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:
         assert (before.state[-1] == after.state[0]).all()
     assert parts[0].truncated[-1]
     assert parts[-1].succeeded
+
+
+def test_a_part_that_is_not_recorded_is_named_at_the_end_of_the_episode(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.begin(instruction="x", **HEAD)
+    for step in range(MAX_STEPS + 100):
+        if step % 4 == 2:  # none before the first action
+            recorder.observation(step, {"agent": np.zeros((2, 2, 3), np.uint8)}, np.zeros(3, np.float32))
+        recorder.action(np.zeros(2, np.float32), POLICY)
+        wait_for(lambda: recorder._queue.qsize() < MAX_QUEUED - 10)
+    recorder.end(success=True)
+    recorder.close()
+    assert recorder.join(timeout_s=60)
+    assert "is not recorded" in recorder.problem
+    assert recorder.recorded == 0
+    (rest,) = EpisodeStore(tmp_path).select()
+    assert EpisodeStore(tmp_path).read(rest.id).num_steps == 98
+
+
+def test_an_episode_that_another_one_follows_without_an_end_is_answered(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.begin(instruction="x", **HEAD)
+    recorder.action(np.zeros(2, np.float32), POLICY)
+    drive(recorder)
+    wait_for(lambda: "is not recorded" in recorder.problem)
+    drive(recorder)
+    wait_for(lambda: "it is recorded as truncated" in recorder.problem)
+    recorder.end(success=True)
+    wait_for(lambda: recorder.recorded == 1)
+    assert recorder.problem == ""
+    recorder.close()
+    assert recorder.join(timeout_s=60)
+    assert len(EpisodeStore(tmp_path).select()) == 2
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

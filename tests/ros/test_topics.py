@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from real_robot.control.embodiment import JointSteps
+from real_robot.control.loop import Action, ControlLoop
+from real_robot.control.thread import ControlThread
 from real_robot.robot_file import Robot, load_robot
-from real_robot.safety.commands import PathPoint, SafeCommand
+from real_robot.safety.commands import Measurement, PathPoint, SafeCommand
 from tests.ros.cell import ROOT, Cell
 
 pytestmark = [
@@ -138,6 +141,120 @@ def test_positions_and_twists(node: Any) -> None:
     output.close()
 
 
+class Swinging:
+    """An arm that is where it was sent, and a source of actions that moves its first and its last joint but one."""
+
+    def __init__(self, robot: Robot, start: Sequence[float]) -> None:
+        self.problem = self.error = ""
+        self._start = list(start)
+        self._moves = np.zeros(len(start), dtype=np.float32)
+        self._moves[[0, -2]] = 1.0
+        embodiment = JointSteps(((-1.0, 1.0),) * len(start), (0.02,) * len(start))
+        self.loop = ControlLoop(robot.limits, control_hz=20.0, embodiment=embodiment, source=self, lead_s=robot.lead_s)
+
+    def measure(self) -> Measurement:
+        if self.error:
+            raise RuntimeError(self.error)
+        now_s = time.monotonic()
+        return Measurement(self.loop.filter.sent_position(now_s) if self.loop.live else self._start, now_s)
+
+    def fresh(self, max_age_s: float) -> bool:
+        return True
+
+    def action(self, tick: int, measured: Measurement, lead_ticks: int) -> Action | None:
+        return Action(np.sin(0.3 * tick) * self._moves, measured.stamp_s)
+
+    def executed(self, tick: int, action: np.ndarray) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+def with_velocities(node: Any, kind: str) -> tuple[Robot, Sequence[float], Any]:
+    """A robot with an output of this kind (the base is beside arms whose controllers take times), where it stands, and
+    what arrives on the topic."""
+    from geometry_msgs.msg import Twist, TwistStamped
+    from std_msgs.msg import Float64MultiArray
+
+    from real_robot.ros.messages import LatestMessage
+
+    robot, start = with_output(kind), list(READY)
+    if kind == "base_twist":
+        robot, start = load_robot(ROOT / "configs/robots/two_arms_on_base.yaml"), [0.0] * 7
+    types = {"float64_velocities": Float64MultiArray, "twist_stamped": TwistStamped, "base_twist": Twist}
+    return robot, start, LatestMessage(node, types[kind], robot.controllers[-1].command)
+
+
+def speed_of(message: Any) -> float:
+    """The highest velocity in a message."""
+    if hasattr(message, "data"):
+        return max(abs(v) for v in message.data)
+    twist = getattr(message, "twist", message)
+    return max(abs(getattr(vector, axis)) for vector in (twist.linear, twist.angular) for axis in "xyz")
+
+
+def wait_for_speed(topic: Any, good: Callable[[float], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+    deadline = time.monotonic() + 20.0
+    while (taken := topic.take()) is None or not good(speed_of(taken[0])):
+        assert time.monotonic() < deadline
+        meanwhile()
+        time.sleep(0.005)
+
+
+VELOCITIES = ["float64_velocities", "twist_stamped", "base_twist"]
+
+
+@pytest.mark.parametrize("end", ["pause", "stop", "error"])
+@pytest.mark.parametrize("kind", VELOCITIES)
+def test_the_last_velocity_that_is_sent_is_zero(node: Any, kind: str, end: str) -> None:
+    from real_robot.ros.registry import build_output
+
+    robot, start, topic = with_velocities(node, kind)
+    output, arm = build_output(node, robot), Swinging(robot, start)
+    control = ControlThread(arm.loop, arm, output)
+    control.start()
+    wait_for_speed(topic, lambda speed: speed > 0.02)
+    if end == "error":
+        arm.error = "no such joint"
+        wait_until(lambda: not control.running)
+    else:
+        control.rest() if end == "pause" else control.stop("test")
+        wait_until(lambda: not control.loop.live)
+    time.sleep(0.2)
+    assert speed_of(topic.take()[0]) == 0.0
+    control.brake()
+    output.close()
+    topic.close()
+
+
+@pytest.mark.parametrize("kind", VELOCITIES)
+def test_an_output_of_velocities_is_closed_with_zero(node: Any, kind: str) -> None:
+    from real_robot.ros.registry import build_output
+
+    robot, start, topic = with_velocities(node, kind)
+    output, speeds = build_output(node, robot), [0.1] * len(start)
+    moving = SafeCommand(1, tuple(start), tuple(speeds), (0.0,) * len(start), True, ())
+    path = [PathPoint(time.monotonic(), start, speeds, [0.0] * len(start))]
+    wait_for_speed(topic, lambda speed: speed > 0.0, lambda: output.send(moving, path))
+    output.close()
+    wait_for_speed(topic, lambda speed: speed == 0.0)
+    topic.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_connection_that_drove_nothing_is_closed(node: Any) -> None:
+    from real_robot.ros.connection import RobotConnection
+
+    connection = RobotConnection(ROBOT, name="unused")
+    connection.close()
+    assert not connection.node.context.ok()
+
+
 @pytest.mark.skipif(find_spec("control_msgs") is not None, reason="this Python has control_msgs")
 @pytest.mark.parametrize("kind", ["joint_jog", "follow_joint_trajectory"])
 def test_an_output_names_its_missing_ros_package(node: Any, kind: str) -> None:
@@ -249,6 +366,54 @@ def test_joints_by_name_with_external_torques_that_must_stay_fresh(node: Any) ->
     assert not joints.fresh(5.0)
     assert joints.problem == "nothing received on /torques"
     joints.close()
+
+
+def test_a_message_is_as_old_as_its_receipt_however_late_it_is_taken(node: Any) -> None:
+    """As after a break between episodes, in which nobody polls."""
+    from sensor_msgs.msg import JointState
+    from std_msgs.msg import Bool
+
+    from real_robot.control.human_source import INPUT_AGE_S
+    from real_robot.ros.inputs import STOP_INPUT_AGE_S, JointInput, StopInputs
+    from real_robot.ros.leader import LeaderTopic
+    from real_robot.ros.messages import LatestMessage
+
+    ros = dataclasses.replace(ROBOT.ros, residuals="/idle/torques", emergency_stop="/idle/stop")
+    embodiment = JointSteps(((-1.0, 1.0),), (0.1,))
+    stops, leader = StopInputs(node, ros), LeaderTopic(node, "/idle/leader", ["a"], embodiment)
+    joints = JointInput(node, dataclasses.replace(ROBOT, ros=ros))
+    messages = {
+        "/idle/stop": Bool(),
+        "/idle/leader": JointState(name=["a"], position=[0.5]),
+        "/idle/torques": JointState(name=["a"], effort=[7.0]),
+    }
+    probes = [LatestMessage(node, type(message), topic) for topic, message in messages.items()]
+    publishers = [node.create_publisher(type(message), topic, 1) for topic, message in messages.items()]
+
+    def speak() -> None:
+        for publisher, message in zip(publishers, messages.values(), strict=True):
+            publisher.publish(message)
+        time.sleep(0.02)
+
+    deadline = time.monotonic() + 20.0
+    while not all(probe.take() for probe in probes):
+        assert time.monotonic() < deadline
+        speak()
+    for _ in range(20):
+        speak()
+    assert stops.problem() == ""
+    assert leader.action([0.0]) is not None
+    assert joints._external_torques() is not None
+    for _ in range(20):
+        speak()
+    time.sleep(0.1 + max(STOP_INPUT_AGE_S, INPUT_AGE_S))
+    assert stops.problem() == "the emergency stop on /idle/stop is silent"
+    assert leader.action([0.0]) is None
+    assert joints._external_torques() is None
+    for polled in (stops, joints, leader._topic, *probes):
+        polled.close()
+    for publisher in publishers:
+        node.destroy_publisher(publisher)
 
 
 def test_images_of_every_encoding_in_the_size_the_policy_wants(node: Any) -> None:

@@ -1,0 +1,93 @@
+"""Episodes of a robot in this process, with a fake arm and a policy server in others: what an error leaves behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from episodes.store import EpisodeStore
+from tests.ros.cell import ROOT, Cell, started_arm
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("rclpy") is None, reason="this Python has no rclpy; make test-ros runs these in one that has"
+    ),
+    pytest.mark.filterwarnings("ignore:module 'sre_:DeprecationWarning"),  # of a parser that rclpy imports
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cell, Any, int]]:
+    """A cell, an episode runner in this process, and the port of the policy server."""
+    with started_arm(tmp_path_factory.mktemp("cell"), domain=20 + (os.getpid() + 50) % 80) as cell:
+        import rclpy
+
+        from real_robot.ros.episode_runner import Connections, EpisodeRunner
+
+        port = cell.start_server()
+        context = rclpy.Context()
+        rclpy.init(context=context)
+        node = rclpy.create_node("runner", context=context)
+        connections = Connections(
+            robot_file=ROOT / "configs/robots/fake_arm.yaml",
+            policy_url=f"ws://127.0.0.1:{port}",
+            token_file=cell.folder / "token",
+            store=cell.store,
+        )
+        runner = EpisodeRunner(node, connections, on_tick=lambda reason: None)
+        yield cell, runner, port
+        runner.brake()
+        runner.close()
+        node.destroy_node()
+        rclpy.shutdown(context=context)
+
+
+def activated(runner: Any) -> bool:
+    from real_robot.ros.episode_runner import EpisodeRequest
+
+    try:
+        runner.activate(EpisodeRequest(instruction="pick up the red block", task="pick", seed=0))
+    except ValueError:  # no joints, images or server yet
+        return False
+    return True
+
+
+def reported(port: int) -> int:
+    """Episodes whose end the server was told."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("policy_episodes_total"))
+
+
+@pytest.mark.parametrize("end", [lambda runner: runner.end_episode("success"), lambda runner: runner.brake()])
+def test_an_episode_whose_control_thread_failed_is_closed_and_another_one_begins(
+    served: tuple[Cell, Any, int], monkeypatch: pytest.MonkeyPatch, end: Callable[[Any], None]
+) -> None:
+    cell, runner, port = served
+    recorded, told = recorded_in(cell.store), reported(port)
+    cell.wait(lambda: activated(runner), 60, "activation")
+    cell.wait(lambda: int(str(runner.values()["actions"])) > 20, 30, "actions")
+
+    def no_measurement() -> None:
+        raise RuntimeError("no such joint")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(runner._joints, "measure", no_measurement)
+        cell.wait(lambda: not runner.values()["active"], 10, "the end of control")
+    assert "the control thread failed: RuntimeError: no such joint" in runner.problems()
+    end(runner)
+    assert not runner.in_episode
+    cell.wait(lambda: recorded_in(cell.store) == recorded + 1, 20, "the record")
+    cell.wait(lambda: reported(port) == told + 1, 20, "the report")
+    cell.wait(lambda: activated(runner), 30, "the next activation")
+    runner.brake()
+
+
+def recorded_in(store: Path) -> int:
+    return len(EpisodeStore(store).select()) if store.exists() else 0
