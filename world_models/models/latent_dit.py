@@ -156,7 +156,7 @@ class LatentDiT(FlowWorldModel[DiTPrefill]):
             hidden = self.norm(hidden[:, 0].unflatten(1, (self.cameras, -1)))  # [B, cameras, cells, width]
             change = self._unpatch(self.out(hidden)).float()
         pooled = torch.cat([hidden.float().mean(2).flatten(1), condition[:, 0].float()], dim=1)
-        expected_change = self.expected_change(self.conditioning(history, action, length, t))
+        expected_change = self.expected_change(history, action, length)
         return self.read_out(history.current + change, pooled, history, expected_change)
 
     def _patches(self, latent: Tensor) -> Float[Tensor, "*B cameras cells features"]:
