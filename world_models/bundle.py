@@ -77,7 +77,7 @@ def save_world_model(
 
 
 def load_world_model(path: Path, device: Device = CPU) -> FittedWorldModel:
-    """The models on ``device``, bit for bit as saved.
+    """The models on ``device``, bit for bit as saved; the kinematics are frozen, as after their fit.
 
     Raises WorldModelError if the file is missing, damaged or of another version.
     """
@@ -100,6 +100,7 @@ def load_world_model(path: Path, device: Device = CPU) -> FittedWorldModel:
     dynamics, reward_model = build_world_model(info.dynamics, info.robot), RewardModel(info.reward_model, info.robot)
     for prefix, module in (("dynamics.", dynamics), ("reward_model.", reward_model)):
         module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    dynamics.kinematics.requires_grad_(False)
     return FittedWorldModel(
         dynamics=device.place(dynamics).eval(),
         reward_model=device.place(reward_model).eval(),

@@ -256,6 +256,16 @@ def test_a_config_without_the_section_is_refused(capsys: pytest.CaptureFixture[s
     assert "has no section 'imagination'" in capsys.readouterr().err
 
 
+def test_an_imagined_episode_that_is_cut_off_may_not_count_as_failed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), "--run-dir", str(tmp_path / "run"), "--algorithm.time_limit", "failure"])
+    assert stopped.value.code == 2
+    assert "'algorithm.time_limit' must be bootstrap with imagination" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -> None:
     imagination = load_config(Experiment, config).imagination
     assert imagination is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from policies.denoising.kernels import FlowSDEConfig, build_kernel
 from policies.denoising.objectives import FlowMatching, FlowMatchingConfig
 from tests import dot_episodes
 from vla_rl.algorithms.rlir import RLIR, RLIRConfig
+from world_models.bundle import load_world_model, save_world_model
 from world_models.data.clip import first_history
 from world_models.data.clip_sampler import ClipSampler
 from world_models.models.inverse_dynamics import InverseDynamics, InverseDynamicsConfig
@@ -60,10 +63,13 @@ def test_sampling_and_scoring_agree(clips: ClipSampler) -> None:
     audit_log_prob(policy, query, sample)
 
 
-def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSampler) -> None:
-    world, _ = dot_episodes.models()
-    world.fit_scales(*clips.statistics())
-    torch.nn.init.normal_(world.out.weight, std=0.05)  # zero at first, when noise does not change the frames
+def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSampler, tmp_path: Path) -> None:
+    """One that was fitted and saved; where actions lead the robot stays as it was fitted."""
+    made, reward_model = dot_episodes.models()
+    made.fit_scales(*clips.statistics())
+    torch.nn.init.normal_(made.out.weight, std=0.05)  # zero at first, when noise does not change the frames
+    save_world_model(made, reward_model, tmp_path / "world.safetensors", usual_error=1.0, metrics={})
+    world = load_world_model(tmp_path / "world.safetensors").dynamics
     before = {name: value.clone() for name, value in world.state_dict().items()}
     lenient = InverseDynamics(InverseDynamicsConfig(width=8, gate_ratio=1.0), dot_episodes.ROBOT)
     lenient.load_state_dict(inverse.state_dict())
@@ -71,7 +77,9 @@ def test_rlir_trains_the_world_model(inverse: InverseDynamics, clips: ClipSample
     metrics = rlir.iterate()
     assert metrics["reward_spread"] > 0
     assert metrics["policy_steps"] == 1
-    assert any(not torch.equal(value, before[name]) for name, value in world.state_dict().items())
+    changed = {name for name, value in world.state_dict().items() if not torch.equal(value, before[name])}
+    assert "out.weight" in changed
+    assert not [name for name in changed if name.startswith("kinematics.")]
     with pytest.raises(WorldModelError, match="fails its gate"):
         RLIR(
             world,

@@ -18,9 +18,10 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import load_config
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.world_model import WORLD_MODEL_FILE, fit_world_model
+from vla_rl.runners.world_model import NO_ACTION_FILE, WORLD_MODEL_FILE, fit_world_model
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
 from world_models.bundle import load_world_model
+from world_models.imagined_env import ImaginedEnvConfig
 from world_models.models.autoencoder import AutoencoderConfig
 from world_models.models.conv_flow import ConvFlowConfig
 from world_models.models.latent_dit import LatentDiT, LatentDiTConfig
@@ -72,6 +73,32 @@ def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path)
         patch.setattr(Optimization, "update", update_again)
         fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
     assert load_world_model(path).sha256 == first.sha256
+
+
+def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> None:
+    """A finished world model is not taken for that of other episodes, settings or another seed."""
+    stores = [dot_episodes.store(tmp_path / name, count).path for name, count in (("store", 24), ("more", 30))]
+    config = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS,
+        kinematics_steps=1,
+        fit=DynamicsFitConfig(steps=1, batch_size=2, warmup=1),
+        reward_model=replace(dot_episodes.REWARD_MODEL, steps=1, imagined_clips=4),
+    )
+    folder = tmp_path / "fit"
+    fit_world_model(config, stores[:1], folder, seed=0)
+    first = load_world_model(folder / WORLD_MODEL_FILE).sha256
+    for other, episodes, seed in (
+        (config, stores[1:], 0),
+        (config, stores[:1], 1),
+        (replace(config, fit=replace(config.fit, learning_rate=1e-4)), stores[:1], 0),
+        (replace(config, imagined_env=ImaginedEnvConfig(reward_every=2)), stores[:1], 0),
+    ):
+        with pytest.raises(WorldModelError, match="holds a world model, or a part of its fit, with other settings"):
+            fit_world_model(other, episodes, folder, seed=seed)
+    unlike = replace(config, imagined_env=ImaginedEnvConfig(num_envs=2, branch_steps=4), no_action_steps=1)
+    fit_world_model(unlike, stores[:1], folder, seed=0)
+    assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
+    assert (folder / NO_ACTION_FILE).exists()
 
 
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,21 @@ def test_kinematics_are_fitted_without_images(clips: ClipSampler) -> None:
     DynamicsFit(world, DynamicsFitConfig(steps=1, batch_size=2), clips, seed=0).update()
     for name, value in world.kinematics.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_the_kinematics_are_the_same_at_every_denoising_step(clips: ClipSampler) -> None:
+    """They are fitted at t = 1; the state is that of the last step, whose t is 1 / steps."""
+    world = untrained(clips)
+    finish(KinematicsFit(world, clips, seed=0, steps=20))
+    clip = clips.draw(np.random.default_rng(5), 16, 1)
+    prefill, noise = world.prefill(first_history(world, clip)), world.noise(16, torch.Generator())
+
+    def state(steps: int) -> torch.Tensor:
+        world.config = replace(world.config, steps=steps)
+        return world.sample_chunk(prefill, clip.action[:, 0], clip.length[:, 0], noise).state
+
+    assert not torch.equal(state(1), clip.state[:, 0])
+    assert torch.equal(state(4), state(1))
 
 
 def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:

@@ -68,6 +68,23 @@ def test_success_by_extreme_thresholds(clips: ClipSampler) -> None:
     assert not imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=2).success.any()
 
 
+def test_the_end_of_a_chunk_is_classified_whatever_reward_every_is(clips: ClipSampler) -> None:
+    """As in an imagined environment: every three steps of a chunk of four are steps 3 and 4, every ten are step 4."""
+    world, reward_model = dot_episodes.models()
+    world.fit_scales(*clips.statistics())
+    torch.nn.init.normal_(world.kinematics.linear.weight)  # zero at first: the state would never change
+    reward_model.failed_threshold.fill_(2.0)
+    sequences = [sequence for sequence in recorded_sequences(clips) if len(sequence.action) >= 4]
+
+    def curve(every: int) -> torch.Tensor:
+        return imagined_success(world, reward_model, clips, sequences, seed=0, reward_every=every).curve
+
+    of_chunks, of_threes = curve(4), curve(3)
+    assert torch.equal(curve(10), of_chunks)
+    assert (of_chunks[:, 3] > of_threes[:, 2]).any()
+    assert torch.equal(of_threes[:, 3], torch.maximum(of_threes[:, 2], of_chunks[:, 3]))
+
+
 def test_estimates_are_unbiased_and_rewards_strict(clips: ClipSampler) -> None:
     """As many episodes as truly succeed exceed the one threshold, at most the allowed share of failures the other."""
     world, reward_model = dot_episodes.models()

@@ -152,6 +152,22 @@ def test_context_noise_is_for_fits_and_spares_the_first_frame(clips: ClipSampler
     assert torch.equal(noised.history.current, clear.history.current)
 
 
+def test_context_noise_hides_the_clear_frame(clips: ClipSampler) -> None:
+    """In a fit the network's change depends on the noised current frame alone; it is added to the clear one."""
+    world, clip = randomized(untrained(clips, replace(DIT, context_noise=0.5))), drawn(clips)
+    prefill = world.prefill_to_fit(first_history(world, clip), torch.Generator().manual_seed(0))
+    noise = world.noise(6, torch.Generator().manual_seed(1))
+
+    def change(current: torch.Tensor) -> torch.Tensor:
+        with_it = replace(prefill, history=replace(prefill.history, current=current))
+        estimate = world.estimate(with_it, clip.action[:, 0], clip.length[:, 0], noise, torch.ones(6))
+        return estimate.latent - current
+
+    clear = prefill.history.current
+    assert change(clear).abs().mean() > 0.05
+    torch.testing.assert_close(change(clear + 1), change(clear), rtol=1e-4, atol=1e-5)
+
+
 def test_it_learns_the_motion_of_the_dot(clips: ClipSampler) -> None:
     """In the latents of an untrained autoencoder, better than a copy; the state by actions alone."""
     world = untrained(clips, replace(DIT, steps=1))

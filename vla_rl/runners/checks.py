@@ -26,7 +26,8 @@ from sims.registry import evaluation_starts
 from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
-from vla_rl.algorithms.registry import build_algorithm
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.registry import AnyAlgorithmConfig, build_algorithm
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
@@ -69,6 +70,7 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
                 experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
             )
         if (imagination := experiment.imagination) is not None:
+            _check_imagined_time_limit(experiment.algorithm)
             check_stores(imagination.stores, env.spec, "imagination.stores")
             if imagination.clone_successes is not None:
                 _check_bc(policy, imagination.clone_successes, "imagination.clone_successes")
@@ -183,6 +185,15 @@ def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:
         unknown = [name for name in config.matrix_groups if name not in groups]
         if unknown and config.matrix_learning_rate is not None:
             raise UserError(f"matrix_groups: no parameter group {unknown[0]!r}; there are: {', '.join(groups)}")
+
+
+def _check_imagined_time_limit(algorithm: AnyAlgorithmConfig) -> None:
+    """UserError where episodes count as failed that imagination cut off before the task's time limit."""
+    if isinstance(algorithm, PPOConfig) and algorithm.time_limit == "failure":
+        raise UserError(
+            "'algorithm.time_limit' must be bootstrap with imagination, got failure: imagined episodes are cut off by "
+            "branch_steps, max_error and missed thresholds too, where the task goes on"
+        )
 
 
 def _check_world_model(config: WorldModelConfig, policy: Policy) -> None:

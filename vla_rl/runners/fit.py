@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sims.devices.crossing import crossing
+from sims.errors import UserError
 from sims.numbers.finite import check_metrics
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
 from vla_rl.runs.quarantine import quarantine
+from vla_rl.runs.run_dir import write_json
 
 
 @runtime_checkable
@@ -74,3 +78,16 @@ def run_fit(
                 if due or fit.step == fit.steps:
                     save_checkpoint(checkpoints, fit.step, fit.state_dict(), keep=1)
                     saved_s = time.monotonic()
+
+
+def note_fitted_to(folder: Path, fitted_to: Mapping[str, Any], *, otherwise: UserError) -> None:
+    """Leave in ``folder`` what its fit depends on, as JSON values; raises ``otherwise`` where it is of something else.
+
+    Without this, checkpoints and models that are found there would be taken for those of the present settings.
+    """
+    path = folder / "fitted_to.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(fitted_to))
+    elif json.loads(path.read_text()) != json.loads(json.dumps(fitted_to)):
+        raise otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +37,7 @@ from vla_rl.rewards.labels import NEVER, LabeledEpisodes, Part
 from vla_rl.rewards.scorer import RewardModelError, Scorer, ScorerConfig
 from vla_rl.rewards.scorer_fit import logits
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.fit import run_fit
+from vla_rl.runners.fit import note_fitted_to, run_fit
 from vla_rl.runs.run_dir import experiment_device, write_json
 
 MINED_RATE = 0.3  # learning rate of the second round, relative to the first: it corrects and does not start again
@@ -115,16 +114,10 @@ def note_fit(folder: Path, config: object, recorded: LabeledEpisodes, truth: np.
     settings = {name: value for name, value in flat_settings(config).items() if name not in USE_SETTINGS}
     labels = hashlib.sha256(truth.tobytes())
     labels.update("".join(entry.id for entry in recorded.entries).encode())
-    wanted = {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}
-    path = folder / "fitted_to.json"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, wanted)
-    elif json.loads(path.read_text()) != json.loads(json.dumps(wanted)):
-        raise RewardModelError(
-            f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete "
-            f"{folder}"
-        )
+    otherwise = RewardModelError(
+        f"{folder.parent} holds a fit with other settings, episodes or labels; choose another --out, or delete {folder}"
+    )
+    note_fitted_to(folder, {"settings": settings, "seed": seed, "episodes": labels.hexdigest()}, otherwise=otherwise)
 
 
 def _check_parts(recorded: LabeledEpisodes, parts: Parts, config: SuccessClassifierConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from episodes.catalog import Entry
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
@@ -18,8 +20,9 @@ from sims.numbers.seeding import spawn_seed
 from sims.registry import EnvConfig, object_locator
 from sims.vector_env import VectorEnv
 from vla_rl.config.imagination import WorldModelConfig
+from vla_rl.config.loader import flat_settings
 from vla_rl.intervals import wilson_interval
-from vla_rl.runners.fit import run_fit
+from vla_rl.runners.fit import note_fitted_to, run_fit
 from vla_rl.runners.world_model_videos import write_evaluation_videos
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model, save_world_model
 from world_models.data.clip import Part, first_history
@@ -41,6 +44,8 @@ from world_models.training.reward_model import RewardModelFit, imagine_observati
 from world_models.world_model import WorldModelError
 
 WORLD_MODEL_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
+# Settings that may change without another fit.
+USE_SETTINGS = ("keyframes", "imagined_env", "no_action_steps")
 USUAL_QUANTILE = 0.9  # of the model's own error estimate that counts as usual
 
 
@@ -79,12 +84,15 @@ def fit_world_model(
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
+    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``.
+
     ``policy``: the reward model starts from its encoder, if it has one of the same settings. ``start``: an earlier
     world model whose dynamics are fitted further.
     """
     clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
     robot = robot_of(stores, clips)
     earlier = load_world_model(start, device) if start is not None else None
+    _note_fit(directory, config, [*clips.entries, *calibration.entries], seed=seed, start=earlier)
     if not (directory / WORLD_MODEL_FILE).exists():
         dynamics = fit_dynamics(
             config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
@@ -104,6 +112,21 @@ def fit_world_model(
         save_world_model(dynamics, reward_model, directory / NO_ACTION_FILE, usual_error=1.0, metrics={})
     path = directory / WORLD_MODEL_FILE
     return {"world": str(path), **load_world_model(path).info.metrics}
+
+
+def _note_fit(
+    directory: Path, config: WorldModelConfig, entries: Sequence[Entry], *, seed: int, start: FittedWorldModel | None
+) -> None:
+    """Leave in ``directory`` what its models depend on. WorldModelError where that differs."""
+    settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
+    settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
+    episodes = hashlib.sha256("".join(f"{entry.id} {entry.success}\n" for entry in entries).encode()).hexdigest()
+    fitted_to = {"settings": settings, "seed": seed, "episodes": episodes, "start": start and start.sha256}
+    otherwise = WorldModelError(
+        f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "
+        "choose another folder (--out), or delete this one"
+    )
+    note_fitted_to(directory, fitted_to, otherwise=otherwise)
 
 
 def fit_dynamics(

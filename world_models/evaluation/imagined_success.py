@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -51,7 +52,10 @@ def imagined_success(
     reward_every: int,
     picture: Picture = "predicted",
 ) -> ImaginedOutcomes:
-    """What the world model predicts each sequence to lead to; the state is always the predicted one."""
+    """What the world model predicts each sequence to lead to; the state is always the predicted one.
+
+    As in an ``ImaginedEnv`` observations are classified every ``reward_every`` control steps of a chunk and at its end.
+    """
     steps = max(len(sequence.action) for sequence in sequences) + EXTRA_STEPS
     success, curve = [], []
     for begin in range(0, len(sequences), BATCH):
@@ -110,9 +114,9 @@ def _imagine(
     for begin in range(0, longest, horizon):
         chunk, prefill = action[:, begin : begin + horizon], model.prefill(history)
         noise = model.noise(len(sequences), generator)
-        for length in range(every, horizon + 1, every):
+        for before, length in itertools.pairwise((*range(0, horizon, every), horizon)):
             # A sequence that ends within this interval is classified at its end.
-            ends = (ended > begin + length - every) & (ended < begin + length)
+            ends = (ended > begin + before) & (ended < begin + length)
             executed = torch.where(ends, ended - begin, length)
             imagined = model.sample_chunk(prefill, chunk, executed, noise)
             images = model.decode(imagined.latent) if picture == "predicted" else clip.first

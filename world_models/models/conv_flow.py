@@ -115,8 +115,8 @@ class ConvFlow(FlowWorldModel[HistoryPrefill]):
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor
     ) -> CleanEstimate:
         history, batch = prefill.history, len(action)
-        features = self.conditioning(history, action, length, t)
-        condition, expected_change = self.condition(features), self.expected_change(features)
+        condition = self.condition(self.conditioning(history, action, length, t))
+        expected_change = self.expected_change(history, action, length)
         per_camera = (condition[:, None] + self.camera_embedding).flatten(0, 1)
         candidates = self._candidates(history, expected_change)
         with self.autocast(noisy.device):

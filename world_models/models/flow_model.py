@@ -228,9 +228,12 @@ class FlowWorldModel(nn.Module, ABC, Generic[P]):
             parts += [(chunk * mask).flatten(1), mask.flatten(1), (chunk * mask).sum(1)]
         return torch.cat(parts, dim=1)
 
-    def expected_change(self, features: Float[Tensor, "B condition_features"]) -> Float[Tensor, "B state_dim"]:
-        """The change of the normalized state that the kinematics predict from ``conditioning``."""
-        return self.kinematics(features) * self.step_std
+    def expected_change(
+        self, history: History, action: Float[Tensor, "B H A"], length: Tensor
+    ) -> Float[Tensor, "B state_dim"]:
+        """The change of the normalized state that the kinematics predict, at every t as at 1, where they are fitted."""
+        t = torch.ones(len(action), device=action.device)
+        return self.kinematics(self.conditioning(history, action, length, t)) * self.step_std
 
     def read_out(
         self,

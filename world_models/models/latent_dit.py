@@ -70,8 +70,9 @@ class LatentDiTConfig(FlowWorldModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DiTPrefill(HistoryPrefill):
-    """Keys and values of the context."""
+    """Keys and values of the context. ``seen``: the current frame as the network is shown it, noised in a fit."""
 
+    seen: Float[Tensor, "*B cameras channels height width"]
     keys: Float[Tensor, "*B depth heads tokens head_width"]
     values: Float[Tensor, "*B depth heads tokens head_width"]
 
@@ -126,10 +127,10 @@ class LatentDiT(FlowWorldModel[DiTPrefill]):
         return self._prefill(history, replace(history, previous=previous, current=current), level)
 
     def _prefill(self, history: History, noised: History, level: Float[Tensor, " B"]) -> DiTPrefill:
-        """Attention is over ``noised``; the frame that the change is added to is of ``history``."""
+        """The network sees ``noised`` alone; the frame that the change is added to is of ``history``."""
         with self.autocast(self.device):
             _, (keys, values) = self.transformer(*self.context_blocks(noised, level))
-        return DiTPrefill(history=history, keys=keys, values=values)
+        return DiTPrefill(history=history, seen=noised.current, keys=keys, values=values)
 
     def context_blocks(
         self, history: History, level: Float[Tensor, " B"]
@@ -151,12 +152,12 @@ class LatentDiT(FlowWorldModel[DiTPrefill]):
     def estimate(self, prefill: DiTPrefill, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor) -> CleanEstimate:
         history = prefill.history
         with self.autocast(self.device):
-            tokens, condition = self.next_block(history, action, length, noisy, t)
+            tokens, condition = self.next_block(replace(history, current=prefill.seen), action, length, noisy, t)
             hidden, _ = self.transformer(tokens, condition, (prefill.keys, prefill.values))
             hidden = self.norm(hidden[:, 0].unflatten(1, (self.cameras, -1)))  # [B, cameras, cells, width]
             change = self._unpatch(self.out(hidden)).float()
         pooled = torch.cat([hidden.float().mean(2).flatten(1), condition[:, 0].float()], dim=1)
-        expected_change = self.expected_change(self.conditioning(history, action, length, t))
+        expected_change = self.expected_change(history, action, length)
         return self.read_out(history.current + change, pooled, history, expected_change)
 
     def _patches(self, latent: Tensor) -> Float[Tensor, "*B cameras cells features"]:

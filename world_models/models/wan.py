@@ -98,8 +98,7 @@ class WanWorldModel(FlowWorldModel[HistoryPrefill]):
         self, prefill: HistoryPrefill, action: Tensor, length: Tensor, noisy: Tensor, t: Tensor
     ) -> CleanEstimate:
         history = prefill.history
-        features = self.conditioning(history, action, length, t)
-        condition = self.condition(features)
+        condition = self.condition(self.conditioning(history, action, length, t))
         frames = (history.first, history.previous, history.current, noisy)
         video = torch.stack([_side_by_side(frame) for frame in frames], dim=2)
         times = torch.cat([t.new_zeros(len(t), 3 * self.tokens), t[:, None].expand(-1, self.tokens)], dim=1)
@@ -109,7 +108,7 @@ class WanWorldModel(FlowWorldModel[HistoryPrefill]):
         velocity = velocity.unflatten(3, (self.cameras, -1)).permute(0, 3, 1, 2, 4)
         clean = noisy - t[:, None, None, None, None] * velocity
         pooled = torch.cat([clean.mean((3, 4)).flatten(1), condition], dim=1)
-        return self.read_out(clean, pooled, history, self.expected_change(features))
+        return self.read_out(clean, pooled, history, self.expected_change(history, action, length))
 
 
 def _side_by_side(latent: Float[Tensor, "B cameras C h w"]) -> Float[Tensor, "B C h cameras_w"]:
