@@ -243,6 +243,23 @@ def test_an_episode_may_end_while_the_operator_decides_to_take_over(tmp_path: Pa
     assert [(episode["corrected"], episode["success"]) for episode in done] == [(False, False)] * 2
 
 
+def test_who_waits_for_a_slow_command_of_their_own_keeps_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arm comes to rest before an episode begins, and some simulators take seconds for it."""
+    with server(tmp_path, lost_person_s=1.5, stale_input_s=1.0) as running:
+        env, (origin, cookie) = running.robot.session.env, open_session(running.invite("Anna"))
+        reset = env.reset
+        monkeypatch.setattr(env, "reset", lambda *ids, start: (time.sleep(2.0), reset(*ids, start=start)))
+        with open_control(origin, cookie) as socket:
+            socket.send(json.dumps({"type": "acquire"}))
+            token = wait_for(socket, "lease")["token"]
+            socket.send(json.dumps({"type": "do", "token": token, "what": "next"}))
+            while (shown := wait_for(socket, "state"))["episode"] == 1:
+                pass
+            assert shown["you_hold"]
+
+
 def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
     with server(tmp_path, show_expert=True, wait_for_input=True, pace=20.0) as one:
         with ScriptedOperator(one.invite("script"), TakeOverAfter(steps=6)) as operator:
