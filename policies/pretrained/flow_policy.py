@@ -251,7 +251,7 @@ class FlowVLA(DenoisedChunks[VLAContext]):
     def predict(self, context: VLAContext) -> Predict:
         """The expert computes in the precision of the run alone: in bfloat16, log-probs of a chunk depend on
         the shape of the batch by half a nat (pi0 at full size on a GPU)."""
-        with self.autocast():
+        with self.autocast(self.precision):
             velocity = self.network.bind(context.cache, self._pad(self.normalizer.normalize_state(context.state)))
 
         def predict(x_t: Tensor, t: Tensor) -> Prediction:

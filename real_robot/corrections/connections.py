@@ -190,7 +190,10 @@ class Client:
             """In the robot's thread, so that the lease cannot end between the check and what it allows."""
             if not self._robot.lease.renew(self.id, message.token):
                 raise Refused(NOT_YOURS)
-            actions[message.what]()
+            try:
+                actions[message.what]()
+            finally:  # meanwhile this connection's signs of life were not read
+                self._robot.lease.renew(self.id, message.token)
 
         await self._run(do)
 

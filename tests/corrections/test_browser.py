@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute
 
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore, Selection
@@ -223,6 +224,43 @@ def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[.
     assert "The arm holds" in wait_for_mode(page, "hold")
     page.keyboard.press("b")
     wait_for_mode(page, "policy")
+
+
+def test_what_is_pressed_without_a_connection_is_not_done_later(
+    open_page: Callable[..., Page], running: CorrectionServer
+) -> None:
+    page = open_page("Lena")
+    sockets: list[WebSocketRoute] = []
+
+    def route(socket: WebSocketRoute) -> None:
+        sockets.append(socket)
+        socket.connect_to_server()
+
+    page.route_web_socket("**/ws/control", route)
+    page.reload()
+    page.wait_for_selector("#camera-0")
+    next_episode(page)
+    page.keyboard.press("p")
+    wait_for_mode(page, "hold")
+    sockets[-1].close()
+    wait_until(page, "document.getElementById('problem').textContent.includes('is lost')")
+    page.keyboard.press("b")
+    wait_until(page, "document.getElementById('problem').textContent === ''")
+    before = len((running.folder / "audit.jsonl").read_text().splitlines())
+    page.keyboard.press("3")
+    wait_for_mode(page, "ended")
+    events = [json.loads(line) for line in (running.folder / "audit.jsonl").read_text().splitlines()[before:]]
+    assert [event["event"] for event in events if event["person"] == "Lena"] == ["controls the robot", "labelled"]
+
+
+def test_two_commands_before_the_lease_is_granted_are_both_done(open_page: Callable[..., Page]) -> None:
+    page = open_page("Zoe")
+    next_episode(page)
+    page.keyboard.press("Escape")
+    wait_until(page, "document.getElementById('holder').textContent === 'Nobody controls the robot'")
+    page.evaluate("() => ['take_over', 'pause'].forEach((id) => document.getElementById(id).click())")
+    assert "paused" in wait_for_mode(page, "hold")
+    assert page.text_content("#problem") == ""
 
 
 def test_a_hidden_tab_holds_the_arm_at_once(open_page: Callable[..., Page], running: CorrectionServer):

@@ -17,12 +17,18 @@ from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info, save_bundle
 from policies.device import select_device
 from policies.policy import RobotSpec
+from policies.pretrained.context import VLAContext
+from policies.pretrained.storage import StorageConfig
+from policies.registry import build_policy
+from policies.residual.conditioned import conditioned
 from policies.residual.policy import ResidualPolicy
 from real_robot.corrections.training import LEARNING, sorted_rounds
 from real_robot.serving.registry import load_backend
 from sims.errors import UserError
+from sims.vector_env import Observation
 from tests.corrections.killed_learner import kill_in_its_first_round
 from tests.episodes.episode_examples import make_episode
+from tests.policies.pretrained.toy import PI0
 from tests.real_robot.small_policies import small_policy
 from vla_rl.cli import main as cli
 from vla_rl.config.corrections import CorrectionsConfig
@@ -137,6 +143,38 @@ def test_the_return_behind_a_hand_back_is_unknown_and_a_time_limit_s_is_not(tmp_
     by = {one: windows.return_to_go[windows.actor == one] for one in (HUMAN, POLICY)}
     assert len(by[HUMAN]) and by[HUMAN].isneginf().any()
     assert (by[POLICY] == 0).any()
+
+
+def test_a_failure_that_a_person_judged_is_known_although_the_environment_did_not_end_it(tmp_path: Path) -> None:
+    """As on an arm, where nothing but a person says how an episode ended; an aborted one stays unknown."""
+    folder_of(tmp_path, episodes=0)
+    never = np.zeros(STEPS, dtype=bool)
+    with EpisodeStore(tmp_path / EPISODES, create=True) as store:
+        (id,) = [store.add(driven_to_the_end(terminated=never, truncated=never, success=never))]
+        store.label(id, "outcome", "abort", author="anna")
+    aborted = replays(tmp_path, [id])
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(id, "success", False, author="anna")
+    judged = replays(tmp_path, [id])
+    for made, known in ((aborted, False), (judged, True)):
+        windows = made.own.windows(made.own._starts, chunks=1, returns=True)
+        assert windows.return_to_go is not None and len(windows.return_to_go)
+        assert (windows.return_to_go == (0.0 if known else -torch.inf)).all()
+        assert (windows.discount > 0).all()  # nothing ended the task
+    assert judged.digest != aborted.digest
+
+
+@pytest.mark.parametrize(("host_gb", "kept"), [(0.0, Observation), (1.0, VLAContext)])
+def test_prefixes_that_do_not_fit_are_encoded_again(tmp_path: Path, host_gb: float, kept: type) -> None:
+    """Of pi0, whose cache of one observation has 10 MB at full size."""
+    ids = folder_of(tmp_path, episodes=1)
+    storage = StorageConfig(device_gb=0.0, host_gb=host_gb)
+    policy = conditioned(build_policy(replace(PI0, chunk_size=8, storage=storage), ROBOT), guidance=1.0)
+    save_bundle(policy, tmp_path / BUNDLE)
+    made = replays(tmp_path, ids)
+    for one in (made.own, made.demonstrations):
+        assert isinstance(one.entries().inputs, kept)
+        policy.restore(one.windows(one._starts, chunks=1).inputs)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,7 +5,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
+from sims.vector_env import StartState
 from tests.corrections.small_server import SIM, server
 from tests.episodes.episode_examples import make_episode
 
@@ -241,6 +242,28 @@ def test_an_episode_may_end_while_the_operator_decides_to_take_over(tmp_path: Pa
         with ScriptedOperator(one.invite("script"), decide) as operator:
             done = operator.correct(2)
     assert [(episode["corrected"], episode["success"]) for episode in done] == [(False, False)] * 2
+
+
+def test_who_waits_for_a_slow_command_of_their_own_keeps_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An arm comes to rest before an episode begins, and some simulators take seconds for it."""
+    with server(tmp_path, lost_person_s=1.5, stale_input_s=1.0) as running:
+        env, (origin, cookie) = running.robot.session.env, open_session(running.invite("Anna"))
+        reset = env.reset
+
+        def slow_reset(*env_ids: Sequence[int], start: Sequence[StartState]) -> None:
+            time.sleep(2.0)
+            reset(*env_ids, start=start)
+
+        monkeypatch.setattr(env, "reset", slow_reset)
+        with open_control(origin, cookie) as socket:
+            socket.send(json.dumps({"type": "acquire"}))
+            token = wait_for(socket, "lease")["token"]
+            socket.send(json.dumps({"type": "do", "token": token, "what": "next"}))
+            while (shown := wait_for(socket, "state"))["episode"] == 1:
+                pass
+            assert shown["you_hold"]
 
 
 def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):

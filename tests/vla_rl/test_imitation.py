@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,13 @@ from policies.compact_encoder import CompactEncoderConfig
 from policies.denoising.action_expert import ActionExpertConfig
 from policies.denoising.policy import DenoisingPolicy, DenoisingPolicyConfig
 from policies.policy import RobotSpec
+from policies.pretrained.flow_policy import cache_bytes
+from policies.pretrained.pi0.policy import Pi0
+from policies.pretrained.storage import GB, StorageConfig
 from sims.errors import UserError
 from sims.starts import StartSequence
 from tests.policies.encoding import encode
+from tests.policies.pretrained.toy import PI0
 from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig, bc_loss, encoded_bc_loss
 from vla_rl.algorithms.encoded_windows import EncodedWindows
@@ -201,6 +206,18 @@ def test_a_policy_that_is_frozen_whole_is_an_error(tmp_path: Path) -> None:
 def test_a_frozen_expert_leaves_observations_to_be_encoded(tmp_path: Path) -> None:
     bc = imitation(demonstrations(tmp_path / "store", observe_every=2), BCConfig(batch_size=8, frozen=("expert",)))
     assert isinstance(bc.samplers[0], WindowSampler)
+    assert bc.update()["bc_loss"] > 0
+
+
+@pytest.mark.parametrize(("fit", "kept"), [(1.5, WindowSampler), (2.5, EncodedWindows)])
+def test_encodings_of_all_stores_together_must_fit(tmp_path: Path, fit: float, kept: type) -> None:
+    """``fit``: how often the encodings of one of two stores do."""
+    store, robot = demonstrations(tmp_path / "store", observe_every=2), RobotSpec.of(PointEnv(num_envs=1).spec)
+    samplers = [WindowSampler(store, action_horizon=12, batch_size=4, seed=0) for _ in range(2)]
+    record = cache_bytes(PI0, cameras=len(robot.cameras), precision="float32")
+    storage = StorageConfig(device_gb=fit * len(samplers[0]) * record / GB, host_gb=0.0)
+    bc = BC(Pi0(replace(PI0, storage=storage), robot), BCConfig(frozen=("encoder",)), samplers, seed=0)
+    assert [type(sampler) for sampler in bc.samplers] == [kept, kept]
     assert bc.update()["bc_loss"] > 0
 
 

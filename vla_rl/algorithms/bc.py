@@ -103,7 +103,7 @@ class BC:
                 weigh_by_progress(sampler, model)
         self.samplers: Sequence[WindowSampler | EncodedWindows] = samplers
         self.shards: GradientShards[Any]
-        if encodings_are_constant(policy, samplers[0]):
+        if encodings_are_constant(policy, samplers):
             self.samplers = [EncodedWindows(sampler, policy) for sampler in samplers]
             self.shards = GradientShards(policy, partial(encoded_bc_loss, loss=loss), count=config.shards)
         else:

@@ -5,6 +5,7 @@ Many updates then cost one encoding of each observation; the encodings of all wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +39,15 @@ def encode_windows(policy: Policy, sampler: WindowSampler, indices: np.ndarray) 
     return EncodedBatch(inputs=policy.store(context), targets=batch.targets)
 
 
-def encodings_are_constant(policy: Policy, sampler: WindowSampler) -> bool:
-    """Whether something is frozen, and what the policy stores are therefore encodings and not observations."""
+def encodings_are_constant(policy: Policy, samplers: Sequence[WindowSampler]) -> bool:
+    """Whether something is frozen, and what the policy stores are therefore encodings and not observations.
+
+    The windows of all ``samplers`` are to be kept together.
+    """
     if all(parameter.requires_grad for group in policy.parameter_groups().values() for parameter in group):
         return False
-    policy.plan_storage(len(sampler))
-    record = encode_windows(policy, sampler, np.arange(1)).inputs
+    policy.plan_storage(sum(map(len, samplers)))
+    record = encode_windows(policy, samplers[0], np.arange(1)).inputs
     with torch.enable_grad():
         trained = any(tensor.requires_grad for tensor in policy.restore(record).tensors())
     return not trained and not isinstance(record, Observation)

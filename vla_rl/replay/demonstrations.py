@@ -110,14 +110,18 @@ def demonstrated(walk: Walk) -> Walk:
     )
 
 
-def with_outcome(episode: Episode, success: bool) -> Episode:
-    """With the reward of its outcome as it is labelled now: 1 at the end of a success, which ends the task, else 0."""
+def with_outcome(episode: Episode, success: bool, *, judged: bool) -> Episode:
+    """With the reward of its outcome as it is labelled now: 1 at the end of a success, which ends the task, else 0.
+
+    ``judged``: somebody said so. A failure is then known where the environment did not end the episode, too (on an arm
+    it never does): its return is 0, and as behind a time limit the value of its last observation still counts.
+    """
     last = np.arange(episode.num_steps) == episode.num_steps - 1
     return replace(
         episode,
         reward=(last & success).astype(np.float32),
         terminated=(episode.terminated | success) & last,
-        truncated=episode.truncated & (not success),
+        truncated=(episode.truncated | (last & judged)) & (not success),
     )
 
 
@@ -129,7 +133,7 @@ def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
     episode = store.read(entry.id)
     labelled = SUCCESS in store.labels(entry.id)
     if labelled or (episode.succeeded and not episode.reward.any()):
-        return with_outcome(episode, entry.success if labelled else True)
+        return with_outcome(episode, entry.success if labelled else True, judged=labelled)
     return episode
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from episodes.overlays import SUCCESS
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, save_bundle
 from policies.policy import Policy, set_frozen
@@ -66,6 +67,7 @@ def correction_replays(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
             "action horizon, or to the end of an episode"
         )
+    policy.plan_storage(sum(map(len, [*own, *chosen])))
     example = stored_example(policy)
 
     def replay(found: Sequence[Walk], name: str) -> Replay:
@@ -79,8 +81,9 @@ def correction_replays(
 def _walks(path: Path, where: Selection, policy: Policy, gamma: float, digest: hashlib._Hash) -> Iterator[Walk]:
     with EpisodeStore(path) as store:
         for entry in store.select(where):
-            digest.update(f"{entry.id}{entry.span or ''}{entry.success}".encode())
-            episode = with_outcome(store.read(entry.id), entry.success)
+            judged = SUCCESS in store.labels(entry.id)
+            digest.update(f"{entry.id}{entry.span or ''}{entry.success}{judged}".encode())
+            episode = with_outcome(store.read(entry.id), entry.success, judged=judged)
             yield from walks(episode, action_horizon=policy.spec.action_horizon, gamma=gamma)
 
 

@@ -75,7 +75,7 @@ def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experimen
     )
     loss = TeacherLoss(teacher=teacher)
     with closing(BC(student, settings, [sampler], seed=experiment.seed, loss=loss)) as fit:
-        if not encodings_are_constant(student, sampler):
+        if not encodings_are_constant(student, [sampler]):
             raise UserError(
                 f"distillation.fit.frozen must name what encodes observations (encoder), since the teacher acts from "
                 f"the student's encoding; got {list(settings.frozen)}"

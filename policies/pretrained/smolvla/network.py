@@ -135,7 +135,7 @@ class SmolVLANetwork(FlowNetwork):
     def bind(self, cache: PrefixCache, state: Float[Tensor, "B padded"]) -> Predict:
         valid = F.pad(cache.valid, (0, 1), value=True)
         _, own = self.language(
-            self.state_proj(state).unsqueeze(1),
+            self.state_proj(state).unsqueeze(1).to(cache.keys_values.dtype),
             mask=valid[:, None, None],
             positions=cache.valid.sum(1, keepdim=True),
             past=cache.keys_values,

@@ -12,6 +12,7 @@ from policies.denoising.kernels import FlowSDEConfig
 from policies.policy import Policy, set_frozen
 from policies.pretrained.flow_policy import cache_bytes
 from policies.pretrained.lora import LoRAConfig
+from policies.pretrained.smolvla.network import CrossAttention
 from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation
@@ -46,6 +47,17 @@ def test_log_probs_are_the_same_wherever_the_prefix_was_kept(name: str, where: A
     assert isinstance(record, Observation) == (where == "recompute")
     log_prob = policy.log_prob(policy.restore(record), sample.trace)
     assert (log_prob - sample.log_prob).abs().max() <= 1e-5
+
+
+def test_what_smolvlas_expert_makes_of_a_bfloat16_prefix_is_float32() -> None:
+    policy, seen = made("smolvla", prefix_precision="bfloat16"), list[torch.dtype]()
+    for module in policy.modules():
+        if isinstance(module, CrossAttention):
+            module.k_proj.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    context = encode(policy, observe(3))
+    assert context.cache.keys_values.dtype == torch.bfloat16
+    policy.sample(context, generator())
+    assert set(seen) == {torch.float32}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ export class Connection {
   private socket: WebSocket | null = null;
   private token: number | null = null;
   private waiting: (() => void)[] = []; // commands for when the lease is granted
+  private asked = false; // for the lease: once, since each grant ends the one before
 
   constructor(private readonly listener: Listener) {
     this.open();
@@ -23,12 +24,14 @@ export class Connection {
     return this.token !== null;
   }
 
-  /** Ask for the lease if it is not held, then send the command. */
+  /** Ask for the lease if it is not held, then send the command; without a connection it is dropped. */
   command(what: Command, more: { step?: number; text?: string } = {}): void {
     const send = () => this.send({ type: "do", token: this.token, what, ...more });
     if (this.holds) return send();
+    if (this.socket?.readyState !== WebSocket.OPEN) return;
     this.waiting.push(send);
-    this.send({ type: "acquire" });
+    if (!this.asked) this.send({ type: "acquire" });
+    this.asked = true;
   }
 
   input(devices: Devices): void {
@@ -36,6 +39,7 @@ export class Connection {
   }
 
   release(reason: string): void {
+    this.waiting = [];
     if (!this.holds) return;
     this.token = null;
     this.send({ type: "release", reason });
@@ -52,6 +56,8 @@ export class Connection {
     socket.onopen = () => this.listener.problem("");
     socket.onclose = (event) => {
       this.token = null;
+      this.waiting = []; // what is pressed now is not meant for the robot of later
+      this.asked = false;
       if (event.code === NO_SESSION) return this.listener.problem("The session has ended. Open a new address.");
       this.listener.problem("The connection to the robot is lost. Connecting again.");
       setTimeout(() => this.open(), RECONNECT_MS);
@@ -64,9 +70,12 @@ export class Connection {
       this.listener.state(message);
     } else if (message.type === "lease") {
       this.token = message.token;
+      this.asked = false;
+      if (this.waiting.length === 0) return this.release("let go");
       this.waiting.splice(0).forEach((send) => send());
     } else {
       this.waiting = [];
+      this.asked = false;
       if (message.reason.includes("control")) this.token = null;
       this.listener.problem(message.reason);
     }
