@@ -238,6 +238,7 @@ class Libero:
             if oldest in self._cameras:
                 self._cameras.pop(oldest).close()
             self._observed.pop(oldest)
+            self._randomized.pop(oldest)
             self._envs.pop(oldest).close()
         from libero.libero.envs.env_wrapper import ControlEnv
 

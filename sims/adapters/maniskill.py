@@ -44,6 +44,7 @@ class ManiSkillConfig:
     build a new scene at every reset, for tasks that then choose their objects (physx_cpu). ``reset_each_env``
     (physx_cuda): reset environments one by one, so that a start depends on its seed alone; otherwise one call resets
     all of them and a start depends on which others are reset with it. ``max_steps``: by default the task's own.
+    ``latency``: with physx_cpu alone.
     """
 
     name: Literal["maniskill"] = "maniskill"
@@ -61,6 +62,11 @@ class ManiSkillConfig:
     num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def __post_init__(self) -> None:
+        for name, given in (("latency", self.latency.most > 0), ("reconfigure", self.reconfigure)):
+            if given and self.backend == "physx_cuda":
+                raise ValueError(f"{name} works with backend physx_cpu alone, got backend physx_cuda; leave it out")
 
 
 class ManiSkill:

@@ -33,8 +33,8 @@ class ManiSkillGPU:
     """An environment that has finished is still simulated; before it is observed it returns to its last state.
 
     Only ``observe`` renders, and a step waits for nothing on the device.
-    A snapshot is [elapsed, ManiSkill's own state]. GPU physics is not reproducible bit by bit: a restored environment
-    has the same positions and velocities but may continue slightly differently.
+    A snapshot is what ``FinishedEnvs.captured`` gives and ManiSkill's own state. GPU physics is not reproducible bit by
+    bit: a restored environment has the same positions and velocities but may continue slightly differently.
     """
 
     def __init__(self, config: ManiSkillConfig) -> None:

@@ -96,12 +96,19 @@ class Robosuite:
     def reset(self, *, task: int, seed: int) -> None:
         self._env.rng.bit_generator.state = np.random.default_rng(seed32(seed)).bit_generator.state
         np.random.seed(seed32(seed))
+        self._randomize(seed)  # before: the reset computes where cameras are, and controllers read the masses
         self._observation = self._env.reset()
-        if not self.config.randomization.is_none:
-            model = self._env.sim.model._model
-            if self._randomized is None or self._randomized.model is not model:
-                self._randomized = RandomizedModel(model, self.config.randomization)
-            self._randomized.draw(seed)
+        if self.config.reload:  # the model is another one now
+            self._randomize(seed)
+            self._env.sim.forward()
+
+    def _randomize(self, seed: int) -> None:
+        if self.config.randomization.is_none:
+            return
+        model = self._env.sim.model._model
+        if self._randomized is None or self._randomized.model is not model:
+            self._randomized = RandomizedModel(model, self.config.randomization)
+        self._randomized.draw(seed)
 
     def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)

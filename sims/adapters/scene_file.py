@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,10 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
     for name, limits in bodies.items():
         if len(limits) != 3:
             raise UserError(f"{path}: vary.{name} must be three numbers, x [m], y [m], yaw [rad], or one of a joint")
+    control_hz, hold_steps = float(document.get("control_hz", 20)), int(document.get("hold_steps", 5))
+    if hold_steps < 1 or not 0 < control_hz < math.inf:
+        got = f"{hold_steps}, {control_hz:g}"
+        raise UserError(f"{path}: hold_steps must be at least 1 and control_hz above 0, got {got}")
     return SceneFile(
         model=path.parent / str(document["model"]),
         action={str(k): None if v == "range" else float(v) for k, v in document["action"].items()},
@@ -99,14 +104,16 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
         vary={body: (float(x), float(y), float(yaw)) for body, (x, y, yaw) in bodies.items()},
         vary_joints={name: float(limit) for name, limit in varied.items() if name not in bodies},
         start=document.get("start"),
-        control_hz=float(document.get("control_hz", 20)),
-        hold_steps=int(document.get("hold_steps", 5)),
+        control_hz=control_hz,
+        hold_steps=hold_steps,
     )
 
 
 def _task(path: Path, task: Mapping[str, Any]) -> SceneTask:
     for key in task:
         check_name(f"{path}: unknown key of a task", str(key), {"instruction", "goal"})
+    if not task["goal"]:  # it would hold at once
+        raise UserError(f"{path}: the goal of the task {str(task['instruction'])!r} needs at least one condition")
     return SceneTask(instruction=str(task["instruction"]), goal=tuple(_condition(path, one) for one in task["goal"]))
 
 

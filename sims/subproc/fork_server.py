@@ -40,6 +40,7 @@ def serve(control_fd: int, simulator: SimulatorClass, config: Any) -> tuple[int,
     Returns in a worker: its socket, and the environment that ``preload`` has made.
     """
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the trainer asks for a stack trace before it kills a process that hangs
     preloaded, refusal = (None, "") if IMPORT_LATER in sys.argv else _preload(simulator, config)
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()

@@ -42,6 +42,7 @@ class ForkServer:
     ) -> None:
         code, packages = bootstrap(simulator, FORK_WORKERS)
         self._start_timeout_s = config.workers.start_timeout_s
+        self._silent_s = 0.0  # how long it gave no answer before it was killed for that
         self._stderr = anonymous_file("stderr")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -100,11 +101,16 @@ class ForkServer:
         """The answer; None if the server has ended, or gave no answer for ``timeout_s`` and was killed."""
         if self.ended:
             return None
+        timeout_s *= crowding()
         self._control.settimeout(timeout_s)
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
             line = self._control.recv(1 << 16)
-        except (TimeoutError, BrokenPipeError, ConnectionResetError):
+        except TimeoutError:
+            self._silent_s, line = timeout_s, b""
+            self._process.send_signal(signal.SIGUSR1)  # it writes a stack trace to its standard error
+            time.sleep(0.1)
+        except (BrokenPipeError, ConnectionResetError):
             line = b""
         if not line:
             self._process.kill()
@@ -114,7 +120,15 @@ class ForkServer:
         return answer
 
     def _lost(self) -> str:
-        return f"the process that workers are forked from {how_it_ended(self._process.wait())}"
+        ended = how_it_ended(self._process.wait())
+        if self._silent_s:
+            ended = f"did not answer for {self._silent_s:g} s and was killed"
+        return f"the process that workers are forked from {ended}"
+
+
+def crowding() -> float:
+    """How many processes wait for each core, at least 1: a worker on a loaded machine takes that much longer."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def has_ended(pid: int) -> bool:

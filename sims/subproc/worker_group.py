@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from sims.errors import UserError
+from sims.subproc.fork_server_process import crowding
 from sims.subproc.latency import Latency
 from sims.subproc.shared_memory import SharedMemory
 from sims.subproc.single_env import SimulatorClass
@@ -145,7 +145,7 @@ class WorkerGroup:
         # Wait for the last one first: the others have mostly finished when it answers, so that this process wakes up
         # once instead of once per environment, which would take a core from a worker each time.
         pending = list(env_ids)
-        timeout_s *= _crowding()
+        timeout_s *= crowding()
         poll_s = min(1.0, timeout_s / 4)
         # env_id -> its progress, and the seconds waited without any since. Waiting times are summed instead of read
         # from a clock, so that pausing the whole run (SIGSTOP, a scheduler) does not count.
@@ -207,8 +207,3 @@ class WorkerGroup:
         if not self._started or self._consecutive_failures[env_id] > self.config.workers.max_failures_in_a_row:
             raise SimulatorFailure(f"{failed}, failure {self._consecutive_failures[env_id]} in a row. {log_tail}")
         log.warning("%s; it was replaced and its chunk is invalid. %s", failed, log_tail)
-
-
-def _crowding() -> float:
-    """How many processes wait for each core, at least 1: a worker on a loaded machine takes that much longer."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))

@@ -16,6 +16,7 @@ from sims.adapters.metaworld import Metaworld, MetaworldConfig
 from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
 from sims.install import interpreter
+from sims.mujoco.randomization import MujocoRandomization
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import VectorEnv
@@ -26,6 +27,7 @@ from tests.sims.counting import Counting, CountingConfig
 from tests.worlds import ChainEnv
 
 SMALL = (32, 48)
+RANDOMIZED = MujocoRandomization(light=0.2, color=0.2, camera_m=0.05, friction=0.1, mass=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,9 @@ def _metaworld(max_steps: int) -> VectorEnv:
 
 def _robosuite(task: str) -> Callable[[int], VectorEnv]:
     def make(max_steps: int) -> VectorEnv:
-        config = RobosuiteConfig(task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps)
+        config = RobosuiteConfig(
+            task=task, image_size=SMALL, num_envs=NUM_ENVS, max_steps=max_steps, randomization=RANDOMIZED
+        )
         return SubprocVectorEnv(config, Robosuite)
 
     return make

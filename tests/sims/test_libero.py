@@ -83,15 +83,36 @@ def test_spec_has_the_protocol() -> None:
         env.close()
 
 
-def beside_the_original(tasks: Sequence[str]) -> list[dict[str, Any]]:
+def output_of(*arguments: str) -> str:
+    """What a program in LIBERO's interpreter prints."""
     python = interpreter("libero")
     assert python is not None
     root = Path(libero_and_original.__file__).parents[2]
     variables = os.environ | {"PYTHONPATH": str(root), "MUJOCO_GL": "egl", "OMP_NUM_THREADS": "1"}
-    command = [python, "-m", libero_and_original.__name__, *tasks]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=variables, check=False)
+    done = subprocess.run([python, *arguments], capture_output=True, text=True, cwd=root, env=variables, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+MODEL_OF_A_TASK_THAT_IS_NOT_KEPT = """
+import gc, weakref
+from sims.adapters.libero import Libero, LiberoConfig
+env = Libero(LiberoConfig(tasks=(0, 1), cameras=(), kept_tasks=1))
+model = weakref.ref(env._env.sim.model._model)
+assert model() is not None
+env.reset(task=1, seed=100)
+gc.collect()
+print("freed" if model() is None else "kept")
+"""
+
+
+@installed
+def test_a_task_that_is_not_kept_frees_its_model() -> None:
+    assert output_of("-c", MODEL_OF_A_TASK_THAT_IS_NOT_KEPT).split()[-1] == "freed"
+
+
+def beside_the_original(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output_of("-m", libero_and_original.__name__, *tasks).splitlines()]
 
 
 def check_beside_the_original(tasks: Sequence[str]) -> None:

@@ -85,6 +85,9 @@ def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() 
         ("within: 0.05}]\n  - ", "below: 0.05}]\n  - ", r"unknown key of 'near' 'below'"),
         ("model: two_arms.xml", "model: none.xml", r"MuJoCo cannot load"),
         ("[0.03, 0.02, 0.3]", "[0.03]", r"vary.cube must be three numbers"),
+        ("control_hz: 20", "hold_steps: 0", r"hold_steps must be at least 1 and control_hz above 0, got 0, 20"),
+        ("control_hz: 20", "control_hz: 0", r"hold_steps must be at least 1 and control_hz above 0, got 5, 0"),
+        ("goal: [{near: [cube, right_goal], within: 0.05}]", "goal: []", r"needs at least one condition"),
     ],
 )
 def test_a_wrong_scene_is_one_message(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -20,6 +20,7 @@ from sims.errors import UserError
 from sims.subproc.fork_server_process import has_ended
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
+from sims.subproc.worker_group import SimulatorFailure
 from sims.vector_env import StartState
 from sims.verification.conformance import WithoutAdvance
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig
@@ -305,6 +306,12 @@ def test_modules_that_start_threads_are_imported_in_each_worker() -> None:
         assert env.spec.fingerprint["preloaded"] == ""
         env.reset(start=starts(1))
         assert env.step(UP[None]).valid.all()
+
+
+def test_a_simulator_that_hangs_while_it_is_loaded_is_named() -> None:
+    config = CountingConfig(preload=("tests.sims.module_that_hangs",), workers=WorkerConfig(start_timeout_s=2.0))
+    with pytest.raises(SimulatorFailure, match=r"(?s)did not answer for .* s and was killed.*module_that_hangs.py"):
+        SubprocVectorEnv(config, Counting)
 
 
 def test_workers_are_forked_again_after_the_fork_server_was_killed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mujoco
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sims.adapters.maniskill import ManiSkillConfig
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.subproc.latency import Latency, draw_latency
 from sims.subproc.vector_env import SubprocVectorEnv
@@ -77,6 +80,13 @@ def test_latency_delays_every_action() -> None:
         assert float(env.observe().state[0, 0]) - at == pytest.approx(6.0, abs=1e-5)
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("setting", [{"latency": Latency(most=2)}, {"reconfigure": True}])
+def test_what_maniskill_cannot_do_on_a_gpu_is_refused(setting: dict[str, Any]) -> None:
+    ManiSkillConfig(backend="physx_cpu", **setting)
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} works with backend physx_cpu alone"):
+        ManiSkillConfig(backend="physx_cuda", **setting)
 
 
 def test_latency_covers_its_range() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import math
 import subprocess
 import sys
 
@@ -11,10 +12,10 @@ import pytest
 import torch
 
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.tabletop.layout import Layout, sample_layout
+from sims.tabletop.layout import PEG_QPOS, Layout, sample_layout
 from sims.tabletop.placement import AREA, CABINET_AREA, inside
 from sims.tabletop.render import choose_gl
-from sims.tabletop.scene import MOCAP, PEG_HALF
+from sims.tabletop.scene import HOLE_HEIGHT, MOCAP, PEG_HALF
 from sims.tabletop.scene_state import of_candidate
 from sims.tabletop.task import HOLD_STEPS, SPLITS, check_task
 from sims.tabletop.tasks.registry import TASKS
@@ -269,6 +270,23 @@ def test_what_is_put_somewhere_must_be_let_go(name):
         behind = of_candidate(scene.blocks, env.candidate // 2)[:, :3] - torch.tensor([0.035, 0.0, 0.0])
         gripping = dataclasses.replace(scene, end_effector=behind)
     assert not check_task(TASKS[name], gripping, env.candidate)[0].any()
+    env.close()
+
+
+def test_a_peg_that_lies_on_its_hole_is_not_in_it():
+    env = make(4, tasks=("insert_peg",))
+    env.reset(start=starts(4, ("insert_peg",)))
+    hole = of_candidate(env.scene.fixtures[:, 3:5], env.candidate).numpy()
+    half = hole[:, 3] / 2
+    lying = np.stack([np.cos(half), -np.sin(half), np.cos(half), np.sin(half)], axis=1) / math.sqrt(2)
+    captured = env.capture()
+    for i, state in enumerate(captured):
+        state.snapshot[1:][PEG_QPOS] = [*hole[i, :2], HOLE_HEIGHT + PEG_HALF[0], *lying[i]]
+    env.reset(start=captured)
+    for _ in range(2 * HOLD_STEPS):
+        step = env.step(torch.tensor([0.0] * 6 + [-1.0]).expand(4, 7))
+    assert (env.scene.peg[:, 2] < PEG_HALF[2] + 0.005).all()  # its center is as low as that of a peg in the hole
+    assert not step.terminated.any()
     env.close()
 
 

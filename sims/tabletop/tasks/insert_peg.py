@@ -29,8 +29,10 @@ def place(rng: np.random.Generator, ood: bool) -> Placement:
 
 def achieved(scene: SceneState) -> Tensor:
     centered = gap(scene.peg[:, None, :2], scene.holes[..., :2]) < 0.014
+    upright = 1 - 2 * scene.peg[:, 4:6].square().sum(-1)  # cosine of the tilt
+    lower_end = scene.peg[:, 2] - PEG_HALF[2] * upright.abs()  # a peg that lies on the hole has its center as low
     released = (scene.fingers > PEG_HALF[0] + 0.006).all(-1, keepdim=True)
-    return centered & (scene.peg[:, None, 2] - PEG_HALF[2] < 0.015) & released
+    return centered & (lower_end < 0.015)[:, None] & released
 
 
 def progress(scene: SceneState) -> Tensor:
