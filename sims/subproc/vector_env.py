@@ -47,6 +47,7 @@ class SubprocVectorEnv:
         single = self._memory.spec
         self.spec = _vector_spec(single, n)
         self._task_instructions = encode_instructions(single.tasks)
+        self._demonstrates = self._group.workers[0].demonstrates  # a worker that replaces it has not said so at once
         self._starts = [StartState(task=0, seed=0)] * n
         self._instructions = self._task_instructions[[0] * n]  # handed out without a copy: replaced, never changed
         self._all_ids = list(range(n))
@@ -129,7 +130,7 @@ class SubprocVectorEnv:
 
     def expert(self, *, noise: float, seed: int) -> PoolExpert:
         """The simulator's own scripted expert. UserError if it has none."""
-        if not self._group.workers[0].demonstrates:
+        if not self._demonstrates:
             raise UserError(
                 f"{self.spec.name} comes without a scripted demonstrator. Record or import demonstrations and name "
                 "their store in the configuration (start.store)."

@@ -1,5 +1,7 @@
 """Demonstrations: tasks at which the expert fails are given up."""
 
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
-from tests.sims.counting import Counting, CountingConfig, KilledOnce
+from sims.vector_env import Observation, StartState
+from tests.sims.counting import FAULT_SEED, Counting, CountingConfig, KilledOnce
 from tests.worlds import PointEnv, PointExpert
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, record_policy, run_expert
+from vla_rl.runners.evaluate import run_episodes
 
 
 class PartialExpert(PointExpert):
@@ -131,3 +135,33 @@ def test_a_crashed_simulator_is_no_attempt_of_the_expert(tmp_path: Path) -> None
     for episode in episodes:
         assert episode.succeeded
         assert episode.observation_steps.tolist() == [*range(0, episode.num_steps, 2), episode.num_steps]
+
+
+def test_a_start_that_always_crashes_the_simulator_ends_the_run(tmp_path: Path) -> None:
+    """Although other chunks are completed in between, which the pool takes for a simulator that works."""
+    with closing(SubprocVectorEnv(CountingConfig(fault="raise", goal=1e9), Counting)) as pool:
+        with pytest.raises(UserError, match=f"failed 4 times in the episode of task 0 with seed {FAULT_SEED + 9}"):
+            run_episodes(pool, StandStill(), [CRASHES])
+        recorder = RecordedEnv(pool, EpisodeStore(tmp_path, create=True), source="expert", split="train")
+        expert, starts = pool.expert(noise=0.0, seed=0), Crashing("demos", seed=0, num_tasks=1)
+        with pytest.raises(UserError, match="failed 4 times"):
+            run_expert(
+                recorder, expert, starts, Attempts(1), episodes=1, observe_every=2, on_recorded=lambda count: None
+            )
+
+
+CRASHES = StartState(task=0, seed=FAULT_SEED + 9)
+
+
+class Crashing(StartSequence):
+    def take(self, count: int) -> list[StartState]:
+        return [CRASHES] * count
+
+
+class StandStill:
+    """Chunks of four steps."""
+
+    def begin(self, rows: Sequence[int]) -> None: ...
+
+    def __call__(self, obs: Observation, rows: Sequence[int]) -> Tensor:
+        return torch.zeros(len(rows), 4, 2)

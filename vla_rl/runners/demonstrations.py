@@ -25,7 +25,7 @@ from sims.starts import StartSequence
 from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.evaluate import PolicyActor, run_episodes
+from vla_rl.runners.evaluate import PolicyActor, Restarts, run_episodes
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device
@@ -192,14 +192,14 @@ def run_expert(
     """Step the expert, observing every ``observe_every`` steps and at the end, until ``episodes`` are recorded.
 
     Fewer are recorded where a task that has a share of them is given up. An episode in which the environment fails is
-    no attempt: it starts again.
+    no attempt: it starts again. UserError where that goes on (``Restarts``).
     """
     num_envs = recorder.spec.num_envs
     env = ObserveEvery(recorder, every=observe_every)
     start_of = [StartState(task=0, seed=0)] * num_envs  # of the present episodes
     task = torch.zeros(num_envs, dtype=torch.int64)
     running = torch.zeros(num_envs, dtype=torch.bool)
-    reported = 0
+    reported, restarts = 0, Restarts()
     while recorder.recorded < episodes:
         idle = (~running).nonzero().flatten().tolist()
         count = min(len(idle), episodes - recorder.recorded - int(running.sum()))
@@ -217,7 +217,9 @@ def run_expert(
         with crossing("outcomes"):
             outcome = step.to(torch.device("cpu"))
         if failed := (running & ~outcome.valid).nonzero().flatten().tolist():
-            env.reset(failed, start=[start_of[env_id] for env_id in failed])
+            again = [start_of[env_id] for env_id in failed]
+            restarts.add(again)
+            env.reset(failed, start=again)
             env.observe(failed)
         ended = (outcome.terminated | outcome.truncated) & outcome.valid & running
         if ended.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,16 +81,36 @@ class EpisodeResults:
         return one(self.success) | {"per_task": per_task, "mean_steps": self.steps.float().mean().item()}
 
 
+class Restarts:
+    """How often each episode began again because the simulator failed: one that crashes it would do so for ever."""
+
+    LIMIT = 3
+
+    def __init__(self) -> None:
+        self._count = Counter[tuple[int, int]]()
+
+    def add(self, starts: Sequence[StartState]) -> None:
+        """These begin again. UserError if one of them has done so ``LIMIT`` times."""
+        for start in starts:
+            self._count[start.task, start.seed] += 1
+            if self._count[start.task, start.seed] > self.LIMIT:
+                raise UserError(
+                    f"the simulator failed {self.LIMIT + 1} times in the episode of task {start.task} with seed "
+                    f"{start.seed}; what it wrote is in the messages above"
+                )
+
+
 @torch.no_grad()
 def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> EpisodeResults:
     """Every start once; where an episode ends the next start begins, until none is left.
 
-    ``env`` has its tensors where ``act`` has them (``on_device``); the results are on the host.
+    An episode in which the simulator fails begins again; UserError where that goes on (``Restarts``). ``env`` has its
+    tensors where ``act`` has them (``on_device``); the results are on the host.
     """
     success = torch.zeros(len(starts), dtype=torch.bool)
     steps = torch.zeros(len(starts), dtype=torch.int64)
     episode = torch.full((env.spec.num_envs,), -1)
-    waiting = iter(range(len(starts)))
+    waiting, restarts = iter(range(len(starts))), Restarts()
 
     def begin(rows: Sequence[int]) -> None:
         pairs = list(zip(rows, waiting, strict=False))
@@ -118,7 +139,9 @@ def run_episodes(env: VectorEnv, act: Actor, starts: Sequence[StartState]) -> Ep
         failed = rows[~chunk.valid[rows]].tolist()
         if failed:  # the simulator failed: the episode starts again
             steps[episode[failed]] = 0
-            env.reset(failed, start=[starts[i] for i in episode[failed].tolist()])
+            again = [starts[i] for i in episode[failed].tolist()]
+            restarts.add(again)
+            env.reset(failed, start=again)
             act.begin(failed)
         begin(rows[(chunk.done & chunk.valid)[rows]].tolist())
     return EpisodeResults(success=success, task=torch.tensor([s.task for s in starts]), steps=steps)
