@@ -142,7 +142,7 @@ def _with_default_names(cls: type, tree: Any) -> Any:
             continue
         if "name" not in node and (section := default(field)) is not None and hasattr(section, "name"):
             node = {"name": section.name} | node
-        chosen = members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)
+        chosen = _variant(members, node)
         out[field.name] = _with_default_names(chosen, node) if chosen else node
     return out
 
@@ -156,7 +156,7 @@ def _with_owners_defaults(cls: type, tree: Any) -> Any:
         node, section = out.get(field.name), default(field)
         if not isinstance(node, dict) or not (members := variants(hints(cls)[field.name])):
             continue
-        chosen = members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)
+        chosen = _variant(members, node)
         if chosen is None:
             continue
         if type(section) is chosen:
@@ -164,3 +164,8 @@ def _with_owners_defaults(cls: type, tree: Any) -> Any:
             node = merge(chosen, {name: _plain_tree(value, Path()) for name, value in other.items()}, node)
         out[field.name] = _with_owners_defaults(chosen, node)
     return out
+
+
+def _variant(members: Mapping[Any, type], node: Mapping[str, Any]) -> type | None:
+    """Which of them the section names; None where it names none, and there are several."""
+    return members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)
