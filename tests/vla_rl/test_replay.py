@@ -245,7 +245,7 @@ def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None
         recorded_replay(shorter, [store.path], example, gamma=GAMMA, seed=0)
 
 
-def reacher() -> ResidualPolicy:
+def residual_that_reaches() -> ResidualPolicy:
     """Acts one control step at a time."""
     torch.manual_seed(0)
     base = GaussianPolicy(GaussianPolicyConfig(action_horizon=1), RobotSpec.of(ReachEnv(num_envs=1).spec))
@@ -273,7 +273,7 @@ def import_unrewarded(folder: Path, *, success: SuccessRule) -> EpisodeStore:
 
 def test_an_imported_demonstration_without_rewards_is_paid_for_its_success(tmp_path: Path) -> None:
     store = import_unrewarded(tmp_path, success="recorded")
-    held = held_by(reacher(), store.path).entries()
+    held = held_by(residual_that_reaches(), store.path).entries()
     assert held.reward.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert held.terminated.tolist() == [False, False, False, True]
 
@@ -283,9 +283,9 @@ def test_imported_episodes_of_which_nothing_tells_the_outcome_are_refused_until_
 ) -> None:
     store = import_unrewarded(tmp_path, success="none")
     with pytest.raises(UserError, match=r"no rewards and no success.*label them"):
-        held_by(reacher(), store.path)
+        held_by(residual_that_reaches(), store.path)
     store.label(store.select()[0].id, "success", True, author="me")
-    assert held_by(reacher(), store.path).entries().reward.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert held_by(residual_that_reaches(), store.path).entries().reward.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_a_labelled_episode_is_rewarded_by_its_label(tmp_path: Path) -> None:
@@ -301,9 +301,9 @@ def test_a_labelled_episode_is_rewarded_by_its_label(tmp_path: Path) -> None:
     first, second = store.select()
     assert first.success and second.success
     rewards = [[0.0] * (entry.steps - 1) + [1.0] for entry in (first, second)]
-    assert held_by(reacher(), tmp_path).entries().reward.tolist() == rewards[0] + rewards[1]
+    assert held_by(residual_that_reaches(), tmp_path).entries().reward.tolist() == rewards[0] + rewards[1]
     store.label(first.id, "success", False, author="me")
-    assert held_by(reacher(), tmp_path).entries().reward.tolist() == [0.0] * first.steps + rewards[1]
+    assert held_by(residual_that_reaches(), tmp_path).entries().reward.tolist() == [0.0] * first.steps + rewards[1]
 
 
 # -- memory and state -------------------------------------------------------------------------------------------------
