@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from policies.device import holds_numbers
 from policies.normalizer import Normalizer
+from policies.policy import is_trained
 from sims.errors import UserError
 from sims.numbers.ranges import Depth, Interval, PositiveInt, Width
 from sims.tensor_dataclass import TensorDataclass
@@ -262,7 +263,7 @@ class EncodedContext(TensorDataclass):
 
 def store_encoded(encoder: CompactEncoder, context: EncodedContext) -> TensorDataclass:
     """``Policy.store`` with this encoder: the observation where the encoder is trained, else the encoding."""
-    if any(parameter.requires_grad for parameter in encoder.parameters()):
+    if is_trained(encoder):
         assert context.obs is not None
         return context.obs
     return context.encoding

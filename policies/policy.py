@@ -325,6 +325,11 @@ def trained_parameters(policy: LikelihoodModel) -> list[nn.Parameter]:
     return [parameter for group in groups for parameter in group if parameter.requires_grad]
 
 
+def is_trained(module: nn.Module) -> bool:
+    """Whether any of its parameters is not frozen."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
 def copy_trained(policy: P) -> P:
     """A deep copy that shares the frozen parameters and the buffers with ``policy``."""
     frozen = [parameter for parameter in policy.parameters() if not parameter.requires_grad]

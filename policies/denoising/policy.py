@@ -41,7 +41,7 @@ from policies.denoising.kernels import (
 )
 from policies.denoising.objectives import DiffusionConfig, FlowMatching, FlowMatchingConfig, build_objective
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec
+from policies.policy import PolicySpec, RobotSpec, is_trained
 from sims.numbers.ranges import Count, NonNegativeFloat, Share, Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -227,7 +227,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         error = self._bind(self.expert, prefill)(x_t, t).target - target
         anchor_error = prefill.anchor.float() - clean[:, :1]
         loss = masked_square(error, weight) + self.config.anchor_weight * masked_square(anchor_error, mask[:, None])
-        if targets.future is not None and any(parameter.requires_grad for parameter in self.forecast.parameters()):
+        if targets.future is not None and is_trained(self.forecast):
             reached = self.normalizer.normalize_state(targets.future)[..., : self.forecast.dims]
             with self.autocast():
                 forecast = self.forecast(context.encoding.pooled).float()
@@ -248,7 +248,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         if self.frozen_expert is None or self.frozen_encoder is None:
             return None
         encoding = context.encoding
-        if context.obs is not None and any(parameter.requires_grad for parameter in self.encoder.parameters()):
+        if context.obs is not None and is_trained(self.encoder):
             encoding = self._encoding(self.frozen_encoder, context.obs)
         return self._bind(self.frozen_expert, self._prefill(encoding, self.frozen_expert))
 

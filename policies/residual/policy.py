@@ -38,7 +38,7 @@ from torch.nn import functional
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.normalizer import Normalizer, normalizer_of
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed
 from policies.registry import POLICIES, PolicyConfig, build_policy
 from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
 from policies.residual.on_base import OnBase
@@ -261,7 +261,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     def store(self, context: ResidualContext) -> ResidualContext:
         """Features, or the observation where the residual's own encoder is trained."""
-        if self.encoder is not None and any(parameter.requires_grad for parameter in self.encoder.parameters()):
+        if self.encoder is not None and is_trained(self.encoder):
             return replace(context, features=None, base=None)
         return replace(context, features=_given(context.features).detach(), obs=None, base=None)
 

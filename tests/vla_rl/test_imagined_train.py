@@ -15,7 +15,7 @@ from episodes.recorder import RecordedEnv
 from episodes.store import EpisodeStore
 from policies.bundle import read_bundle_info
 from sims.registry import make_env
-from sims.vector_env import Observation, StartState
+from sims.vector_env import Observation, StartState, VectorEnv
 from tests.vla_rl.command import vla_rl
 from tests.worlds import ChainEnv
 from vla_rl.cli.main import main
@@ -75,21 +75,26 @@ def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def walk_right(env: VectorEnv, seeds: Sequence[int], env_ids: Sequence[int] | None = None, *, steps: int) -> None:
+    """Begin and observe these episodes (default: all), then step every environment."""
+    env.reset(env_ids, start=[StartState(task=0, seed=seed) for seed in seeds])
+    env.observe(env_ids)
+    for _ in range(steps):
+        env.step(torch.ones(env.spec.num_envs, 1))
+
+
+def observed_steps(store: EpisodeStore) -> dict[int, list[int]]:
+    return {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
+
+
 def test_regular_observation_includes_every_end(tmp_path: Path) -> None:
     """Environments whose episodes end between two observations, and one that is reset in the meantime."""
     world = ChainEnv(num_envs=3)
     store = EpisodeStore(tmp_path / "store", create=True)
     env = ObserveEvery(RecordedEnv(world, store, source="policy", split="train"), every=4)
-    env.reset(start=[StartState(task=0, seed=seed) for seed in (8, 6, 0)])
-    env.observe()
-    for _ in range(8):
-        env.step(torch.ones(3, 1))
-    env.reset([0], start=[StartState(task=0, seed=3)])
-    env.observe([0])
-    for _ in range(8):
-        env.step(torch.ones(3, 1))
-    steps = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
-    assert steps == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
+    walk_right(env, (8, 6, 0), steps=8)
+    walk_right(env, (3,), [0], steps=8)
+    assert observed_steps(store) == {8: [0, 1], 6: [0, 3], 0: [0, 4, 8, 9], 3: [0, 4, 6]}
     assert all(entry.success for entry in store.entries())
 
 
@@ -97,16 +102,9 @@ def test_the_reset_of_one_environment_does_not_shift_the_observations_of_the_oth
     """Environment 1 begins 3 steps after environment 0, and each is observed every 4 steps of its own episode."""
     store = EpisodeStore(tmp_path / "store", create=True)
     env = ObserveEvery(RecordedEnv(ChainEnv(num_envs=2, length=20), store, source="policy", split="train"), every=4)
-    env.reset([0], start=[StartState(task=0, seed=8)])
-    env.observe([0])
-    for _ in range(3):
-        env.step(torch.ones(2, 1))
-    env.reset([1], start=[StartState(task=0, seed=9)])
-    env.observe([1])
-    for _ in range(10):
-        env.step(torch.ones(2, 1))
-    steps = {entry.seed: store.read(entry.id).observation_steps.tolist() for entry in store.entries()}
-    assert steps == {8: [0, 4, 8, 11], 9: [0, 4, 8, 10]}
+    walk_right(env, (8,), [0], steps=3)
+    walk_right(env, (9,), [1], steps=10)
+    assert observed_steps(store) == {8: [0, 4, 8, 11], 9: [0, 4, 8, 10]}
 
 
 class ConstantActor:

@@ -135,14 +135,10 @@ def _with_default_names(cls: type, tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     out = dict(tree)
-    for field in dataclasses.fields(cls):
-        members = variants(hints(cls)[field.name])
-        node = out.get(field.name)
-        if not members or not isinstance(node, dict):
-            continue
+    for field, node in _given_sections(cls, tree):
         if "name" not in node and (section := default(field)) is not None and hasattr(section, "name"):
             node = {"name": section.name} | node
-        chosen = _variant(members, node)
+        chosen = _variant(cls, field, node)
         out[field.name] = _with_default_names(chosen, node) if chosen else node
     return out
 
@@ -152,11 +148,8 @@ def _with_owners_defaults(cls: type, tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     out = dict(tree)
-    for field in dataclasses.fields(cls):
-        node, section = out.get(field.name), default(field)
-        if not isinstance(node, dict) or not (members := variants(hints(cls)[field.name])):
-            continue
-        chosen = _variant(members, node)
+    for field, node in _given_sections(cls, tree):
+        chosen, section = _variant(cls, field, node), default(field)
         if chosen is None:
             continue
         if type(section) is chosen:
@@ -166,6 +159,14 @@ def _with_owners_defaults(cls: type, tree: Any) -> Any:
     return out
 
 
-def _variant(members: Mapping[Any, type], node: Mapping[str, Any]) -> type | None:
-    """Which of them the section names; None where it names none, and there are several."""
+def _given_sections(cls: type, tree: Tree) -> Iterator[tuple[dataclasses.Field, Tree]]:
+    """The fields of ``cls`` that are sections, where the tree gives them as mappings."""
+    for field in dataclasses.fields(cls):
+        if isinstance(node := tree.get(field.name), dict) and variants(hints(cls)[field.name]):
+            yield field, node
+
+
+def _variant(cls: type, field: dataclasses.Field, node: Tree) -> type | None:
+    """The dataclass that a section names; None where it names none, and there are several."""
+    members = variants(hints(cls)[field.name])
     return members.get(node.get("name")) or (next(iter(members.values())) if len(members) == 1 else None)

@@ -21,7 +21,7 @@ from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import DDIMConfig, Prediction, build_kernel
 from policies.denoising.objectives import Diffusion
 from policies.normalizer import Normalizer
-from policies.policy import PolicySpec, RobotSpec
+from policies.policy import PolicySpec, RobotSpec, is_trained
 from policies.pretrained.checkpoint import Layout, PublishedWeights, load_published
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
@@ -152,7 +152,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         return HistoryContext(features=features, state=history.state[:, -1], history=history)
 
     def store(self, context: HistoryContext) -> TensorDataclass:
-        if self._encoder_is_trained:
+        if is_trained(self.network["encoder"]):
             assert context.history is not None
             return context.history
         return replace(context, history=None)
@@ -197,13 +197,9 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         """The copy, bound to the features of its own encoder: they must not change with the trained encoder."""
         if self.frozen_network is None:
             return None
-        if context.history is not None and self._encoder_is_trained:
+        if context.history is not None and is_trained(self.network["encoder"]):
             context = self._encode(context.history, self.frozen_network["encoder"])
         return self._bind(self.frozen_network["denoiser"], context)
-
-    @property
-    def _encoder_is_trained(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.network["encoder"].parameters())
 
     def _bind(self, denoiser: nn.Module, context: HistoryContext) -> Predict:
         def predict(x_t: Tensor, t: Tensor) -> Prediction:
