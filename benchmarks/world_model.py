@@ -148,7 +148,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
     taken = {"loop": real_steps}
     for factor in times:
         name = f"simulator {factor}x"
-        wanted = in_simulator(simulated, folder, factor * real_steps)
+        wanted = in_simulator(simulated, bundles["imitation"], factor * real_steps)
         real = finished(wanted, work / name.replace(" ", "_"))
         runs[name], bundles[name] = real["result"]["rl"], real["dir"] / "bundle"
         runs[f"{name}, last weights"] = evaluated(wanted, last_weights(real["dir"]))
@@ -207,14 +207,14 @@ def last_weights(run: Path) -> Policy:
 
 
 def in_simulator(experiment: Experiment, start: Path, real_steps: int) -> Experiment:
-    """PPO in the simulator from the same policy until it has taken at least ``real_steps`` control steps."""
+    """PPO in the simulator from the bundle ``start`` until it has taken at least ``real_steps`` control steps."""
     algorithm, num_envs = experiment.algorithm, experiment.sim.num_envs
     assert isinstance(algorithm, PPOConfig)
-    horizon = load_bundle(start / "imitation" / "bundle").spec.action_horizon
+    horizon = load_bundle(start).spec.action_horizon
     iterations = -(-real_steps // (num_envs * algorithm.chunks * horizon))
     return replace(
         experiment,
-        start=FromBundle(path=start / "imitation" / "bundle"),
+        start=FromBundle(path=start),
         algorithm=replace(algorithm, iterations=iterations),
         imagination=None,
         evaluation=replace(experiment.evaluation, validate_every=0),

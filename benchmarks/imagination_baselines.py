@@ -1,0 +1,135 @@
+"""What as many real control steps gain without a world model, from the clone that imagined training starts from.
+
+    python -m benchmarks.imagination_baselines --config configs/imagined_drawer.yaml --seeds 0 1 2
+
+Imagined training (``benchmarks/world_model.py``) spends ``imagination.real_episodes`` real episodes, clones their
+successes and trains in a world model that is fitted to them. Its real episodes spent otherwise, from the same
+configuration's clone of the demonstrations:
+
+* ``self-imitation, rounds: N`` (``--rounds``): the episodes are recorded in N equal parts, each with the policy that
+  cloned the successes of those before it, without perturbed actions.
+* ``self-imitation, then PPO``: one half is recorded and its successes cloned, PPO in the simulator takes as many
+  control steps as the other half has; ``--simulator`` changes settings of that PPO alone.
+
+200 held-out starts a seed; intervals over seeds and episodes (vla_rl/intervals.py). Writes
+benchmarks/results/imagination_baselines_NAME.json. The same command resumes an interrupted benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning import mean_row
+from benchmarks.world_model import control_steps, evaluated, finished, in_simulator, last_weights
+from policies.bundle import load_bundle, read_bundle_info
+from sims.vector_env import VectorEnv
+from vla_rl.bench.record import write_record
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import load_config
+from vla_rl.runners.imagination import record_policy
+from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.train import logged_failures, opened, starting_bundle
+from vla_rl.runs.run_dir import CONFIG_FILE, Run, write_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/imagined_drawer.yaml"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4], help="of self-imitation")
+    parser.add_argument("--simulator", nargs="+", default=[], metavar="NAME=VALUE", help="settings of PPO")
+    parser.add_argument("--work", type=Path, help="default: runs/imagination_baselines/NAME")
+    arguments = parser.parse_args()
+    name = arguments.config.stem.removeprefix("imagined_")
+    work: Path = arguments.work or Path("runs/imagination_baselines") / name
+    tuned = [word for pair in arguments.simulator for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
+    runs: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        experiment, simulated = (
+            load_config(Experiment, arguments.config, ["--seed", str(seed), *more]) for more in ([], tuned)
+        )
+        runs.append({"seed": seed, **one_seed(experiment, simulated, work / f"seed_{seed}", arguments.rounds)})
+        rows = [mean_row(one, runs, one) for one in runs[0] if one != "seed"]
+        command = "python -m benchmarks.imagination_baselines " + " ".join(sys.argv[1:])
+        print(write_record(f"imagination_baselines_{name}", rows, command=command, runs=runs))
+
+
+def one_seed(experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]) -> dict[str, Any]:
+    """Summaries of the held-out starts by name, each with its real control steps. Finished ones are kept."""
+    assert experiment.imagination is not None
+    episodes = experiment.imagination.real_episodes
+    with cloned(experiment, work / "cloned") as (run, env, start):
+        found = {"imitation": kept(work / "imitation", lambda _: evaluated(experiment, load_bundle(start)))}
+        for count in rounds:
+            imitate = partial(self_imitation, run, env, start, [episodes // count] * count)
+            found[f"self-imitation, rounds: {count}"] = kept(work / f"rounds_{count}", imitate)
+        half = kept(work / "half", partial(self_imitation, run, env, start, [episodes // 2]))
+    bundle, name = work / "half" / "round_0" / "bundle", "self-imitation, then PPO"
+    wanted = in_simulator(simulated, bundle, half["control_steps"])
+    real = finished(wanted, work / "then_ppo")
+    steps = half["control_steps"] + control_steps(real["dir"])
+    last = kept(work / "last", lambda _: evaluated(wanted, last_weights(real["dir"])))
+    return found | {
+        "self-imitation of half": half,
+        name: real["result"]["rl"] | {"control_steps": steps},
+        f"{name}, last weights": last | {"control_steps": steps},
+    }
+
+
+@contextmanager
+def cloned(experiment: Experiment, folder: Path) -> Iterator[tuple[Run, VectorEnv, Path]]:
+    """A run whose demonstrations are recorded and cloned, its environment, the bundle."""
+    known = (folder / CONFIG_FILE).exists()
+    command = "python -m benchmarks.imagination_baselines"
+    with (
+        opened(experiment, folder, resume=known, command=command) as (run, env),
+        logged_failures(run, env) as failures,
+    ):
+        yield run, env, starting_bundle(run, env, failures)
+
+
+def kept(folder: Path, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``measure`` found with this folder, or an earlier call; what that left unfinished is deleted."""
+    result = folder / "result.json"
+    if not result.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_json(result, measure(folder))
+    return json.loads(result.read_text())
+
+
+def self_imitation(run: Run, env: VectorEnv, start: Path, parts: Sequence[int], folder: Path) -> dict[str, Any]:
+    """Rounds of ``parts`` real episodes, each followed by cloning all successes so far and the demonstrations."""
+    settings = run.experiment.imagination
+    assert settings is not None and settings.clone_successes is not None
+    bundle, stores, steps = start, [run.demonstrations], 0
+    for number, episodes in enumerate(parts):
+        part = folder / f"round_{number}"
+        recording = replace(settings, real_episodes=episodes, perturbed_chunks=0.0)
+        steps += record_policy(run, env, bundle, part / "episodes", recording, number=number)["control_steps"]
+        stores.append(part / "episodes")
+        sources = [Cloned(store=store) for store in stores]  # held-out ones too: no world model is evaluated
+        policy, parent = load_bundle(bundle, device=run.device), read_bundle_info(bundle).sha256
+        bundle = clone(
+            policy,
+            sources,
+            settings.clone_successes,
+            part,
+            seed=run.experiment.seed,
+            fit_normalizer=False,
+            parent=parent,
+        )
+    return evaluated(run.experiment, load_bundle(bundle)) | {"control_steps": steps}
+
+
+if __name__ == "__main__":
+    main()
