@@ -48,7 +48,7 @@ CASES: Mapping[str, Case] = {
         settings=("--sim.tasks", "[lever-pull]", "--start.episodes", "200", "--start.bc.steps", "1500"),
     ),
     "lift": Case(config="robosuite"),
-    "door": Case(config="robosuite", settings=("--sim.task", "Door")),
+    "door": Case(config="robosuite", settings=("--sim.task", "Door", "--start.episodes", "5")),
     "push-cube": Case(config="maniskill"),
     "libero-goal": Case(config="libero"),
     "button-press-topdown": Case(config="metaworld", settings=("--sim.tasks", "[button-press-topdown]")),

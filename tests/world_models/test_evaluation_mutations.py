@@ -32,10 +32,16 @@ THRESHOLDS = EvaluationThresholds(max_hallucinated=1.0)  # here the actions of a
 
 
 def clips_of(folder: Path, change: Callable[[Episode], Episode], seeds: range) -> ClipSampler:
+    """``change``d episodes in which the second camera faces the first one: it sees left what that sees right."""
     store = EpisodeStore(folder, create=True)
     drift = (0.6, -0.6, 0.1)
-    store.add_all(change(dot_episodes.episode(seed, drift=drift[seed % 3])) for seed in seeds)
+    store.add_all(change(facing_cameras(dot_episodes.episode(seed, drift=drift[seed % 3]))) for seed in seeds)
     return ClipSampler([store], action_horizon=dot_episodes.HORIZON)
+
+
+def facing_cameras(episode: Episode) -> Episode:
+    front = episode.images["front"]
+    return dataclasses.replace(episode, images={"front": front, "flipped": front[:, :, ::-1]})
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +84,12 @@ def delayed_frames(episode: Episode) -> Episode:
     return dataclasses.replace(episode, images={name: frames[late] for name, frames in episode.images.items()})
 
 
+def exchanged_cameras(episode: Episode) -> Episode:
+    """The images of each camera are recorded as those of the other."""
+    front, flipped = episode.images.values()
+    return dataclasses.replace(episode, images={"front": flipped, "flipped": front})
+
+
 def swapped_outcomes(episode: Episode) -> Episode:
     """Successes are recorded as failures, and the other way round."""
     last = np.arange(episode.num_steps) == episode.num_steps - 1
@@ -93,7 +105,7 @@ def test_a_truthful_recording_passes(fitted: Fitted, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [wrong_actions, delayed_frames, swapped_outcomes])
+@pytest.mark.parametrize("change", [wrong_actions, delayed_frames, exchanged_cameras, swapped_outcomes])
 def test_a_false_recording_misses_a_threshold(
     fitted: Fitted, tmp_path: Path, change: Callable[[Episode], Episode]
 ) -> None:
