@@ -2,9 +2,9 @@
 
     python -m benchmarks.imagination_baselines --config configs/imagined_drawer.yaml --seeds 0 1 2
 
-Imagined training (``benchmarks/world_model.py``) spends ``imagination.real_episodes`` real episodes, clones their
-successes and trains in a world model that is fitted to them. Its real episodes spent otherwise, from the same
-configuration's clone of the demonstrations:
+Imagined training (``benchmarks/world_model.py``) records ``imagination.real_episodes`` real episodes, clones their
+successes, trains in a world model that is fitted to them, and validates three policies. All these real episodes spent
+otherwise, from the same configuration's clone of the demonstrations:
 
 * ``self-imitation, rounds: N`` (``--rounds``): the episodes are recorded in N equal parts, each with the policy that
   cloned the successes of those before it, without perturbed actions.
@@ -40,12 +40,14 @@ from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.train import logged_failures, opened, starting_bundle
 from vla_rl.runs.run_dir import CONFIG_FILE, Run, write_json
 
+VALIDATIONS = 3  # of the start, of the clone of the successes, after imagined training
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/imagined_drawer.yaml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4], help="of self-imitation")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 4, 8], help="of self-imitation")
     parser.add_argument("--simulator", nargs="+", default=[], metavar="NAME=VALUE", help="settings of PPO")
     parser.add_argument("--work", type=Path, help="default: runs/imagination_baselines/NAME")
     arguments = parser.parse_args()
@@ -66,7 +68,7 @@ def main() -> None:
 def one_seed(experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]) -> dict[str, Any]:
     """Summaries of the held-out starts by name, each with its real control steps. Finished ones are kept."""
     assert experiment.imagination is not None
-    episodes = experiment.imagination.real_episodes
+    episodes = experiment.imagination.real_episodes + VALIDATIONS * experiment.evaluation.validation_episodes
     with cloned(experiment, work / "cloned") as (run, env, start):
         found = {"imitation": kept(work / "imitation", lambda _: evaluated(experiment, load_bundle(start)))}
         for count in rounds:
