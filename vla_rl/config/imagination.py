@@ -46,7 +46,8 @@ class EvaluationThresholds:
     """What the world model's evaluation must reach; for every miss, imagined episodes are halved, and once more where
     predicted images are no better than a copy of the first one.
 
-    ``stop_below_auc``: below this AUC of success the run stops. AUCs are of length-matched pairs where there are any.
+    ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched pairs
+    where there are any.
     """
 
     min_success_auc: Share = 0.8
@@ -57,8 +58,8 @@ class EvaluationThresholds:
 
 @dataclass(frozen=True, kw_only=True)
 class ImaginationConfig:
-    """``real_episodes``: recorded with the exploring policy at the start of each round, observed every
-    ``observe_every`` control steps. ``demonstrations``: the world model is fitted to the run's demonstrations too;
+    """``imagine_every``: the world model is fitted, and trained in, in every so many ``rounds``. ``real_episodes``:
+    recorded with the exploring policy at the start of each round, observed every ``observe_every`` control steps. ``demonstrations``: the world model is fitted to the run's demonstrations too;
     since all of them succeed, a model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the
     recorded chunks to which one offset is added, drawn per dimension with the std ``perturbation`` (of the action
     range's half). ``clone_successes``: behavior cloning of all successes so far, after each recording (null: none).
@@ -66,6 +67,7 @@ class ImaginationConfig:
     """
 
     rounds: PositiveInt = 2
+    imagine_every: PositiveInt = 1
     real_episodes: PositiveInt = 200
     observe_every: PositiveInt = 4
     demonstrations: bool = True
@@ -75,3 +77,10 @@ class ImaginationConfig:
     stores: Annotated[tuple[Path, ...], Distinct()] = ()
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     thresholds: EvaluationThresholds = field(default_factory=EvaluationThresholds)
+
+    def __post_init__(self) -> None:
+        if self.rounds % self.imagine_every:
+            raise ValueError(
+                f"imagination.rounds {self.rounds} is no multiple of imagination.imagine_every {self.imagine_every}: "
+                "what the last rounds record would be trained on by nothing"
+            )

@@ -88,7 +88,7 @@ EVERYWHERE: Mapping[str, str] = {
     "min_success": "a group with a smaller share of successes teaches nothing",
     "max_success": "a group with a larger share of successes teaches nothing",
     "scale_by_std": "advantages are divided by their group's standard deviation",
-    "rounds": "of recording, fitting and training in the world model",
+    "rounds": "of recording, cloning successes, fitting and training in the world model",
     "min_success_auc": "area under the curve of predicted success",
     "max_hallucinated": "share of episodes whose success is only imagined",
     "max_delta_success": "difference between imagined and real success",

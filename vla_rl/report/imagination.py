@@ -56,9 +56,10 @@ def imagined_headline(result: Mapping[str, Any]) -> str:
 
 def _evaluation(run: RunData) -> str:
     """The world model's evaluation on held-out episodes in every round, beside the thresholds."""
-    reports = [one.stages["evaluate_model"] for one in run.rounds if "evaluate_model" in one.stages]
-    if not reports:
+    evaluated = {n: one.stages["evaluate_model"] for n, one in enumerate(run.rounds) if "evaluate_model" in one.stages}
+    if not evaluated:
         return ""
+    reports = list(evaluated.values())
     thresholds = {name: run.settings.get(f"imagination.thresholds.{name}") for name in THRESHOLDS}
     deepest = f"after {reports[0]['horizons'][-1]} chunks"
     rows = [
@@ -96,7 +97,7 @@ def _evaluation(run: RunData) -> str:
             f"object error {deepest}, of a copy [mm]", "", [_beside_copy(one, "object_error_m", 1e3) for one in reports]
         ),
     ]
-    head = _row("", "threshold", [f"round {number}" for number in range(len(reports))])
+    head = _row("", "threshold", [f"round {number}" for number in evaluated])
     note = "On held-out recorded episodes. Red misses its threshold, which halves the imagined episodes."
     return (
         '<div class="card"><h3>Evaluation of the world model</h3>'

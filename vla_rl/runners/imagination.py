@@ -1,12 +1,12 @@
 """Reinforcement learning in a world model that is fitted to the policy's own real episodes (WoVR; World-VLA-Loop).
 
-Each round: record episodes with the exploring policy -> clone their successes -> fit the world model -> evaluate it ->
-train in imagined episodes -> validate in the real environment.
+Each round: record episodes with the exploring policy -> clone their successes; every ``imagine_every`` rounds: fit the
+world model -> evaluate it -> train in imagined episodes -> validate in the real environment.
 
 The algorithm is the one that would run in the simulator. Every real control step is counted, those of validation too.
 For every threshold that the world model's evaluation misses, imagined episodes are halved, and once more where its
-images are no better than a copy of the first one; below ``stop_below_auc`` the run stops. It ships the policy with the
-best validation.
+images are no better than a copy of the first one; below ``stop_below_auc`` nothing is trained in it. The run ships the
+policy with the best validation.
 """
 
 from __future__ import annotations
@@ -69,24 +69,31 @@ class Validated:
 def improve_in_imagination(
     run: Run, env: VectorEnv, start: Path, settings: ImaginationConfig, *, reinforce: Reinforce
 ) -> dict[str, Any]:
-    """All rounds, each from the policy with the best real validation so far; leaves that policy in ``run.bundle``."""
+    """All rounds; leaves the policy with the best real validation in ``run.bundle``.
+
+    What is trained in imagination starts from that policy, and so does the round after it; the other rounds start from
+    the clone of the last one, which is not validated.
+    """
     rounds = Rounds(run, env.spec, settings, env=env)
     best = rounds.validate("validate_start", start)
-    number = 0
+    latest = start
     for number in range(settings.rounds):
-        rounds.record(number, best.bundle)
+        rounds.record(number, latest)
         if settings.clone_successes is not None:
-            again = rounds.clone(number, settings.clone_successes, best.bundle)
-            best = best.or_better(rounds.validate(f"validate_clone_{number}", again))
+            latest = rounds.clone(number, settings.clone_successes, latest)
+        if (number + 1) % settings.imagine_every:
+            continue
+        if settings.clone_successes is not None:
+            best = best.or_better(rounds.validate(f"validate_clone_{number}", latest))
         rounds.fit(number, best.bundle)
         report = rounds.evaluate(number)
-        if misled(report, settings.thresholds):
-            break
-        trained = rounds.imagine(number, report, best.bundle, reinforce)
-        best = best.or_better(rounds.validate(f"validate_{number}", trained))
+        if not misled(report, settings.thresholds):
+            trained = rounds.imagine(number, report, best.bundle, reinforce)
+            best = best.or_better(rounds.validate(f"validate_{number}", trained))
+        latest = best.bundle
     ship(best.bundle, run.bundle)
     iterations = run.experiment.algorithm.iterations
-    return {"iterations": iterations, "rounds": number + 1, **rounds.real_steps()}
+    return {"iterations": iterations, "rounds": settings.rounds, **rounds.real_steps()}
 
 
 def ship(bundle: Path, to: Path) -> None:

@@ -28,7 +28,15 @@ from vla_rl.runs.run_dir import Run, stage_seconds
 from world_models.bundle import load_world_model
 from world_models.data.clip import Part
 
-OF_RECORDING = ("rounds", "real_episodes", "observe_every", "perturbed_chunks", "perturbation", "clone_successes")
+OF_RECORDING = (
+    "rounds",
+    "imagine_every",
+    "real_episodes",
+    "observe_every",
+    "perturbed_chunks",
+    "perturbation",
+    "clone_successes",
+)
 FIGURES = (
     "success_auc",
     "success_auc_interval",
