@@ -2,17 +2,17 @@
 
     python benchmarks/world_model.py --config configs/imagined_pick.yaml [--seeds 0 1 2] [--ablations 0 1] [-- SETTINGS]
 
-Runs the whole configuration once per seed: imprecise demonstrations, behavior cloning, real episodes of that policy,
+Runs the whole configuration once per seed: imprecise demonstrations, behavior cloning, rounds of real episodes and
 cloning of their successes, fit, evaluation of the world model, reinforcement learning in it, 200 held-out starts in the
-simulator (row ``loop``). Beside it, from the same first policy: ``self-imitation``, its successes cloned;
-``imagination``, imagined training alone, in the same world model; and ``simulator Nx``, PPO in the simulator with N
-(``--times``) times as many real control steps as the whole run has taken, those of validation too. PPO's rows come
-twice, with the averaged weights, which are deployed, and with the last ones: an average that is too slow hides what was
-learned. ``--simulator`` changes settings of PPO in the simulator alone, so that it can be tuned as imagined training
-was. Intervals of all seeds are over seeds and episodes. Then all seeds' policies in the first seed's world model and in
-the simulator. ``--ablations``: the runs of these seeds again, each time without one of their parts or in two rounds,
-from the same policies and, where possible, the same real episodes. Writes the results and the processor time of the fit
-to benchmarks/results/world_model_NAME.json. The same command resumes an interrupted benchmark.
+simulator (row ``loop``). The world model is that of the last round. Beside it, from the same first policy:
+``self-imitation``, its successes cloned; ``imagination``, imagined training alone, in the same world model; and
+``simulator Nx``, PPO in the simulator with N (``--times``) times as many real control steps as the whole run has taken,
+those of validation too. PPO's rows come twice, with the averaged weights, which are deployed, and with the last ones:
+an average that is too slow hides what was learned. ``--simulator`` changes settings of PPO in the simulator alone, so
+that it can be tuned as imagined training was. Intervals of all seeds are over seeds and episodes. Then all seeds'
+policies in the first seed's world model and in the simulator. ``--ablations``: the runs of these seeds again, each time
+without one of their parts, from the same policies and real episodes. Writes the results and the processor time of the
+fit to benchmarks/results/world_model_NAME.json. The same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE, open_run, write_json
 
 COMPARED = 60  # starts per policy in the comparison of imagined with real success
 
-# Variants of the run: changed settings, and which stages of the whole run are kept.
-CLONED = ("demonstrate", "imitate", "evaluate_before", "validate_start")
-RECORDED = (*CLONED, "record_0")
-SUCCESSES, FITTED = ("clone_0", "validate_clone_0"), ("fit_0", "evaluate_model_0")
+# Variants of the run: changed settings, and which stages of the whole run are kept, in every round that has them.
+RECORDED = ("demonstrate", "imitate", "evaluate_before", "validate_start", "record")
+SUCCESSES, FITTED = ("clone", "validate_clone"), ("fit", "evaluate_model")
 VARIANTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "without strict rewards": (["--imagination.model.imagined_env.strict", "false"], (*RECORDED, *SUCCESSES, *FITTED)),
     "without the encoder": (["--algorithm.update.frozen", "[encoder]"], (*RECORDED, *SUCCESSES, *FITTED)),
@@ -57,10 +56,6 @@ VARIANTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "without near successes": (["--imagination.model.reward_model.near_end_steps", "0"], (*RECORDED, *SUCCESSES)),
     "without actions": (["--imagination.model.dynamics.actions", "false"], (*RECORDED, *SUCCESSES)),
-    "in two rounds of half the episodes": (
-        ["--imagination.rounds", "2", "--imagination.real_episodes", "300"],
-        CLONED,
-    ),
 }
 
 
@@ -114,17 +109,18 @@ def branch_off(run: Path, folder: Path, stages: Sequence[str], experiment: Exper
     """A run of ``experiment`` in which these stages of ``run`` are done already; files are linked, not copied."""
     if folder.exists():
         return
-    known = json.loads((run / STAGES_FILE).read_text())
-    names = ["demonstrations", "imitation"]
-    names += ["imagination/round_0/episodes"] * ("record_0" in stages)
-    names += ["imagination/round_0/clone"] * ("clone_0" in known and "clone_0" in stages)
-    names += [f"imagination/round_0/{WORLD_MODEL_FILE}"] * ("fit_0" in stages)
-    for name in names:
+    kept = {"demonstrations": "imitate", "imitation": "imitate"}
+    for one in sorted((run / "imagination").iterdir()):
+        of_round = {"episodes": "record", "clone": "clone", WORLD_MODEL_FILE: "fit"}
+        kept |= {f"imagination/{one.name}/{name}": stage for name, stage in of_round.items()}
+    for name in [name for name, stage in kept.items() if stage in stages and (run / name).exists()]:
         if (run / name).is_dir():
             shutil.copytree(run / name, folder / name, copy_function=os.link)
         else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(run / name, folder / name)
-    write_json(folder / STAGES_FILE, {name: known[name] for name in stages if name in known})
+    known = json.loads((run / STAGES_FILE).read_text())
+    write_json(folder / STAGES_FILE, {name: one for name, one in known.items() if name.rstrip("_0123456789") in stages})
     save_config(experiment, folder / CONFIG_FILE)
 
 
@@ -132,12 +128,12 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
     """The whole run, imagined training alone, PPO in the simulator (as ``simulated`` says)."""
     assert experiment.imagination is not None
     whole = finished(experiment, work / "imagined")
-    stages, folder = whole["stages"], whole["dir"]
+    stages, folder, last = whole["stages"], whole["dir"], experiment.imagination.rounds - 1
     runs, bundles = {"imitation": whole["result"]["bc"]}, {"imitation": folder / "imitation" / "bundle"}
     if experiment.imagination.clone_successes is None:
         runs["imagination"], bundles["imagination"] = whole["result"]["rl"], folder / "bundle"
     else:
-        again = folder / "imagination" / "round_0" / "clone" / "bundle"
+        again = folder / "imagination" / f"round_{last}" / "clone" / "bundle"
         runs["self-imitation"], bundles["self-imitation"] = evaluated(experiment, load_bundle(again)), again
         without = replace(experiment, imagination=replace(experiment.imagination, clone_successes=None))
         branch_off(folder, work / "alone", (*RECORDED, *FITTED), without)
@@ -153,16 +149,16 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         runs[name], bundles[name] = real["result"]["rl"], real["dir"] / "bundle"
         runs[f"{name}, last weights"] = evaluated(wanted, last_weights(real["dir"]))
         taken[name] = control_steps(real["dir"])
-    rows = [*learned(runs), *evaluation_rows(whole)]
+    rows = [*learned(runs), *evaluation_rows(whole, last)]
     return {
         "seed": experiment.seed,
         "bundles": bundles,
         "success": {name: summary["success"] for name, summary in runs.items()},
         "episodes": whole["result"]["episodes"],
-        "stopped_by_the_evaluation": "imagine_0" not in stages,
+        "stopped_by_the_evaluation": f"imagine_{last}" not in stages,
         "real_control_steps": taken,
-        "evaluation": stages["evaluate_model_0"],
-        "reward_model": {name: value for name, value in stages["fit_0"].items() if name != "world"},
+        "evaluation": stages[f"evaluate_model_{last}"],
+        "reward_model": {name: value for name, value in stages[f"fit_{last}"].items() if name != "world"},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
 
@@ -235,9 +231,9 @@ def learned(summaries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def evaluation_rows(whole: dict[str, Any]) -> list[dict[str, Any]]:
-    """The evaluation of the world model in rows, and the processor time of its fit."""
-    report = whole["stages"]["evaluate_model_0"]
+def evaluation_rows(whole: dict[str, Any], last: int) -> list[dict[str, Any]]:
+    """The evaluation of the world model of the ``last`` round in rows, and the processor time of its fit."""
+    report = whole["stages"][f"evaluate_model_{last}"]
     rows = [
         figure(f"{name} after {h} chunks", value, unit, against=copy)
         for name, unit in (("psnr", "dB"), ("object_error_m", "m"))
@@ -253,7 +249,7 @@ def evaluation_rows(whole: dict[str, Any]) -> list[dict[str, Any]]:
         figure("frozen picture", report["frozen_picture_hallucinated_success"], "1"),
         figure("no action", report["no_action_hallucinated_success"], "1"),
     ]
-    latest = latest_checkpoint(whole["dir"] / "imagination" / "round_0" / "dynamics" / "checkpoints")
+    latest = latest_checkpoint(whole["dir"] / "imagination" / f"round_{last}" / "dynamics" / "checkpoints")
     assert latest is not None
     return [*rows, figure("processor time of the fit of the dynamics", load_tree(latest)["cpu_s"], "s")]
 
@@ -261,13 +257,17 @@ def evaluation_rows(whole: dict[str, Any]) -> list[dict[str, Any]]:
 def compared(experiment: Experiment, work: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Imagined and real success of all seeds' policies from the same held-out starts; the first seed's world model."""
     assert experiment.imagination is not None
-    folder, env = work / f"seed_{runs[0]['seed']}" / "imagined" / "imagination" / "round_0", make_env(experiment.sim)
+    rounds = [
+        work / f"seed_{runs[0]['seed']}" / "imagined" / "imagination" / f"round_{number}"
+        for number in range(experiment.imagination.rounds)
+    ]
+    env = make_env(experiment.sim)
     bundles = {f"{name}, seed {run['seed']}": bundle for run in runs for name, bundle in run["bundles"].items()}
     try:
         found = compare_success(
             experiment.imagination.model,
-            folder,
-            [folder / "episodes"],
+            rounds[-1],
+            [one / "episodes" for one in rounds],
             env=env,
             bundles=list(bundles.values()),
             count=COMPARED,

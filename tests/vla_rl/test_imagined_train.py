@@ -187,6 +187,28 @@ def test_every_round_starts_from_the_best_validated_policy(run: Path) -> None:
     assert sha(run / "bundle") == sha(best)
 
 
+def test_the_world_model_can_be_fitted_after_several_rounds_of_cloning(config: Path, tmp_path: Path) -> None:
+    train(config, tmp_path / "run", "--imagination.imagine_every", "2")
+    stages = json.loads((tmp_path / "run" / "stages.json").read_text())
+    rounds = [name for name in stages if name[-1].isdigit()]
+    first, second = ["record_0", "clone_0"], ["record_1", "clone_1", "validate_clone_1", "fit_1", "evaluate_model_1"]
+    assert rounds == [*first, *second, "imagine_1", "validate_1"]
+    clones = [tmp_path / "run" / "imagination" / f"round_{number}" / "clone" / "bundle" for number in range(2)]
+    assert read_bundle_info(clones[1]).provenance.parent == read_bundle_info(clones[0]).sha256
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "round 1" in page
+    assert "round 0" not in page
+
+
+def test_rounds_after_the_last_fit_are_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(config), "--run-dir", str(tmp_path / "run"), "--imagination.imagine_every", "3"])
+    assert stopped.value.code == 2
+    assert "imagination.rounds 2 is no multiple of imagination.imagine_every 3" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_is_resumed(run: Path, config: Path, tmp_path: Path) -> None:
     """Everything after the second round's fit is lost; resuming gives the same again without recording again."""
@@ -233,7 +255,7 @@ def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_the_benchmark_compares_the_loop_with_its_parts_and_the_simulator(config: Path, tmp_path: Path) -> None:
-    settings = ["--imagination.rounds", "1", "--imagination.model.reward_model.min_successes", "1"]
+    settings = ["--imagination.imagine_every", "2", "--imagination.model.reward_model.min_successes", "1"]
     experiment = load_config(Experiment, config, settings)
     found = one_seed(experiment, experiment, tmp_path, times=[1])
     names = {"imitation", "self-imitation", "imagination", "loop", "simulator 1x", "simulator 1x, last weights"}
@@ -244,7 +266,7 @@ def test_the_benchmark_compares_the_loop_with_its_parts_and_the_simulator(config
     assert alone.imagination.clone_successes is None
     # stages that are kept are not repeated
     begun = [json.loads((tmp_path / name / "stages.json").read_text()) for name in ("imagined", "alone")]
-    assert begun[0]["fit_0"] == begun[1]["fit_0"]
+    assert begun[0]["fit_1"] == begun[1]["fit_1"]
 
 
 def test_a_config_without_the_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,8 +46,8 @@ class EvaluationThresholds:
     """What the world model's evaluation must reach; for every miss, imagined episodes are halved, and once more where
     predicted images are no better than a copy of the first one.
 
-    ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched pairs
-    where there are any.
+    ``stop_below_auc``: below this AUC of success nothing is trained in the world model. AUCs are of length-matched
+    pairs where there are any.
     """
 
     min_success_auc: Share = 0.8
@@ -58,12 +58,13 @@ class EvaluationThresholds:
 
 @dataclass(frozen=True, kw_only=True)
 class ImaginationConfig:
-    """``imagine_every``: the world model is fitted, and trained in, in every so many ``rounds``. ``real_episodes``:
-    recorded with the exploring policy at the start of each round, observed every ``observe_every`` control steps. ``demonstrations``: the world model is fitted to the run's demonstrations too;
-    since all of them succeed, a model fitted mostly to them overestimates success. ``perturbed_chunks``: share of the
-    recorded chunks to which one offset is added, drawn per dimension with the std ``perturbation`` (of the action
-    range's half). ``clone_successes``: behavior cloning of all successes so far, after each recording (null: none).
-    ``stores``: episodes that were recorded before.
+    """``imagine_every``: the world model is fitted and trained in every so many ``rounds``. ``real_episodes``: recorded
+    with the exploring policy at the start of each round, observed every ``observe_every`` control steps.
+    ``demonstrations``: the world model is fitted to the run's demonstrations too; since all of them succeed, a model
+    fitted mostly to them overestimates success. ``perturbed_chunks``: share of the recorded chunks to which one offset
+    is added, drawn per dimension with the std ``perturbation`` (of the action range's half). ``clone_successes``:
+    behavior cloning of all successes so far, after each recording (null: none). ``stores``: episodes that were recorded
+    before.
     """
 
     rounds: PositiveInt = 2
