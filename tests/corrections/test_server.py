@@ -17,12 +17,13 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
+from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from sims.vector_env import StartState
-from tests.corrections.small_server import SIM, server
+from tests.corrections.small_server import SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 
 
@@ -280,6 +281,29 @@ def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
         assert episode.actor[-1] == HUMAN
         assert episode.operators == ("script",)
         assert episode.succeeded
+
+
+def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):
+    def published() -> str:
+        return read_bundle_info(tmp_path / "out" / "bundle").sha256
+
+    with server(tmp_path) as one:
+        versions = one.robot.session.versions
+        good = versions.current.hello.fingerprint
+        write_bundle(tmp_path / "out" / "bundle", seed=1)
+        worse, deadline = published(), time.monotonic() + 60
+        while versions.current.hello.fingerprint != worse:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        origin, cookie = open_session(one.invite())
+        assert ask(one, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 200
+        assert published() == good  # what the next round of learning starts from
+    with server(tmp_path) as again:
+        assert again.robot.session.attempt.policy_version == good
+        assert again.robot.session.versions.knows(worse)  # not taken up again
+    write_bundle(tmp_path / "out" / "bundle", seed=1)
+    with server(tmp_path) as again:
+        assert again.robot.session.attempt.policy_version == published() == good
 
 
 @pytest.mark.parametrize("fails", [True, False])
