@@ -226,6 +226,18 @@ def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[.
     wait_for_mode(page, "policy")
 
 
+def test_a_session_that_ends_is_said_and_nothing_is_asked_again(
+    open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 15.0)
+    page = open_page("Sina")
+    opened: list[str] = []
+    page.on("websocket", lambda socket: opened.append(socket.url))
+    page.wait_for_selector("text=The session has ended. Open a new address.")
+    page.wait_for_timeout(2500)  # twice the time after which lost connections are opened again
+    assert opened == []
+
+
 def test_what_is_pressed_without_a_connection_is_not_done_later(
     open_page: Callable[..., Page], running: CorrectionServer
 ) -> None:

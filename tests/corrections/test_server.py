@@ -105,6 +105,29 @@ def test_without_a_session_a_connection_shows_nothing(running: CorrectionServer)
             assert closing(socket)[0] == 4401
 
 
+def test_connections_end_with_their_session_and_the_arm_holds(
+    running: CorrectionServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 3.0)
+    origin, cookie = open_session(running.invite("Lea"))
+    headers = {"Cookie": cookie, "Origin": origin}
+    with (
+        connect(origin.replace("http", "ws") + "/ws/pictures", additional_headers=headers, max_size=2**22) as pictures,
+        open_control(origin, cookie) as socket,
+    ):
+        socket.send('{"type": "acquire"}')
+        token = wait_for(socket, "lease")["token"]
+        socket.send(json.dumps({"type": "do", "token": token, "what": "next"}))
+        socket.send(json.dumps({"type": "do", "token": token, "what": "take_over"}))
+        while wait_for(socket, "state")["mode"] != "human":
+            pass
+        assert closing(socket) == closing(pictures) == (4401, "the session has ended")
+    deadline = time.monotonic() + 30
+    while running.robot.session.mode != "hold" or running.robot.lease.holder is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("role", ["viewer", "labeller"])
 def test_who_only_watches_cannot_move_or_roll_back(running: CorrectionServer, role):
     origin, cookie = open_session(running.invite("Vera", role))
