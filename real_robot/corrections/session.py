@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv
@@ -126,7 +127,7 @@ class CorrectionSession:
         if step < self.attempt.length and self.mode != "ended":
             self._commit(label=None)
         if step < self.attempt.length and self.last_episode is not None:
-            self.store.label(self.last_episode, "rewound_at", step, author=person)
+            self.store.label(self.last_episode, REWOUND_AT, step, author=person)
         snapshot = self.attempt.snapshots[step]
         self.attempt = self.attempt.until(step)
         self.env.reset(start=[snapshot.start])
@@ -139,9 +140,10 @@ class CorrectionSession:
         if self.mode != "ended":
             self._commit(label=outcome)
         if self.last_episode is not None:
-            self.store.label(self.last_episode, "outcome", outcome, author=person)
-            if outcome != "abort":
-                self.store.label(self.last_episode, "success", outcome == "success", author=person)
+            self.store.label(self.last_episode, OUTCOME, outcome, author=person)
+            judged = None if outcome == ABORT else outcome == "success"
+            if judged != self.store.labels(self.last_episode).get(SUCCESS):
+                self.store.label(self.last_episode, SUCCESS, judged, author=person)
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 

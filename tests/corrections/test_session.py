@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from episodes.overlays import outcome_unknown
 from episodes.schema import HOLD, HUMAN, POLICY
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.session import CorrectionSession, Refused
@@ -174,6 +175,16 @@ def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
         assert robot.store.labels(entry.id) == {"outcome": "abort"}
         robot.close()
         assert len(robot.store.entries()) == 1
+
+
+def test_an_abort_takes_the_place_of_a_verdict(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 2)
+        for outcome, success in (("success", True), ("abort", False), ("success", True), ("failure", False)):
+            robot.end(outcome, person="anna")
+            (entry,) = robot.store.select()
+            assert entry.success == success
+            assert outcome_unknown(robot.store.labels(entry.id)) == (outcome == "abort")
 
 
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
