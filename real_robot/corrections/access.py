@@ -93,9 +93,11 @@ class Origins:
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """As browsers write them: in small letters, and without the port that their protocol has anyway."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(self.host) else (own,)
-        return tuple(f"{name}:{self.port}" for name in names)
+        port = "" if self.port == (443 if self.tls else 80) else f":{self.port}"
+        return tuple(f"{name.lower()}{port}" for name in names)
 
     @property
     def origins(self) -> tuple[str, ...]:

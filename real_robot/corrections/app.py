@@ -133,7 +133,8 @@ def add_page(app: FastAPI, access: Access, audit: AuditLog, *, page: str) -> Non
         answer = RedirectResponse("/", status_code=303)
         secure = request.url.scheme == "https"
         life_s = int(SESSION_LIFE_S)
-        answer.set_cookie(access.cookie, cookie, max_age=life_s, httponly=True, samesite="strict", secure=secure)
+        # not "strict": the page may be opened from that of a fleet's hub, which is another site
+        answer.set_cookie(access.cookie, cookie, max_age=life_s, httponly=True, samesite="lax", secure=secure)
         return answer
 
     @app.get("/api/me")

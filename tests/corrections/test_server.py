@@ -72,7 +72,7 @@ def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_cannot_read(running
     assert (answer.status, answer.getheader("Location")) == (303, "/")
     cookie = answer.getheader("Set-Cookie") or ""
     assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    assert "SameSite=lax" in cookie
     connection.close()
     assert ask(running, f"/?{address.query}")[0] == 401  # replayed
     value = cookie.partition(";")[0]
