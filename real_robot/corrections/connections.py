@@ -27,7 +27,7 @@ from real_robot.corrections.messages import (
 )
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import Refused
-from real_robot.robot_file import RobotError
+from sims.errors import UserError
 
 NO_SESSION, TOO_MUCH, NOT_TEXT = 4401, 1008, 1003  # WebSocket close codes
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class Client:
         async for text in received_texts(self._socket):
             try:
                 await self._handle(read_message(text))
-            except (WrongMessage, Refused, RobotError) as error:
+            except (WrongMessage, Refused, UserError) as error:
                 await refuse(self._socket, error)
 
     async def _handle(self, message: Message) -> None:

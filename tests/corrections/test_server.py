@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import resource
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -304,6 +305,25 @@ def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
         assert episode.actor[-1] == HUMAN
         assert episode.operators == ("script",)
         assert episode.succeeded
+
+
+def test_a_full_disk_is_said_and_the_episode_can_be_stored_later(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with server(tmp_path) as one, open_control(*open_session(one.invite("Anna"))) as socket:
+        while wait_for(socket, "state")["step"] < 10:
+            pass
+        socket.send('{"type": "acquire"}')
+        verdict = json.dumps({"type": "do", "token": wait_for(socket, "lease")["token"], "what": "failure"})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
+        try:
+            socket.send(verdict)
+            assert "no space left for episode" in wait_for(socket, "refused")["reason"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        socket.send(verdict)
+        while (shown := wait_for(socket, "state"))["mode"] != "ended":
+            pass
+        assert one.robot.session.store.read(shown["stored_as"]).num_steps == shown["step"] >= 10
 
 
 def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):
