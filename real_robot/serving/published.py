@@ -92,11 +92,14 @@ class PublishedVersions:
 
     def _keep(self, sha256: str) -> None:
         """A copy; raises BundleError if the learner replaces the bundle meanwhile."""
-        info, manifest = read_bundle_info(self._live), (self._live / MANIFEST).read_bytes()
+        being_replaced = BundleError(f"{self._live} is being replaced")
+        if (info := read_bundle_info(self._live)).sha256 != sha256:
+            raise being_replaced
+        manifest = (self._live / MANIFEST).read_bytes()
         try:
             tensors = (self._live / info.tensors).read_bytes()
         except FileNotFoundError:
-            raise BundleError(f"{self._live} is being replaced") from None
+            raise being_replaced from None
         install_bundle(self.folder(sha256), manifest=manifest, tensors=tensors)
         newest = self._standing()[-(KEPT - 1) :]
         for old in self.order:

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser
 
 from benchmarks.fleet import Fleet
 from episodes.store import EpisodeStore
-from policies.bundle import BundleError, install_bundle, read_bundle_info, save_bundle
+from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
@@ -125,6 +125,26 @@ def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(t
         assert versions.roll_back() == (failed, good)
     publish(tmp_path, 1)  # put there once more
     assert versions.newest() == good == read_bundle_info(tmp_path / "bundle").sha256
+
+
+def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    publish(tmp_path, 0)
+    versions, learner = PublishedVersions(tmp_path), iter([1])
+
+    def read(path: Path) -> BundleInfo:
+        info = read_bundle_info(path)
+        for seed in learner:  # it publishes just after the first reading
+            publish(tmp_path, seed)
+        return info
+
+    monkeypatch.setattr("real_robot.serving.published.read_bundle_info", read)
+    with pytest.raises(BundleError, match="is being replaced"):
+        versions.newest()
+    newest = versions.newest()
+    assert versions.order == [newest]
+    assert read_bundle_info(versions.folder(newest)).sha256 == newest
 
 
 def test_who_needs_help_most_comes_first(tmp_path: Path):
