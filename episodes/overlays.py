@@ -1,8 +1,9 @@
 """Labels on episodes: append-only JSON lines beside the immutable episode files; the latest value of a key counts.
 
-The store uses four keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
-``split`` cut it (cuts.py). ``success_from``, a recorded control step, is read by success classifiers: from there on
-observations show success. A label of null takes the key away, so that what was recorded counts again.
+The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
+``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
+whatever was recorded (``outcome_unknown``). ``success_from``, a recorded control step, is read by success classifiers:
+from there on observations show success. A label of null takes the key away, so that what was recorded counts again.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
+OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 
 LabelValue = bool | int | float | str
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
@@ -33,6 +35,16 @@ class LabelChange:
     author: str
     time_s: float
     undoes: int | None = None
+
+
+def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
+    """Whether a person gave the episode up, aborted it or went back in it, and nobody judged it."""
+    return SUCCESS not in labels and (labels.get(OUTCOME) == ABORT or REWOUND_AT in labels)
+
+
+def is_success(labels: Mapping[str, LabelValue], recorded: bool) -> bool:
+    """As it is labelled now."""
+    return bool(labels.get(SUCCESS, recorded)) and not outcome_unknown(labels)
 
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:

@@ -28,10 +28,10 @@ from episodes.cuts import SPLIT, TRIM, Part, cut, parts_of, recorded_id
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
-    SUCCESS,
     LabelChange,
     LabelValue,
     append_label,
+    is_success,
     read_history,
     read_labels,
     undo_label,
@@ -211,8 +211,8 @@ class EpisodeStore:
         for entry, labels in self.labelled():
             if labels.get(DELETED):
                 continue
-            if SUCCESS in labels:
-                entry = dataclasses.replace(entry, success=bool(labels[SUCCESS]))
+            if (success := is_success(labels, entry.success)) != entry.success:
+                entry = dataclasses.replace(entry, success=success)
             if where.matches(entry):
                 selected.append(entry)
         return selected

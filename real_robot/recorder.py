@@ -207,7 +207,9 @@ class EpisodeBuilder:
         if last < MAX_STEPS:
             return None
         part = EpisodeBuilder(self._head, self._first_step + last)
-        part.add(self._observations[last])
+        for step in sorted(self._observations):
+            if step >= last:  # those of steps to come, too
+                part.add(self._observations[step])
         part._actions, part._actors = self._actions[last:], self._actors[last:]
         del self._actions[last:], self._actors[last:]
         return part

@@ -46,17 +46,21 @@ class Access:
     def redeem(self, token: str) -> str | None:
         """The value of the session cookie; None if the token is unknown, used or too old."""
         with self._lock:
-            person = self._find(self._tokens, token)
+            found = self._find(self._tokens, token)
             self._tokens.pop(_digest(token), None)
-        return None if person is None else self._add(self._sessions, person, SESSION_LIFE_S)
+        return None if found is None else self._add(self._sessions, found[0], SESSION_LIFE_S)
 
-    def person(self, cookies: Mapping[str, str]) -> Person | None:
-        """Whose session it is, by the cookies of a request."""
+    def session(self, cookies: Mapping[str, str]) -> tuple[Person, float] | None:
+        """Whose session it is, by the cookies of a request, and how long it still lasts [s]."""
         cookie = cookies.get(self.cookie)
         if cookie is None:
             return None
         with self._lock:
             return self._find(self._sessions, cookie)
+
+    def person(self, cookies: Mapping[str, str]) -> Person | None:
+        found = self.session(cookies)
+        return None if found is None else found[0]
 
     def _add(self, known: dict[str, tuple[Person, float]], person: Person, life_s: float) -> str:
         secret = secrets.token_urlsafe(32)
@@ -64,9 +68,13 @@ class Access:
             known[_digest(secret)] = person, self._clock() + life_s
         return secret
 
-    def _find(self, known: Mapping[str, tuple[Person, float]], secret: str) -> Person | None:
-        person, until = known.get(_digest(secret), (None, 0.0))
-        return person if self._clock() < until else None
+    def _find(self, known: Mapping[str, tuple[Person, float]], secret: str) -> tuple[Person, float] | None:
+        """Whose it is, and how long it still lasts."""
+        if (found := known.get(_digest(secret))) is None:
+            return None
+        person, until = found
+        left_s = until - self._clock()
+        return (person, left_s) if left_s > 0 else None
 
 
 def _digest(secret: str) -> str:
@@ -85,9 +93,11 @@ class Origins:
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """As browsers write them: in small letters, and without the port that their protocol has anyway."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(self.host) else (own,)
-        return tuple(f"{name}:{self.port}" for name in names)
+        port = "" if self.port == (443 if self.tls else 80) else f":{self.port}"
+        return tuple(f"{name.lower()}{port}" for name in names)
 
     @property
     def origins(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from episodes.schema import EpisodeError
 from real_robot.corrections.access import SESSION_LIFE_S, Access, Origins, Person, Role
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.browsing import EpisodeBrowser, Filter, NotFound
-from real_robot.corrections.connections import serve_control, serve_pictures
+from real_robot.corrections.connections import serve_control, serve_pictures, serve_session
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.success_classifier import ClassifierFits, FitUnderWay
 from real_robot.corrections.training import TrainingReader
@@ -87,11 +87,11 @@ def make_app(
 
     @app.websocket("/ws/control")
     async def control(socket: WebSocket) -> None:
-        await serve_control(socket, access.person(socket.cookies), robot, audit)
+        await serve_session(socket, access, lambda person: serve_control(socket, person, robot, audit))
 
     @app.websocket("/ws/pictures")
     async def pictures(socket: WebSocket) -> None:
-        await serve_pictures(socket, access.person(socket.cookies), robot)
+        await serve_session(socket, access, lambda person: serve_pictures(socket, robot))
 
     return app
 
@@ -133,7 +133,8 @@ def add_page(app: FastAPI, access: Access, audit: AuditLog, *, page: str) -> Non
         answer = RedirectResponse("/", status_code=303)
         secure = request.url.scheme == "https"
         life_s = int(SESSION_LIFE_S)
-        answer.set_cookie(access.cookie, cookie, max_age=life_s, httponly=True, samesite="strict", secure=secure)
+        # not "strict": the page may be opened from that of a fleet's hub, which is another site
+        answer.set_cookie(access.cookie, cookie, max_age=life_s, httponly=True, samesite="lax", secure=secure)
         return answer
 
     @app.get("/api/me")

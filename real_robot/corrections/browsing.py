@@ -12,7 +12,7 @@ import numpy as np
 
 from episodes.catalog import Entry
 from episodes.cuts import SPLIT
-from episodes.overlays import DELETED, SUCCESS, SUCCESS_FROM
+from episodes.overlays import ABORT, DELETED, OUTCOME, SUCCESS, SUCCESS_FROM, is_success
 from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore
@@ -89,8 +89,10 @@ class EpisodeBrowser:
         """Relabel: an overlay, the episode itself never changes."""
 
         def write(store: EpisodeStore) -> None:
-            if outcome == "abort":
-                store.label(id, "outcome", outcome, author=person)
+            if outcome == ABORT:
+                store.label(id, OUTCOME, outcome, author=person)
+                if SUCCESS in store.labels(id):
+                    store.label(id, SUCCESS, None, author=person)
             else:
                 store.label(id, SUCCESS, outcome == "success", author=person)
 
@@ -101,7 +103,7 @@ class EpisodeBrowser:
 
         def write(store: EpisodeStore) -> None:
             entry, labels = self._find(store, id)
-            if not labels.get(SUCCESS, entry.success):
+            if not is_success(labels, entry.success):
                 store.label(id, SUCCESS, True, author=person)
             store.label(id, SUCCESS_FROM, step + (entry.span[0] if entry.span else 0), author=person)
 
@@ -152,7 +154,7 @@ class EpisodeBrowser:
             "steps": entry.steps,
             "span": entry.span,
             "recorded_steps": entry.locations["action"][2][0],
-            "success": bool(labels.get(SUCCESS, entry.success)),
+            "success": is_success(labels, entry.success),
             "recorded_success": entry.success,
             "deleted": bool(labels.get(DELETED, False)),
             "labels": labels,

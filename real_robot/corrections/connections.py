@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import WebSocket, WebSocketDisconnect
 
-from real_robot.corrections.access import Person
+from real_robot.corrections.access import Access, Person
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.messages import (
     MAX_MESSAGES_PER_S,
@@ -27,7 +27,7 @@ from real_robot.corrections.messages import (
 )
 from real_robot.corrections.robot_thread import RobotThread
 from real_robot.corrections.session import Refused
-from real_robot.robot_file import RobotError
+from sims.errors import UserError
 
 NO_SESSION, TOO_MUCH, NOT_TEXT = 4401, 1008, 1003  # WebSocket close codes
 T = TypeVar("T")
@@ -56,12 +56,26 @@ class Newest(Generic[T]):
         return self._value
 
 
-async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotThread) -> None:
-    """The newest pictures, one binary message per camera, as fast as the browser takes them."""
+async def serve_session(
+    socket: WebSocket, access: Access, serve: Callable[[Person], Coroutine[Any, Any, None]]
+) -> None:
+    """Accept a browser, and ``serve`` it as long as its session lasts. Without a session it is told so and closed."""
     await socket.accept()
-    if person is None:
-        await socket.close(NO_SESSION, "no session")
-        return
+    found = access.session(socket.cookies)
+    if found is None:
+        return await socket.close(NO_SESSION, "no session")
+    person, left_s = found
+    try:
+        async with asyncio.timeout(left_s) as lasting:
+            await serve(person)
+    except TimeoutError:
+        if not lasting.expired():
+            raise
+        await socket.close(NO_SESSION, "the session has ended")
+
+
+async def serve_pictures(socket: WebSocket, robot: RobotThread) -> None:
+    """The newest pictures, one binary message per camera, as fast as the browser takes them."""
     newest = Newest(robot.pictures.listen, robot.pictures.published.newest)
 
     async def send() -> None:
@@ -73,12 +87,8 @@ async def serve_pictures(socket: WebSocket, person: Person | None, robot: RobotT
         await until_either_ends(send(), _drain(socket))
 
 
-async def serve_control(socket: WebSocket, person: Person | None, robot: RobotThread, audit: AuditLog) -> None:
+async def serve_control(socket: WebSocket, person: Person, robot: RobotThread, audit: AuditLog) -> None:
     """State out; inputs and commands in. When the connection ends, however it ends, its person lets go."""
-    await socket.accept()
-    if person is None:
-        await socket.close(NO_SESSION, "no session")
-        return
     client = Client(socket, person, robot, audit)
     newest = Newest(robot.states.listen, robot.states.newest)
 
@@ -147,7 +157,7 @@ class Client:
         async for text in received_texts(self._socket):
             try:
                 await self._handle(read_message(text))
-            except (WrongMessage, Refused, RobotError) as error:
+            except (WrongMessage, Refused, UserError) as error:
                 await refuse(self._socket, error)
 
     async def _handle(self, message: Message) -> None:

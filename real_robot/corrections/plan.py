@@ -42,6 +42,11 @@ class Plan:
         until = min(max(step, self.begins) + execute_steps, self.begins + len(chunk))
         self._until = max(step + 1, until - ask_steps)
 
+    def hold(self, action: Float[np.ndarray, " A"], step: int, *, steps: int) -> None:
+        """``action`` for so many steps, in place of a chunk that could not be used: it begins at no step."""
+        self._first, self._actions = step, np.tile(action, (steps, 1))
+        self._until, self.begins = step + steps, -1
+
     def action(self, step: int) -> Float[np.ndarray, " A"]:
         """Of a step that is planned, in [-1, 1]."""
         return np.clip(self._actions[step - self._first], -1.0, 1.0)

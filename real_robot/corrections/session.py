@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv
@@ -126,7 +127,7 @@ class CorrectionSession:
         if step < self.attempt.length and self.mode != "ended":
             self._commit(label=None)
         if step < self.attempt.length and self.last_episode is not None:
-            self.store.label(self.last_episode, "rewound_at", step, author=person)
+            self.store.label(self.last_episode, REWOUND_AT, step, author=person)
         snapshot = self.attempt.snapshots[step]
         self.attempt = self.attempt.until(step)
         self.env.reset(start=[snapshot.start])
@@ -139,9 +140,10 @@ class CorrectionSession:
         if self.mode != "ended":
             self._commit(label=outcome)
         if self.last_episode is not None:
-            self.store.label(self.last_episode, "outcome", outcome, author=person)
-            if outcome != "abort":
-                self.store.label(self.last_episode, "success", outcome == "success", author=person)
+            self.store.label(self.last_episode, OUTCOME, outcome, author=person)
+            judged = None if outcome == ABORT else outcome == "success"
+            if judged != self.store.labels(self.last_episode).get(SUCCESS):
+                self.store.label(self.last_episode, SUCCESS, judged, author=person)
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
@@ -262,7 +264,7 @@ class CorrectionSession:
         if actor == HOLD and self.handover.at_rest:
             self._observed_at = -1  # a real scene may change meanwhile
             return False
-        shadow = self._usable_proposal(observe=actor != POLICY)
+        shadow = self._usable_proposal(needed=actor == POLICY)
         if shadow is None:
             return False
         if actor == POLICY:
@@ -279,21 +281,36 @@ class CorrectionSession:
         While a person drives, and where a real arm would wait.
         """
         if self.mode == "human" or (self.mode == "policy" and self.arm.keeps_time):
-            self._usable_proposal(observe=self.mode == "human")
+            self._usable_proposal(needed=self.mode == "policy")
 
     def _at_rest(self) -> None:
         """A real arm has stopped, whatever it was to do."""
         self.handover.begin(self.human.hold(self.handover.last))
         self.plan.drop(self.attempt.length)
 
-    def _usable_proposal(self, *, observe: bool) -> Action | None:
-        """As ``_proposal``; after actions that no arm can follow None, and the arm holds."""
+    def _usable_proposal(self, *, needed: bool) -> Action | None:
+        """As ``_proposal``. After actions that no arm can follow: None where they are ``needed``, and the arm holds.
+
+        Where a person drives, or nobody, it is what the policy would do to the arm: hold it, until it is asked again.
+        """
+        at = self.attempt.length
         try:
-            return self._proposal(observe=observe)
+            return self._proposal(observe=not needed)
         except UnusableActions as error:
-            self.versions.report_fault(self.attempt.policy_version, str(error))
-            self.hold(str(error), person="the server")
-            return None
+            self._report_fault(str(error))
+            if needed:
+                self.hold(str(error), person="the server")
+                return None
+            self.plan.hold(self.human.hold(self.handover.last), at, steps=self._execute_steps)
+            return self.plan.action(at)
+
+    def _report_fault(self, reason: str) -> None:
+        if done := self.versions.report_fault(self.attempt.policy_version, reason):
+            self._audit.write("rolled back", person="the server", detail=done)
+
+    @property
+    def _execute_steps(self) -> int:
+        return self.settings.execute_steps or self.backend.hello.action_horizon
 
     def _proposal(self, *, observe: bool) -> Action:
         """What the policy would do in this step; a new chunk where the last one is used up."""
@@ -311,7 +328,7 @@ class CorrectionSession:
                 method="replace",
                 leftover=np.zeros((0, self.spec.action_dim), dtype=np.float32),
                 delay=0,
-                execute_steps=self.settings.execute_steps or self.backend.hello.action_horizon,
+                execute_steps=self._execute_steps,
             )
             chunk, self._memory = self.backend.act(request, self._memory)
             self.plan.add(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from episodes.overlays import outcome_unknown
 from policies.bundle import MANIFEST, read_bundle_info
 from real_robot.corrections.browsing import EpisodeBrowser
 
@@ -36,7 +37,7 @@ class TrainingReader:
         by_version: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_version.setdefault(row["policy"], [])
-            if row["labels"].get("outcome") != "abort" and "rewound_at" not in row["labels"]:
+            if not outcome_unknown(row["labels"]):
                 by_version[row["policy"]].append(row)
         numbers = {one["version"]: one["round"] for one in rounds if one["version"] is not None}
         loaded = [str(one["version"]) for one in kept]

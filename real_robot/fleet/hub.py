@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from real_robot.fleet.bundles import PublishedVersions
 from real_robot.fleet.messages import Orders, Report
+from real_robot.serving.published import PublishedVersions
 
 SILENT_S = 10.0
 PAGE_LIFE_S = 500.0  # of an address that opens a robot's page; shorter than its token's life

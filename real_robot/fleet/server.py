@@ -12,9 +12,9 @@ from pathlib import Path
 from real_robot.corrections.access import Access
 from real_robot.corrections.audit import AuditLog
 from real_robot.corrections.web import Address, listen, serving_web
-from real_robot.fleet.bundles import PublishedVersions
 from real_robot.fleet.deliveries import Deliveries
 from real_robot.fleet.hub import Hub
+from real_robot.serving.published import PublishedVersions
 
 JOIN = "robots.json"
 

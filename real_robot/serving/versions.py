@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,11 +49,22 @@ class Version:
 
 
 class Versions:
-    """The versions of one bundle, newest last; thread-safe. ``current`` serves the episodes that begin now."""
+    """The versions of one bundle, newest last; thread-safe. ``current`` serves the episodes that begin now.
 
-    def __init__(self, first: ChunkBackend, *, rule: RollbackRule | None = None) -> None:
+    ``rolled_back``: before this start. ``record``: called with the fingerprints of one that is rolled back
+    now and of the one before it.
+    """
+
+    def __init__(
+        self,
+        first: ChunkBackend,
+        *,
+        rule: RollbackRule | None = None,
+        rolled_back: Iterable[str] = (),
+        record: Callable[[str, str], None] = lambda failed, before: None,
+    ) -> None:
         self.rule = rule or RollbackRule()
-        self.rolled_back: set[str] = set()
+        self.rolled_back, self._record = set(rolled_back), record
         self._versions = [self._version(first)]
         self._lock = threading.Lock()
 
@@ -85,12 +96,8 @@ class Versions:
                 if version.fingerprint == end.fingerprint and end.outcome != "unknown":
                     version.successes.append(end.outcome == "success")
                     version.interventions.append(bool(end.intervened))
-            reason = self._rollback_reason()
-            if reason:
-                failed = self._versions.pop()
-                self.rolled_back.add(failed.fingerprint)
-                return f"rolled back {failed.fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
-            return ""
+            newest, reason = self._versions[-1].fingerprint, self._rollback_reason()
+        return self.report_fault(newest, reason) if reason else ""
 
     def report_fault(self, fingerprint: str, reason: str) -> str:
         """Roll back the version ``fingerprint`` at once, if there is one before it; returns what was done, or ""."""
@@ -98,7 +105,9 @@ class Versions:
             if len(self._versions) < 2 or self._versions[-1].fingerprint != fingerprint:
                 return ""
             self.rolled_back.add(self._versions.pop().fingerprint)
-            return f"rolled back {fingerprint[:12]} to {self._versions[-1].fingerprint[:12]}: {reason}"
+            before = self._versions[-1].fingerprint
+        self._record(fingerprint, before)
+        return f"rolled back {fingerprint[:12]} to {before[:12]}: {reason}"
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
         """The versions that are kept, oldest first, with the results of their last episodes."""

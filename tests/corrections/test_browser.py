@@ -226,6 +226,30 @@ def test_reload_keeps_the_session_and_lets_go_of_the_robot(open_page: Callable[.
     wait_for_mode(page, "policy")
 
 
+def test_the_page_opens_from_the_page_of_another_machine(chromium: Browser, running: CorrectionServer):
+    """As that of a fleet's hub does it. For a browser these two names are two sites."""
+    context = chromium.new_context()
+    page, address = context.new_page(), running.invite("Fleur")
+    assert "//127.0.0.1" in address
+    page.goto(f"http://localhost:{running.origins.port}")
+    with context.expect_page() as opened:
+        page.evaluate("address => void window.open(address, '_blank', 'noopener')", address)
+    opened.value.wait_for_selector("#camera-0", timeout=TIMEOUT_MS)
+    context.close()
+
+
+def test_a_session_that_ends_is_said_and_nothing_is_asked_again(
+    open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 15.0)
+    page = open_page("Sina")
+    opened: list[str] = []
+    page.on("websocket", lambda socket: opened.append(socket.url))
+    page.wait_for_selector("text=The session has ended. Open a new address.")
+    page.wait_for_timeout(2500)  # twice the time after which lost connections are opened again
+    assert opened == []
+
+
 def test_what_is_pressed_without_a_connection_is_not_done_later(
     open_page: Callable[..., Page], running: CorrectionServer
 ) -> None:

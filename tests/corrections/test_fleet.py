@@ -20,13 +20,13 @@ from playwright.sync_api import Browser
 
 from benchmarks.fleet import Fleet
 from episodes.store import EpisodeStore
-from policies.bundle import BundleError, install_bundle, read_bundle_info, save_bundle
+from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
-from real_robot.fleet.bundles import PublishedVersions
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
 from real_robot.fleet.messages import Report
 from real_robot.fleet.server import JOIN, serving_fleet
+from real_robot.serving.published import KEPT, PublishedVersions
 from sims.errors import UserError
 from tests.corrections.small_server import server, write_bundle
 from tests.episodes.episode_examples import make_episode
@@ -113,6 +113,38 @@ def test_versions_are_counted_and_the_one_before_is_published_again(tmp_path: Pa
     with pytest.raises(BundleError, match="damaged"):
         install_bundle(tmp_path / "bundle", manifest=(kept / "bundle.json").read_bytes(), tensors=b"other weights")
     assert read_bundle_info(tmp_path / "bundle").sha256 == names[0]
+
+
+def test_the_last_version_that_stood_is_kept_whatever_was_rolled_back_after_it(tmp_path: Path):
+    publish(tmp_path, 0)
+    versions = PublishedVersions(tmp_path)
+    good = versions.newest()
+    for seed in range(1, KEPT + 2):
+        publish(tmp_path, seed)
+        failed = versions.newest()
+        assert versions.roll_back() == (failed, good)
+    publish(tmp_path, 1)  # put there once more
+    assert versions.newest() == good == read_bundle_info(tmp_path / "bundle").sha256
+
+
+def test_a_bundle_that_is_replaced_while_it_is_copied_is_not_taken_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    publish(tmp_path, 0)
+    versions, learner = PublishedVersions(tmp_path), iter([1])
+
+    def read(path: Path) -> BundleInfo:
+        info = read_bundle_info(path)
+        for seed in learner:  # it publishes just after the first reading
+            publish(tmp_path, seed)
+        return info
+
+    monkeypatch.setattr("real_robot.serving.published.read_bundle_info", read)
+    with pytest.raises(BundleError, match="is being replaced"):
+        versions.newest()
+    newest = versions.newest()
+    assert versions.order == [newest]
+    assert read_bundle_info(versions.folder(newest)).sha256 == newest
 
 
 def test_who_needs_help_most_comes_first(tmp_path: Path):

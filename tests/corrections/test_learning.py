@@ -96,6 +96,26 @@ def test_only_successful_episodes_with_a_person_count(tmp_path: Path):
     assert corrected_episodes(tmp_path) == []
 
 
+@pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
+def test_an_episode_that_was_given_up_is_no_success_until_somebody_judges_it(tmp_path: Path, key: str, value: str):
+    actor = np.array([POLICY, POLICY, HUMAN, HUMAN, HUMAN, POLICY], dtype=np.uint8)
+    browser = EpisodeBrowser(tmp_path, jpeg_quality=90)
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode(actor=actor))
+        assert corrected_episodes(tmp_path) == [id]
+        store.label(id, key, value, author="anna")
+        assert corrected_episodes(tmp_path) == []
+        assert not browser.read(id)["success"]
+        browser.label(id, "success", person="ben")
+        assert corrected_episodes(tmp_path) == [id]
+        browser.label(id, "abort", person="ben")
+        assert corrected_episodes(tmp_path) == []
+        browser.success_from(id, 2, person="ben")
+        assert corrected_episodes(tmp_path) == [id]
+        browser.label(id, "failure", person="ben")
+        assert corrected_episodes(tmp_path) == []
+
+
 def test_without_corrections_there_is_nothing_to_learn(tmp_path: Path):
     with pytest.raises(UserError, match="make corrections with: vla-rl correct"):
         next(learn(tmp_path, CONFIG, watch=False))

@@ -164,6 +164,21 @@ def test_a_failure_that_a_person_judged_is_known_although_the_environment_did_no
     assert judged.digest != aborted.digest
 
 
+@pytest.mark.parametrize(("key", "value"), [("outcome", "abort"), ("rewound_at", 3)])
+def test_the_return_of_an_episode_that_was_given_up_is_not_known(tmp_path: Path, key: str, value: str) -> None:
+    """Whatever the environment had said."""
+    (id,) = folder_of(tmp_path, episodes=1)
+    before = replays(tmp_path, [id])
+    with EpisodeStore(tmp_path / EPISODES) as store:
+        store.label(id, key, value, author="anna")
+    after = replays(tmp_path, [id])
+    windows = after.own.windows(after.own._starts, chunks=1, returns=True)
+    assert windows.return_to_go is not None and len(windows.return_to_go)
+    assert windows.return_to_go.isneginf().all()
+    assert (windows.discount > 0).all()
+    assert after.digest != before.digest
+
+
 @pytest.mark.parametrize(("host_gb", "kept"), [(0.0, Observation), (1.0, VLAContext)])
 def test_prefixes_that_do_not_fit_are_encoded_again(tmp_path: Path, host_gb: float, kept: type) -> None:
     """Of pi0, whose cache of one observation has 10 MB at full size."""

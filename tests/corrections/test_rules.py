@@ -194,6 +194,14 @@ def test_only_the_page_itself_may_ask(headers, changes, refused):
     assert (origins.refusal(headers, changes=changes) is not None) == refused
 
 
+def test_the_port_that_browsers_leave_out_and_capital_letters_are_no_other_address():
+    for port, tls, address in ((443, True, "https://robot1.local"), (80, False, "http://robot1.local")):
+        origins = Origins(host="Robot1.local", port=port, tls=tls)
+        assert origins.refusal({"host": "robot1.local", "origin": address}, changes=True) is None
+        assert origins.refusal({"host": "robot1.local:8000"}, changes=False) is not None
+    assert Origins(host="Robot1.local", port=8443, tls=True).origins == ("https://robot1.local:8443",)
+
+
 def test_another_address_than_loopback_needs_tls(tmp_path):
     for host in ("0.0.0.0", "192.168.1.5", "::", "robot.local"):
         with pytest.raises(UserError, match="without TLS"):
@@ -205,7 +213,7 @@ def test_another_address_than_loopback_needs_tls(tmp_path):
     for anywhere in ("0.0.0.0", "::"):  # no browser could be told apart from another site's by its Host
         with pytest.raises(UserError, match="names no address"):
             Address(host=anywhere, **files)
-    assert Origins(host="fe80::1", port=443, tls=True).origins == ("https://[fe80::1]:443",)
+    assert Origins(host="fe80::1", port=8443, tls=True).origins == ("https://[fe80::1]:8443",)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

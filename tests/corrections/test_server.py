@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import resource
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,13 @@ from websockets.sync.client import ClientConnection, connect
 
 from episodes.schema import HUMAN, POLICY
 from episodes.store import EpisodeStore
+from policies.bundle import read_bundle_info
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.scripted_operator import ScriptedOperator, TakeOverAfter, open_control, open_session
 from real_robot.corrections.server import CorrectionServer
 from real_robot.corrections.session import Refused
 from sims.vector_env import StartState
-from tests.corrections.small_server import SIM, server
+from tests.corrections.small_server import SIM, server, write_bundle
 from tests.episodes.episode_examples import make_episode
 
 
@@ -71,7 +73,7 @@ def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_cannot_read(running
     assert (answer.status, answer.getheader("Location")) == (303, "/")
     cookie = answer.getheader("Set-Cookie") or ""
     assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+    assert "SameSite=lax" in cookie
     connection.close()
     assert ask(running, f"/?{address.query}")[0] == 401  # replayed
     value = cookie.partition(";")[0]
@@ -102,6 +104,29 @@ def test_without_a_session_a_connection_shows_nothing(running: CorrectionServer)
     for path in ("/ws/control", "/ws/pictures"):
         with connect(origin.replace("http", "ws") + path, additional_headers={"Origin": origin}) as socket:
             assert closing(socket)[0] == 4401
+
+
+def test_connections_end_with_their_session_and_the_arm_holds(
+    running: CorrectionServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("real_robot.corrections.access.SESSION_LIFE_S", 3.0)
+    origin, cookie = open_session(running.invite("Lea"))
+    headers = {"Cookie": cookie, "Origin": origin}
+    with (
+        connect(origin.replace("http", "ws") + "/ws/pictures", additional_headers=headers, max_size=2**22) as pictures,
+        open_control(origin, cookie) as socket,
+    ):
+        socket.send('{"type": "acquire"}')
+        token = wait_for(socket, "lease")["token"]
+        socket.send(json.dumps({"type": "do", "token": token, "what": "next"}))
+        socket.send(json.dumps({"type": "do", "token": token, "what": "take_over"}))
+        while wait_for(socket, "state")["mode"] != "human":
+            pass
+        assert closing(socket) == closing(pictures) == (4401, "the session has ended")
+    deadline = time.monotonic() + 30
+    while running.robot.session.mode != "hold" or running.robot.lease.holder is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("role", ["viewer", "labeller"])
@@ -280,6 +305,48 @@ def test_a_scripted_operator_corrects_a_policy_that_fails(tmp_path: Path):
         assert episode.actor[-1] == HUMAN
         assert episode.operators == ("script",)
         assert episode.succeeded
+
+
+def test_a_full_disk_is_said_and_the_episode_can_be_stored_later(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with server(tmp_path) as one, open_control(*open_session(one.invite("Anna"))) as socket:
+        while wait_for(socket, "state")["step"] < 10:
+            pass
+        socket.send('{"type": "acquire"}')
+        verdict = json.dumps({"type": "do", "token": wait_for(socket, "lease")["token"], "what": "failure"})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, hard))
+        try:
+            socket.send(verdict)
+            assert "no space left for episode" in wait_for(socket, "refused")["reason"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        socket.send(verdict)
+        while (shown := wait_for(socket, "state"))["mode"] != "ended":
+            pass
+        assert one.robot.session.store.read(shown["stored_as"]).num_steps == shown["step"] >= 10
+
+
+def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_to(tmp_path: Path):
+    def published() -> str:
+        return read_bundle_info(tmp_path / "out" / "bundle").sha256
+
+    with server(tmp_path) as one:
+        versions = one.robot.session.versions
+        good = versions.current.hello.fingerprint
+        write_bundle(tmp_path / "out" / "bundle", seed=1)
+        worse, deadline = published(), time.monotonic() + 60
+        while versions.current.hello.fingerprint != worse:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        origin, cookie = open_session(one.invite())
+        assert ask(one, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0] == 200
+        assert published() == good  # what the next round of learning starts from
+    with server(tmp_path) as again:
+        assert again.robot.session.attempt.policy_version == good
+        assert again.robot.session.versions.knows(worse)  # not taken up again
+    write_bundle(tmp_path / "out" / "bundle", seed=1)
+    with server(tmp_path) as again:
+        assert again.robot.session.attempt.policy_version == published() == good
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from episodes.overlays import outcome_unknown
 from episodes.schema import HOLD, HUMAN, POLICY
 from real_robot.corrections.human_input import RawInput
 from real_robot.corrections.session import CorrectionSession, Refused
-from tests.corrections.small_server import SIM, session
+from real_robot.serving.registry import load_backend
+from tests.corrections.small_server import SIM, session, write_bundle
 
 AWAY = RawInput(deadman=True, keys=frozenset({"KeyW"}), arrived_s=5.0)
 
@@ -174,6 +177,16 @@ def test_what_is_under_way_when_the_server_ends_is_stored(tmp_path):
         assert len(robot.store.entries()) == 1
 
 
+def test_an_abort_takes_the_place_of_a_verdict(tmp_path):
+    with session(tmp_path) as robot:
+        ticks(robot, 2)
+        for outcome, success in (("success", True), ("abort", False), ("success", True), ("failure", False)):
+            robot.end(outcome, person="anna")
+            (entry,) = robot.store.select()
+            assert entry.success == success
+            assert outcome_unknown(robot.store.labels(entry.id)) == (outcome == "abort")
+
+
 def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
     with session(tmp_path) as robot:
         ticks(robot, 2)
@@ -186,3 +199,45 @@ def test_instructions_are_changed_for_the_policy_and_recorded(tmp_path):
         assert robot.last_episode is not None
         assert robot.store.read(robot.last_episode).instruction == "reach the blue block"
         assert robot.store.labels(robot.last_episode) == {"outcome": "abort"}
+
+
+def gives_no_numbers(robot: CorrectionSession) -> None:
+    """From its next chunk on."""
+    for parameter in robot.backend._policy.parameters():  # type: ignore[attr-defined]
+        parameter.data.fill_(torch.nan)
+
+
+def test_a_policy_whose_actions_are_not_numbers_holds_the_arm_only_while_it_drives(tmp_path):
+    with session(tmp_path) as robot:
+        assert ticks(robot, 4) == 4
+        robot.take_over(person="anna")
+        gives_no_numbers(robot)
+        assert ticks(robot, 12, AWAY) == 12
+        assert (robot.mode, actors(robot)[4:]) == ("human", [HUMAN] * 12)
+        # it would have held the arm
+        assert not any(step.shadow[:6].any() for step in robot.attempt.steps[4:])
+        robot.hand_back(person="anna")
+        ticks(robot, 20)
+        assert robot.mode == "hold"
+        assert "gives actions that are not finite" in robot.reason
+        assert POLICY not in actors(robot)[4:]
+        assert not robot.attempt.steps[-1].action[:6].any()  # at rest, not in the middle of its motion
+        robot.end("success", person="anna")
+        assert robot.store.read(robot.last_episode or "").num_steps == robot.attempt.length
+
+
+def test_a_policy_that_fails_while_a_person_drives_is_rolled_back_and_not_asked_in_every_step(tmp_path, monkeypatch):
+    with session(tmp_path) as robot:
+        robot.versions.offer(load_backend(write_bundle(tmp_path / "other", seed=1)))
+        robot.next_episode(person="anna", drive=True)
+        failed, asked = robot.attempt.policy_version, []
+        compute = robot.backend.compute_chunk
+        monkeypatch.setattr(robot.backend, "compute_chunk", lambda *given: (asked.append(1), compute(*given))[1])
+        gives_no_numbers(robot)
+        robot.take_over(person="anna")
+        assert ticks(robot, 12, AWAY) == 12
+        assert len(asked) == 3  # of PATIENT's execute_steps each
+        assert robot.versions.knows(failed)
+        assert robot.versions.current.hello.fingerprint != failed
+        last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
+        assert (last["event"], failed[:12] in last["detail"]) == ("rolled back", True)

@@ -158,6 +158,23 @@ def test_a_long_episode_is_recorded_in_parts_that_follow_each_other() -> None:
     assert parts[-1].succeeded
 
 
+def test_what_was_observed_for_later_steps_goes_into_the_next_part() -> None:
+    """As of a policy that acts three control steps after its observations."""
+    builder, parts = EpisodeBuilder({"instruction": "x", "source": "policy", **HEAD}), []
+    for step in range(MAX_STEPS + 100):
+        for seen in range(4) if step == 0 else (step + 3,):
+            builder.add({"kind": "observation", "step": seen, "images": {"agent": np.zeros((2, 2, 3), np.uint8)},
+                         "state": np.full(3, seen, np.float32)})  # fmt: skip
+        builder.add({"kind": "action", "action": np.zeros(2, np.float32), "actor": POLICY})
+        if (part := builder.continued()) is not None:
+            parts.append(builder.build(success=False))
+            builder = part
+    parts.append(builder.build(success=True))
+    for part, first in zip(parts, (0, MAX_STEPS), strict=True):
+        assert part.observation_steps.tolist() == list(range(part.num_steps + 1))
+        assert part.state[:, 0].tolist() == list(range(first, first + part.num_steps + 1))
+
+
 def test_a_part_that_is_not_recorded_is_named_at_the_end_of_the_episode(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.begin(instruction="x", **HEAD)

@@ -17,7 +17,7 @@ from pydantic import Field
 from real_robot.corrections.access import Access, Origins
 from real_robot.corrections.app import OnlyFromHere, add_page
 from real_robot.corrections.audit import AuditLog
-from real_robot.corrections.connections import NO_SESSION, received_texts, refuse, until_either_ends
+from real_robot.corrections.connections import received_texts, refuse, serve_session, until_either_ends
 from real_robot.corrections.human_input import RELEASED, RawInput
 from real_robot.corrections.messages import Devices, WrongMessage, message_reader
 from sims.errors import UserError
@@ -59,15 +59,15 @@ def make_app(session: DriveSession, worker: Worker, access: Access, origins: Ori
 
     @app.websocket("/ws/drive")
     async def drive(socket: WebSocket) -> None:
-        await socket.accept()
-        if access.person(socket.cookies) is None:
-            return await socket.close(NO_SESSION, "no session")
+        await serve_session(socket, access, lambda person: serve(socket))
+
+    async def serve(socket: WebSocket) -> None:
         for other in newest:
             with contextlib.suppress(RuntimeError):  # it has gone
                 await other.close(REPLACED, "opened in another window")
         newest[:] = [socket]
         connection = Connection(socket, session, worker)
-        return await until_either_ends(connection.drive(), connection.receive())
+        await until_either_ends(connection.drive(), connection.receive())
 
     return app
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 
 from episodes.catalog import Entry
-from episodes.overlays import SUCCESS
+from episodes.overlays import SUCCESS, outcome_unknown
 from episodes.schema import EXPERT, HUMAN, Episode
 from episodes.store import EpisodeStore
 from policies.policy import Policy
@@ -125,13 +125,22 @@ def with_outcome(episode: Episode, success: bool, *, judged: bool) -> Episode:
     )
 
 
+def without_outcome(episode: Episode) -> Episode:
+    """Of one that was given up (``outcome_unknown``): nothing tells what its end was worth."""
+    no = np.zeros(episode.num_steps, dtype=bool)
+    return replace(episode, reward=no.astype(np.float32), terminated=no, truncated=no)
+
+
 def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
     """The episode with its rewards as recorded, or with that of its outcome (``with_outcome``).
 
     That is where its success is labelled, and where it succeeded without any reward, as imported demonstrations do.
+    Of an episode that was given up nothing (``without_outcome``).
     """
-    episode = store.read(entry.id)
-    labelled = SUCCESS in store.labels(entry.id)
+    episode, labels = store.read(entry.id), store.labels(entry.id)
+    if outcome_unknown(labels):
+        return without_outcome(episode)
+    labelled = SUCCESS in labels
     if labelled or (episode.succeeded and not episode.reward.any()):
         return with_outcome(episode, entry.success if labelled else True, judged=labelled)
     return episode

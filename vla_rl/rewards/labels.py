@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.overlays import SUCCESS, SUCCESS_FROM, LabelValue
+from episodes.overlays import SUCCESS, SUCCESS_FROM, LabelValue, outcome_unknown
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore
 from sims.tensor_dataclass import TensorDataclass
@@ -140,7 +140,7 @@ def _labels(
 ) -> Bool[np.ndarray, " L"]:
     """Which of the observations at control steps ``at`` show success. ``first``: the recorded step that is step 0."""
     recorded = np.flatnonzero(np.asarray(arrays["success"]))
-    if SUCCESS in labels and not labels[SUCCESS]:
+    if outcome_unknown(labels) or (SUCCESS in labels and not labels[SUCCESS]):
         return np.zeros(len(at), dtype=bool)
     if SUCCESS_FROM in labels:
         return at >= int(labels[SUCCESS_FROM]) - first

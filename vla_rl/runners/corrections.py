@@ -26,6 +26,7 @@ from real_robot.fleet.link import FleetLink, LinkedRobot
 from real_robot.fleet.messages import NAME
 from real_robot.fleet.server import serving_fleet
 from real_robot.robot_file import read_robot
+from real_robot.serving.published import PublishedVersions
 from real_robot.serving.registry import load_backend
 from real_robot.serving.versions import BundleWatcher, Versions
 from sims.errors import UserError
@@ -155,8 +156,13 @@ def _serving_env(
     """``live``: the bundle, which is followed as it changes."""
     with contextlib.ExitStack() as stack:
         load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
-        versions = Versions(load(live))
-        watcher = BundleWatcher(versions, live, load)
+        published = PublishedVersions(folder)
+
+        def load_published(live: Path) -> Any:
+            return load(published.folder(published.newest()))
+
+        versions = Versions(load_published(live), rolled_back=published.rolled_back, record=published.drop)
+        watcher = BundleWatcher(versions, live, load_published)
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):

@@ -1,8 +1,7 @@
 // The control connection: state comes in; the lease, inputs and commands go out. It reconnects by itself.
 
-import type { Command, Devices, State } from "./protocol";
+import { NO_SESSION, SESSION_ENDED, type Command, type Devices, type State } from "./protocol";
 
-const NO_SESSION = 4401;
 const RECONNECT_MS = 1000;
 
 export interface Listener {
@@ -58,7 +57,7 @@ export class Connection {
       this.token = null;
       this.waiting = []; // what is pressed now is not meant for the robot of later
       this.asked = false;
-      if (event.code === NO_SESSION) return this.listener.problem("The session has ended. Open a new address.");
+      if (event.code === NO_SESSION) return this.listener.problem(SESSION_ENDED);
       this.listener.problem("The connection to the robot is lost. Connecting again.");
       setTimeout(() => this.open(), RECONNECT_MS);
     };

@@ -2,6 +2,7 @@
 
 import { isTyping, readDevices, watchDevices } from "./devices";
 import { clearedCanvas, color, element, onClick, setText, showProblem } from "./dom";
+import { NO_SESSION, SESSION_ENDED } from "./protocol";
 
 /** As vla_rl/drive/session.py sends them. */
 interface Episode {
@@ -36,7 +37,7 @@ interface Moment {
 
 const HEARTBEAT_MS = 33;
 const RECONNECT_MS = 1000;
-const [NO_SESSION, REPLACED] = [4401, 4409];
+const REPLACED = 4409;
 const HIGHEST = 4; // of the chart, in usual values
 const ROWS: Record<string, string> = { true: "True simulator", imagined: "Imagined", difference: "Difference, three times" };
 const HOTKEYS: Record<string, string> = { KeyN: "next", KeyB: "rewind", Backspace: "again" };
@@ -51,7 +52,7 @@ function connect(): void {
   socket.onopen = () => showProblem("");
   socket.onmessage = (event) => receive(JSON.parse(event.data as string));
   socket.onclose = (event) => {
-    if (event.code === NO_SESSION) return showProblem("The session has ended. Open a new address.");
+    if (event.code === NO_SESSION) return showProblem(SESSION_ENDED);
     if (event.code === REPLACED) return showProblem("This page is open in another window. Reload it to go on here.");
     showProblem("The connection to the world model is lost. Connecting again.");
     setTimeout(connect, RECONNECT_MS);

@@ -1,7 +1,7 @@
 // Pictures of the robot's cameras: one binary message each, decoded and drawn; only the newest counts.
 
 import { color, element } from "./dom";
-import type { Line, Paths } from "./protocol";
+import { NO_SESSION, type Line, type Paths } from "./protocol";
 
 const HEADER_BYTES = 16; // capture time (float64), number (uint32), camera (uint8), padding; little-endian
 const RECONNECT_MS = 1000;
@@ -45,7 +45,7 @@ export function receivePictures(): void {
     if (newest.get(camera) === number) draw(camera, image, takenMs);
     image.close();
   };
-  socket.onclose = () => setTimeout(receivePictures, RECONNECT_MS);
+  socket.onclose = (event) => event.code !== NO_SESSION && setTimeout(receivePictures, RECONNECT_MS);
 }
 
 /** WebCodecs, where the browser has it, is faster. */

@@ -2,6 +2,10 @@
 
 export const ROLES = ["viewer", "labeller", "operator"]; // each may do what those before it may
 
+/** With which the server closes a WebSocket without a session, or whose session has ended: it is not opened again. */
+export const NO_SESSION = 4401;
+export const SESSION_ENDED = "The session has ended. Open a new address.";
+
 export type Mode = "policy" | "human" | "hold" | "ended";
 
 export type Line = [number, number][]; // right and down, as shares of the picture

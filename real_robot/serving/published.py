@@ -1,4 +1,7 @@
-"""The versions of the policy that a fleet was given: kept whole, in order, some of them rolled back."""
+"""The versions of the policy that one robot or a fleet was given: kept whole, in order, some of them rolled back.
+
+bundle (what a learner publishes) -> published/HASH (kept) -> rolled back: the version before it is in bundle again
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info, write_atomically
 
-KEPT = 5  # bundles; also the older ones are known by their hash
+KEPT = 5  # bundles that were not rolled back; also the others are known by their hash
 
 
 class PublishedVersions:
@@ -26,9 +29,15 @@ class PublishedVersions:
         self.rolled_back: list[str] = known["rolled_back"]
 
     def newest(self) -> str:
-        """SHA-256 of the published version. Raises BundleError where there is none."""
+        """SHA-256 of the published version. Raises BundleError where there is none.
+
+        Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
+        """
         with self._lock:
             sha256 = read_bundle_info(self._live).sha256
+            if sha256 in self.rolled_back:
+                sha256 = self._standing()[-1]
+                self._publish(sha256)
             if sha256 not in self.order:
                 self._keep(sha256)
                 self.order.append(sha256)
@@ -53,27 +62,49 @@ class PublishedVersions:
         """Publish the version before the newest again; (rolled back, published), None if none is left or kept."""
         self.newest()
         with self._lock:
-            standing = [one for one in self.order if one not in self.rolled_back]
+            standing = self._standing()
             if len(standing) < 2 or not self.folder(standing[-2]).exists():
                 return None
             *_, before, failed = standing
-            kept = self.folder(before)
-            tensors = (kept / read_bundle_info(kept).tensors).read_bytes()
-            self.rolled_back.append(failed)
-            self._write()
-            install_bundle(self._live, manifest=(kept / MANIFEST).read_bytes(), tensors=tensors)
+            self._drop(failed)
+            self._publish(before)
             return failed, before
+
+    def drop(self, failed: str, before: str) -> None:
+        """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one."""
+        with self._lock:
+            self._drop(failed)
+            if read_bundle_info(self._live).sha256 == failed:
+                self._publish(before)
+
+    def _standing(self) -> list[str]:
+        return [one for one in self.order if one not in self.rolled_back]
+
+    def _drop(self, failed: str) -> None:
+        self.rolled_back.append(failed)
+        self._write()
+
+    def _publish(self, sha256: str) -> None:
+        """A version that is kept."""
+        folder = self.folder(sha256)
+        tensors = (folder / read_bundle_info(folder).tensors).read_bytes()
+        install_bundle(self._live, manifest=(folder / MANIFEST).read_bytes(), tensors=tensors)
 
     def _keep(self, sha256: str) -> None:
         """A copy; raises BundleError if the learner replaces the bundle meanwhile."""
-        info, manifest = read_bundle_info(self._live), (self._live / MANIFEST).read_bytes()
+        being_replaced = BundleError(f"{self._live} is being replaced")
+        if (info := read_bundle_info(self._live)).sha256 != sha256:
+            raise being_replaced
+        manifest = (self._live / MANIFEST).read_bytes()
         try:
             tensors = (self._live / info.tensors).read_bytes()
         except FileNotFoundError:
-            raise BundleError(f"{self._live} is being replaced") from None
+            raise being_replaced from None
         install_bundle(self.folder(sha256), manifest=manifest, tensors=tensors)
-        for old in self.order[: -(KEPT - 1)]:
-            shutil.rmtree(self.folder(old), ignore_errors=True)
+        newest = self._standing()[-(KEPT - 1) :]
+        for old in self.order:
+            if old not in newest:
+                shutil.rmtree(self.folder(old), ignore_errors=True)
 
     def _write(self) -> None:
         state = {"order": self.order, "rolled_back": self.rolled_back}
