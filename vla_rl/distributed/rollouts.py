@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +199,14 @@ def make_cluster_rollouts(
         hang_s=config.hang_s,
     )
 
-    def make(env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, **unused: Any) -> ClusterRollouts:
+    def make(
+        env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, replayed: int = 0, **unused: Any
+    ) -> ClusterRollouts:
         connect(config, workers=min(config.collectors or shards, shards))
         return ClusterRollouts(
-            CollectorPool(settings, config, shards=shards, log=lambda event: _log(folder, event)),
+            CollectorPool(
+                replace(settings, replayed=replayed), config, shards=shards, log=lambda event: _log(folder, event)
+            ),
             shared_starts(env, seed=seed, failure_weight=failure_weight),
             shards=shards,
             num_envs=env.spec.num_envs,
