@@ -148,14 +148,15 @@ class ClusterRollouts:
         yield
 
     def state_dict(self) -> dict[str, Any]:
-        """As a run in one process saves it."""
+        """As a run in one process saves it. Weights stay in the object store's memory, also beyond its end, until a
+        checkpoint reads them: a state is asked for before every iteration, and few are written."""
         starts = {"starts": self.starts.state_dict()}
         state: dict[str, Any] = {"shards": list(self._states)} | starts
         if self.shards == 1:
             state = dict(self._states[0]) | (starts if self._whole_episodes else {})
         if self.staleness:
             versions = {asked.version for asked in self._ahead}
-            weights = {version: ray.get(self._weights[version]).unpack() for version in sorted(versions)}
+            weights = {version: ray.get(self._weights[version]) for version in sorted(versions)}
             state |= state_ahead(self._ahead, weights)
         return state
 

@@ -133,7 +133,7 @@ class ShardWorker:
                 self.timer.record(request.record)
             if request.version != self.version:
                 with self.timer.section("sync"):
-                    load_weights(collector.policy, collector.critic, weights.unpack())
+                    load_weights(collector.policy, collector.critic, weights)
                 self.version = request.version
             if request.state is not None:
                 collector.load_state_dict(copy.deepcopy(dict(request.state)))  # arrays from Ray are read-only
