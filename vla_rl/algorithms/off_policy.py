@@ -138,6 +138,7 @@ class OffPolicy(OffPolicyUpdates):
     def _learn_offline(self) -> Metrics:
         """``offline_updates`` updates, which the gate keeps or takes back."""
         totals = defaultdict[str, list[float]](list)
+        self._fit_features()  # weights that the gate takes back have the scale of features too
         if self.gate is not None and self.gate.is_open:
             self.gate.judge(self._outcomes(self.gate.config.episodes), self._trained())
         with self.collector.timer.section("learn"):
