@@ -193,8 +193,9 @@ class Policy(OnDevice, ABC, Generic[C, T]):
         Including the memory that ``encode`` was given, where the context depends on it.
         """
 
-    def plan_storage(self, records: int) -> None:
-        """About to ``store`` as many records, which are kept together: choose where they fit."""
+    def plan_storage(self, records: int, *, in_host: bool = False) -> None:
+        """About to ``store`` as many records, which are kept together: choose where they fit. ``in_host``: a replay
+        keeps them, in the host's memory."""
         return
 
     @abstractmethod

@@ -22,6 +22,7 @@ from sims.adapters.maniskill_gpu import make_maniskill
 from sims.adapters.metaworld import Metaworld, MetaworldConfig
 from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.adapters.robosuite import Robosuite, RobosuiteConfig
+from sims.env_wrapper import EnvWrapper
 from sims.errors import UserError
 from sims.plugins import with_plugins
 from sims.pretraining import PretrainingScenes
@@ -74,6 +75,14 @@ class HasEvaluationStarts(Protocol):
     def under_protocol(self, name: str) -> Any:
         """The configuration that the benchmark's published numbers belong to. Raises UserError for another name."""
         ...
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """An environment that has the configuration that it was made with."""
+
+    @property
+    def config(self) -> EnvConfig: ...
 
 
 @runtime_checkable
@@ -146,7 +155,7 @@ def under_protocol(config: EnvConfig, name: str) -> Any:
     return config.under_protocol(name)
 
 
-def evaluation_starts(config: EnvConfig, *, num_tasks: int, seed: int, episodes: int | None) -> list[StartState]:
+def evaluation_starts(config: EnvConfig | None, *, num_tasks: int, seed: int, episodes: int | None) -> list[StartState]:
     """Held-out starts, tasks in turn: the benchmark's published ones where the configuration asks for them.
 
     ``episodes`` None: all published ones.
@@ -156,6 +165,13 @@ def evaluation_starts(config: EnvConfig, *, num_tasks: int, seed: int, episodes:
         return [StartState(task=task, seed=number) for task, number in published]
     assert episodes is not None
     return StartSequence("evaluation", seed=seed, num_tasks=num_tasks).take(episodes)
+
+
+def config_of(env: VectorEnv) -> EnvConfig | None:
+    """Of the environment itself, whatever wraps it; None where it has none."""
+    while isinstance(env, EnvWrapper):
+        env = env.env
+    return env.config if isinstance(env, Configured) else None
 
 
 def evaluation_suites(config: EnvConfig, names: Sequence[str]) -> tuple[Any, ...]:

@@ -165,7 +165,9 @@ class VectorEnv(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closing again does nothing."""
+        ...
 
 
 @runtime_checkable

@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from policies.bundle import load_bundle
-from policies.device import make_generator
 from policies.policy import Policy
-from sims.devices.env_on_device import on_device
-from sims.numbers.seeding import spawn_seed
-from sims.starts import StartSequence
+from sims.registry import config_of, evaluation_starts
 from sims.vector_env import VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.config.packaged import find_config
 from vla_rl.runners import train as runner
-from vla_rl.runners.evaluate import EpisodeResults, PolicyActor, run_episodes
+from vla_rl.runners.evaluate import EpisodeResults, policy_episodes
 from vla_rl.runs.run_dir import CONFIG_FILE
 
 __all__ = ["EpisodeResults", "load_bundle", "load_experiment", "make_env", "roll_out", "train"]
@@ -41,14 +38,13 @@ def load_experiment(config: str | Path, *overrides: str) -> Experiment:
 
 
 def roll_out(policy: Policy, env: VectorEnv, *, episodes: int, seed: int = 0, explore: bool = False) -> EpisodeResults:
-    """``episodes`` held-out starts, tasks in turn, each once; the same call gives the same results.
+    """``episodes`` held-out starts as ``vla-rl eval`` has them, tasks in turn, each once; the same call gives the same
+    results. Those that a benchmark publishes where the simulator's configuration asks for them.
 
     explore: act as in training instead of as deployed.
     """
-    starts = StartSequence("evaluation", seed=seed, num_tasks=len(env.spec.tasks)).take(episodes)
-    generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))  # as `vla-rl eval`
-    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=explore)
-    return run_episodes(on_device(env, policy.device), actor, starts)
+    starts = evaluation_starts(config_of(env), num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+    return policy_episodes(policy, env, starts, seed=seed, stochastic=explore)
 
 
 def train(experiment: Experiment, run_dir: str | Path, *, resume: bool = False) -> dict[str, Any]:

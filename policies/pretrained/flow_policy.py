@@ -22,10 +22,7 @@ from torch import Tensor, nn
 
 from episodes.sampler import Targets
 from policies.denoising.chunk_policy import DenoisedChunks
-from policies.denoising.denoise import (
-    Predict,
-    masked_square,
-)
+from policies.denoising.denoise import DenoisingTrace, Predict, masked_square
 from policies.denoising.executed import ExecutedOnly
 from policies.denoising.kernels import (
     FlowCPSConfig,
@@ -43,11 +40,10 @@ from policies.pretrained.checkpoint import Layout, PublishedWeights, load_publis
 from policies.pretrained.context import PrefixCache, VLAContext
 from policies.pretrained.convention import Convention
 from policies.pretrained.flow_network import FlowNetwork
+from policies.pretrained.kept_prefix import KeptPrefix, cached_numbers, numbers_bytes
 from policies.pretrained.lora import LoRAConfig, add_lora, lora_parameters
-from policies.pretrained.matrices import lower_precision
 from policies.pretrained.storage import StorageConfig
 from policies.pretrained.tokenizer import PromptTokenizer
-from sims.devices.crossing import crossing
 from sims.numbers.ranges import Width
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
@@ -85,7 +81,7 @@ class FlowVLAConfig:
             )
 
 
-class FlowVLA(DenoisedChunks[VLAContext]):
+class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]):
     """Subclasses make ``network`` and say what its prefix is (``_prefix``) and which parts make it."""
 
     config: FlowVLAConfig
@@ -108,7 +104,7 @@ class FlowVLA(DenoisedChunks[VLAContext]):
             cloned_horizon=config.chunk_size,
             noise_shape=(config.chunk_size, config.padded_dim),
         )
-        self.config, self._place = config, config.storage.place(0, 0)
+        self.config = config
         self.explore_with(config.explore)
         add_lora(self.prefix_modules, config.lora)
         for parameter in network.language.behind_the_cache():
@@ -164,11 +160,6 @@ class FlowVLA(DenoisedChunks[VLAContext]):
         return groups | ({"lora": [one for one in used if id(one) in added]} if added else {})
 
     @property
-    def _prefix_is_trained(self) -> bool:
-        groups = self.parameter_groups()
-        return any(parameter.requires_grad for name in ("encoder", "lora") for parameter in groups.get(name, ()))
-
-    @property
     def _unused(self) -> set[int]:
         return {id(parameter) for parameter in self.network.language.behind_the_cache()}
 
@@ -178,27 +169,10 @@ class FlowVLA(DenoisedChunks[VLAContext]):
             cache = self._prefix(seen)
         return VLAContext(cache=cache, state=obs.state, obs=obs), state
 
-    def store(self, context: VLAContext) -> TensorDataclass:
-        if self._place == "recompute" or self._prefix_is_trained:
-            assert context.obs is not None
-            return context.obs
-        kept = replace(context, obs=None)
-        if self._place == "device":
-            return kept
-        with crossing("prefixes"):
-            return kept.to("cpu")
-
-    def restore(self, record: TensorDataclass) -> VLAContext:
-        if isinstance(record, Observation):
-            return self.encode(record, self.initial_state(len(record)))[0]
-        assert isinstance(record, VLAContext)
-        with crossing("prefixes"):
-            return record.to(self.device)
-
-    def plan_storage(self, records: int) -> None:
+    @property
+    def record_bytes(self) -> int:
         cameras = len(self.config.convention.cameras or self.spec.robot.cameras)
-        size = cache_bytes(self.config, cameras=cameras, precision=self.computes_in)
-        self._place = self.config.storage.place(size, records)
+        return cache_bytes(self.config, cameras=cameras, precision=self.computes_in)
 
     def value_features(self, context: VLAContext) -> Float[Tensor, "B value_dim"]:
         """Of the prefix, and the robot's state, which pi0 gives to the expert alone."""
@@ -260,11 +234,6 @@ class FlowVLA(DenoisedChunks[VLAContext]):
 
         return predict
 
-    @property
-    def computes_in(self) -> Precision:
-        """The prefix."""
-        return lower_precision(self.precision, self.config.prefix_precision)
-
     def to_action(self, x_0: Float[Tensor, "B chunk padded"], context: VLAContext) -> Float[Tensor, "B H A"]:
         executed = x_0[:, : self.config.action_horizon, : self.spec.robot.action_dim]
         return self.config.convention.to_robot(self.normalizer.unnormalize_action(executed), context.state)
@@ -277,8 +246,7 @@ def cache_bytes(config: Any, *, cameras: int, precision: Precision) -> int:
     """Of the keys and values of one observation."""
     language, side = config.language, config.vision.image_size // config.vision.patch_size
     tokens = cameras * (side // getattr(config, "shuffle", 1)) ** 2 + config.prompt_tokens
-    numbers: int = 2 * language.depth * language.kv_heads * language.head_dim * tokens
-    return numbers * (2 if precision == "bfloat16" else 4)
+    return numbers_bytes(cached_numbers(language, tokens), precision)
 
 
 def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from policies.residual.histogram import HistogramConfig, histogram_loss, mean_value
-from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, trunk
+from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, is_unscaled, trunk
 from sims.numbers.ranges import PositiveFloat, Share, Width
 
 CACHED_ROWS = 1024  # at once on a CPU: larger layers would be written to memory and read again
@@ -110,6 +110,10 @@ class QEnsemble(nn.Module):
         if histogram is None:
             return (output.squeeze(-1) - target).square().mean()
         return histogram_loss(histogram, output, target)
+
+    def features_are_unscaled(self) -> bool:
+        """Whether ``fit_features`` has measured nothing yet."""
+        return is_unscaled(self.feature_mean, self.feature_std)
 
     @torch.no_grad()
     def fit_features(self, features: Float[Tensor, "N F"]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 TRUNK_WIDTH = 128
 LEAST_SPREAD = 1e-2  # of a feature: what hardly moves is not stretched
@@ -19,6 +19,11 @@ def trunk(feature_dim: int, width: int | None, *, layer_norm: bool) -> tuple[nn.
         return nn.Sequential(), feature_dim
     norm: nn.Module = nn.LayerNorm(width) if layer_norm else nn.Identity()
     return nn.Sequential(nn.Linear(feature_dim, width), norm, nn.Tanh()), width
+
+
+def is_unscaled(feature_mean: Tensor, feature_std: Tensor) -> bool:
+    """Whether no scale of features has been measured yet."""
+    return bool((feature_mean == 0).all() and (feature_std == 1).all())
 
 
 def mlp(width: int, hidden: Sequence[int], out: int, *, layer_norm: bool) -> nn.Sequential:

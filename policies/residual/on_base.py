@@ -49,8 +49,8 @@ class InBaseContext(OnBase[C, T]):
     def store(self, context: Any) -> TensorDataclass:
         return self.base.store(context)
 
-    def plan_storage(self, records: int) -> None:
-        self.base.plan_storage(records)
+    def plan_storage(self, records: int, *, in_host: bool = False) -> None:
+        self.base.plan_storage(records, in_host=in_host)
 
     def restore(self, record: TensorDataclass) -> Any:
         return self.base.restore(record)

@@ -40,7 +40,7 @@ from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
 from policies.normalizer import Normalizer, normalizer_of
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed
 from policies.registry import POLICIES, PolicyConfig, build_policy
-from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, mlp, trunk
+from policies.residual.network import LEAST_SPREAD, TRUNK_WIDTH, is_unscaled, mlp, trunk
 from policies.residual.on_base import OnBase
 from sims.errors import UserError
 from sims.numbers.ranges import Interval, PositiveFloat, Width
@@ -188,7 +188,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
 
     def features_are_unscaled(self) -> bool:
         """Whether ``fit_features`` has measured nothing yet."""
-        return bool((self.feature_mean == 0).all() and (self.feature_std == 1).all())
+        return is_unscaled(self.feature_mean, self.feature_std)
 
     @torch.no_grad()
     def fit_features(self, record: ResidualContext) -> None:

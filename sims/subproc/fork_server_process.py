@@ -93,7 +93,9 @@ class ForkServer:
             self._process.wait(10.0)
         self._process.kill()
         self._process.wait()
-        os.close(self._stderr)
+        if self._stderr >= 0:  # closing again would close another's file, which has its number now
+            os.close(self._stderr)
+            self._stderr = -1
 
     def _ask(
         self, request: Mapping[str, Any], *, timeout_s: float, descriptors: Sequence[int] = ()

@@ -48,7 +48,9 @@ class SharedMemory:
         return cls(spec, num_envs, anonymous_file("environments"))
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:  # closing again would close another's file, which has its number now
+            os.close(self.fd)
+            self.fd = -1
 
 
 def anonymous_file(name: str) -> int:

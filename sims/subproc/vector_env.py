@@ -40,7 +40,7 @@ class SubprocVectorEnv:
         if missing:
             raise UserError(f"{type(config).__name__} lacks {', '.join(missing)}; see docs/simulators/process_pool.md")
         n = config.num_envs
-        self.workers = config.workers
+        self.config, self.workers = config, config.workers
         self._group = WorkerGroup(config, simulator)
         assert self._group.memory is not None
         self._memory = self._group.memory

@@ -217,6 +217,16 @@ def test_a_round_learns_from_failures_too_and_publishes(tmp_path: Path, name: st
     assert {"actor_loss", "q_loss" if name == "hil_serl" else "value_loss"} <= set(metrics[-1])
 
 
+def test_a_residual_that_is_there_goes_on_with_its_own_settings_or_not_at_all(tmp_path: Path) -> None:
+    folder_of(tmp_path)
+    learn_round(tmp_path, recipe("hil_serl", tmp_path))
+    with pytest.raises(
+        UserError, match=r"has a residual already, with scale 0\.3: .* \(got 0\.2\), or learning.residual"
+    ):
+        learn_round(tmp_path, recipe("hil_serl", tmp_path, "--learning.residual.scale=0.2"))
+    assert learn_round(tmp_path, recipe("hil_serl", tmp_path, "--learning.residual=null"))["round"] == 2
+
+
 def test_an_episode_that_is_labelled_anew_gives_the_round_up(tmp_path: Path) -> None:
     ids = folder_of(tmp_path)
     learn_round(tmp_path, recipe("recap", tmp_path))

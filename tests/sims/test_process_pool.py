@@ -70,6 +70,20 @@ def test_pool_continues_after_an_interrupted_step() -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
+def test_closing_again_leaves_the_files_of_others_open() -> None:
+    """The numbers of its descriptors belong to whoever opened a file meanwhile."""
+    with pool(num_envs=1) as env:
+        env.reset(start=starts(1))
+        env.close()
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(16)]
+        try:
+            env.close()
+            assert [os.fstat(other).st_size for other in others] == [0] * len(others)
+        finally:
+            for other in others:
+                os.close(other)
+
+
 def test_numbers_of_an_episode() -> None:
     with pool(num_envs=2, max_steps=4, goal=3.0) as env:
         env.reset(start=[StartState(task=0, seed=1), StartState(task=1, seed=2)])

@@ -11,10 +11,25 @@ import torch
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
+from sims.env_wrapper import EnvWrapper
+from sims.subproc.vector_env import SubprocVectorEnv
+from tests.policies.small_configs import CONFIGS
+from tests.sims.counting import Counting, PublishedConfig
 from tests.vla_rl.scale_run import PPO, SIM, SMALL
-from vla_rl.api import make_env, train
+from vla_rl.api import make_env, roll_out, train
 from vla_rl.cli.main import parse
 from vla_rl.config.experiment import EvaluationConfig, Experiment, FromBundle
+
+
+def test_a_benchmark_that_publishes_its_starts_is_rolled_out_from_these() -> None:
+    env = SubprocVectorEnv(PublishedConfig(num_envs=3, max_steps=4), Counting)
+    try:
+        wrapped = EnvWrapper(env)
+        policy = build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec))
+        assert roll_out(policy, wrapped, episodes=3).task.tolist() == [0, 1, 0]
+        assert [(start.task, start.seed) for start in env.capture()] == [(0, 7), (1, 7), (0, 11)]
+    finally:
+        env.close()
 
 
 def test_the_command_of_a_run_of_a_program_goes_on_with_it(tmp_path: Path) -> None:

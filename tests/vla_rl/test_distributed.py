@@ -303,6 +303,25 @@ def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, addre
     assert max(used) < (staleness + 2) * one
 
 
+def test_a_state_has_the_weights_of_its_moment_without_a_copy_of_them_and_beyond_the_end_of_the_cluster(
+    tmp_path: Path, address: str
+) -> None:
+    """Weights of 8 MB, which are learned from and published again after it."""
+    save_residual(tmp_path)
+    wanted = experiment(replace(RLPD, staleness=1, demonstration_share=0.0), cluster(address, collectors=1))
+    given = {"weight": torch.randn(2_000_000)}
+    expected = {"weight": given["weight"].clone()}
+    with placed(tmp_path, wanted) as (_, rollouts):
+        rollouts.publish(7, given)
+        rollouts._ahead.append(Asked(version=7, chunks=1))
+        weights = rollouts.state_dict()["weights"]
+        assert not weights[7].arrays["weight"].flags.writeable, "a copy"
+        given["weight"] += 1
+        rollouts._ahead.clear()
+        rollouts.publish(8, given)
+    assert torch.equal(weights[7]["weight"], expected["weight"])
+
+
 @pytest.mark.slow
 def test_answers_are_taken_in_the_order_of_the_requests(tmp_path: Path, address: str) -> None:
     """Ray returns the small one first, from which a process that replaces a lost one must not go back."""

@@ -16,13 +16,14 @@ from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
+from policies.pretrained.storage import GB, StorageConfig
 from policies.registry import build_policy
 from policies.residual.best_of import BestOfPolicy, best_of
 from policies.residual.ensemble import CACHED_ROWS, EnsembleConfig, QEnsemble, follow
 from policies.residual.policy import FixedNoiseConfig, ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.numbers.finite import NotFinite
-from sims.vector_env import StartState
+from sims.vector_env import Observation, StartState
 from tests.family_learning import clone, success
 from tests.policies.small_configs import CONFIGS, ENCODER
 from tests.reach_env import ReachEnv
@@ -30,7 +31,7 @@ from tests.rewards.small_classifier import NEVER, untrained
 from tests.worlds import PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_critics import Proposals
-from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, OffPolicyConfig
+from vla_rl.algorithms.off_policy_settings import BestOfConfig, EntropyConfig, IQLConfig, OffPolicyConfig
 from vla_rl.algorithms.td_target import td_target, temperature_loss
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle
@@ -38,6 +39,7 @@ from vla_rl.config.loader import load_config
 from vla_rl.rewards.bundle import CLASSIFIER, save_reward_model
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig
 from vla_rl.rewards.scorer import sensors_of
+from vla_rl.rollouts.sharded import make_sharded
 from vla_rl.runners.checks import check_experiment
 from vla_rl.runners.iterations import algorithm_state, restore_algorithm
 from vla_rl.runners.train import train
@@ -358,6 +360,30 @@ def test_around_noise_the_replay_holds_noise(store: Path) -> None:
     assert made.updates > made.config.critic_warmup
     with pytest.raises(UserError, match=r"around noise learns from what it acts itself"):
         learner(PointEnv(num_envs=4), chosen, base="denoising", store=store)
+
+
+@pytest.mark.parametrize(
+    ("family", "fit", "shards"), [("pi0", 1.01, 1), ("pi0", 0.9, 2), ("openvla", 1.01, 2), ("openvla", 0.9, 1)]
+)
+def test_prefixes_are_replayed_where_all_of_them_fit(family: str, fit: float, shards: int, store: Path) -> None:
+    """``fit``: how many of the records of replay and demonstrations the host has room for; the device, whose room does
+    not count, for all. Asking for whole episodes, which is another plan, changes nothing."""
+    env = PointEnv(num_envs=4)
+    robot, config = RobotSpec.of(env.spec), CONFIGS[family]
+    config = dataclasses.replace(config, **({"chunk_size": 8} if family == "pi0" else {}))
+    size, recorded = build_policy(config, robot).record_bytes, 16
+    host_gb = fit * (64 + recorded) * size / GB
+    config = dataclasses.replace(config, storage=StorageConfig(device_gb=1e3, host_gb=host_gb))
+    made = OffPolicy(
+        dataclasses.replace(SMALL, capacity=64, stores=(store,), iql=IQLConfig(), frozen=("encoder",)),
+        build_policy(config, robot), env, seed=0,
+        make_rollouts=make_sharded(lambda: PointEnv(num_envs=4 // shards), shards),
+    )  # fmt: skip
+    assert made.demonstrations is not None and len(made.demonstrations.entries()) == recorded
+    made.collector.episodes([StartState(task=0, seed=seed) for seed in range(4)])
+    assert math.isfinite(made.iterate()["actor_loss"])
+    for replay in (made.replay, made.demonstrations):
+        assert isinstance(replay.entries().inputs, Observation) == (fit < 1)
 
 
 def test_what_does_not_fit_is_refused(store: Path) -> None:

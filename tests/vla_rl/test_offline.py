@@ -16,7 +16,7 @@ from policies.policy import RobotSpec
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID
 from policies.residual.ensemble import EnsembleConfig
-from policies.residual.policy import ResidualConfig, SquashedNoiseConfig, residual_on
+from policies.residual.policy import ResidualConfig, ResidualPolicy, SquashedNoiseConfig, residual_on
 from sims.errors import UserError
 from sims.vector_env import StartState
 from tests.policies.small_configs import CONFIGS
@@ -351,3 +351,23 @@ def test_a_bad_update_is_taken_back_and_a_good_one_kept(store: Path, tmp_path: P
     assert second["gate_accepted"] == 0 and second["gate_gain"] < -0.3
     for name, value in good.policy.state_dict().items():
         assert torch.equal(bad.policy.state_dict()[name], value), name
+
+
+def test_a_policy_that_is_taken_back_keeps_the_scale_of_features_that_its_critic_learned_with(store: Path) -> None:
+    made = learner("td3_bc", store, gate=GateConfig(episodes=4, margin=1e9))
+    assert made.iterate()["gate_accepted"] == 0
+    assert isinstance(made.policy, ResidualPolicy) and not made.policy.features_are_unscaled()
+
+
+@pytest.mark.parametrize("method", ["td3_bc", "q_chunking"])
+def test_a_policy_that_was_trained_before_keeps_its_scale_of_features(method: str, store: Path, tmp_path: Path) -> None:
+    made = learner(method, store)
+    made.iterate()
+    trained = next(module for module in made.policy.modules() if hasattr(module, "feature_mean"))
+    scale = trained.feature_mean.clone()
+    other = record(tmp_path / "other", sign=-1.0)
+    again = OffPolicy(
+        dataclasses.replace(made.config, stores=(other,)), made.policy, ReachEnv(num_envs=4), seed=1
+    )  # fmt: skip
+    again.iterate()
+    assert again.policy is made.policy and torch.equal(trained.feature_mean, scale)

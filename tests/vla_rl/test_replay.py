@@ -30,7 +30,7 @@ from tests.worlds import ChainEnv, PointEnv
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.replay.augmentation import shift_images
-from vla_rl.replay.demonstrations import recorded_replay, walks
+from vla_rl.replay.demonstrations import recorded_walks, replay_of, walks
 from vla_rl.replay.replay import Entries, Replay
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
@@ -176,6 +176,14 @@ def record(policy: ResidualPolicy, store: EpisodeStore, *, max_steps: int = 9) -
         env.observe()
 
 
+def recorded_replay(policy: ResidualPolicy, path: Path) -> Replay:
+    env = ReachEnv(num_envs=1)
+    env.reset(start=[StartState(task=0, seed=0)])
+    example = policy.store(policy.encode(env.observe(), policy.initial_state(1))[0])
+    found = recorded_walks([path], action_horizon=policy.spec.action_horizon, gamma=GAMMA)
+    return replay_of(found, policy, example, gamma=GAMMA, seed=0)
+
+
 @pytest.mark.parametrize("horizon", [1, 2, 4])
 def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_path: Path, horizon: int) -> None:
     torch.manual_seed(0)
@@ -183,8 +191,7 @@ def test_recorded_episodes_are_the_experience_that_acting_would_have_stored(tmp_
     policy = residual_on(base, ResidualConfig(action_horizon=horizon, hidden=(8,)))
     store = EpisodeStore(tmp_path / "store", create=True)
     record(policy, store)
-    example = policy.store(policy.encode(ReachEnv(num_envs=1).observe(), policy.initial_state(1))[0])
-    held = recorded_replay(policy, [store.path], example, gamma=GAMMA, seed=0)
+    held = recorded_replay(policy, store.path)
     at = 0
     for entry in store.select():
         episode = store.read(entry.id)
@@ -225,8 +232,7 @@ def test_every_observation_of_an_episode_is_used(tmp_path: Path) -> None:
     policy = residual_on(
         GaussianPolicy(GaussianPolicyConfig(action_horizon=4), RobotSpec.of(env.spec)), ResidualConfig(action_horizon=4)
     )
-    example = policy.store(policy.encode(env.observe(), policy.initial_state(1))[0])
-    assert len(recorded_replay(policy, [store.path], example, gamma=GAMMA, seed=0)) == 9
+    assert len(recorded_replay(policy, store.path)) == 9
 
 
 def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None:
@@ -240,9 +246,8 @@ def test_a_store_that_was_observed_too_rarely_is_refused(tmp_path: Path) -> None
     record(policy, store, max_steps=8)
     assert {step for entry in store.select() for step in store.read(entry.id).observation_steps} == {0, 4, 8}
     shorter = residual_on(policy.base, ResidualConfig(action_horizon=1, hidden=(8,)))
-    example = shorter.store(shorter.encode(ReachEnv(num_envs=1).observe(), shorter.initial_state(1))[0])
     with pytest.raises(UserError, match=r"followed by one 1 control steps later.*observe_every that divides 1"):
-        recorded_replay(shorter, [store.path], example, gamma=GAMMA, seed=0)
+        recorded_replay(shorter, store.path)
 
 
 def residual_that_reaches() -> ResidualPolicy:
@@ -250,13 +255,6 @@ def residual_that_reaches() -> ResidualPolicy:
     torch.manual_seed(0)
     base = GaussianPolicy(GaussianPolicyConfig(action_horizon=1), RobotSpec.of(ReachEnv(num_envs=1).spec))
     return residual_on(base, ResidualConfig(action_horizon=1, hidden=(8,)))
-
-
-def held_by(policy: ResidualPolicy, path: Path) -> Replay:
-    env = ReachEnv(num_envs=1)
-    env.reset(start=[StartState(task=0, seed=0)])
-    seen, _ = policy.encode(env.observe(), policy.initial_state(1))
-    return recorded_replay(policy, [path], policy.store(seen), gamma=GAMMA, seed=0)
 
 
 def import_unrewarded(folder: Path, *, success: SuccessRule) -> EpisodeStore:
@@ -273,7 +271,7 @@ def import_unrewarded(folder: Path, *, success: SuccessRule) -> EpisodeStore:
 
 def test_an_imported_demonstration_without_rewards_is_paid_for_its_success(tmp_path: Path) -> None:
     store = import_unrewarded(tmp_path, success="recorded")
-    held = held_by(residual_that_reaches(), store.path).entries()
+    held = recorded_replay(residual_that_reaches(), store.path).entries()
     assert held.reward.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert held.terminated.tolist() == [False, False, False, True]
 
@@ -283,9 +281,9 @@ def test_imported_episodes_of_which_nothing_tells_the_outcome_are_refused_until_
 ) -> None:
     store = import_unrewarded(tmp_path, success="none")
     with pytest.raises(UserError, match=r"no rewards and no success.*label them"):
-        held_by(residual_that_reaches(), store.path)
+        recorded_replay(residual_that_reaches(), store.path)
     store.label(store.select()[0].id, "success", True, author="me")
-    assert held_by(residual_that_reaches(), store.path).entries().reward.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert recorded_replay(residual_that_reaches(), store.path).entries().reward.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_a_labelled_episode_is_rewarded_by_its_label(tmp_path: Path) -> None:
@@ -301,9 +299,11 @@ def test_a_labelled_episode_is_rewarded_by_its_label(tmp_path: Path) -> None:
     first, second = store.select()
     assert first.success and second.success
     rewards = [[0.0] * (entry.steps - 1) + [1.0] for entry in (first, second)]
-    assert held_by(residual_that_reaches(), tmp_path).entries().reward.tolist() == rewards[0] + rewards[1]
+    assert recorded_replay(residual_that_reaches(), tmp_path).entries().reward.tolist() == rewards[0] + rewards[1]
     store.label(first.id, "success", False, author="me")
-    assert held_by(residual_that_reaches(), tmp_path).entries().reward.tolist() == [0.0] * first.steps + rewards[1]
+    assert (
+        recorded_replay(residual_that_reaches(), tmp_path).entries().reward.tolist() == [0.0] * first.steps + rewards[1]
+    )
 
 
 # -- memory and state -------------------------------------------------------------------------------------------------
@@ -442,14 +442,12 @@ def test_a_learner_reads_while_four_processes_write(tmp_path: Path) -> None:
         writer.start()
     env = ReachEnv(num_envs=1)
     policy = residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), ResidualConfig(hidden=(8,)))
-    env.reset(start=[StartState(task=0, seed=0)])
-    seen, _ = policy.encode(env.observe(), policy.initial_state(1))
-    example, counts = policy.store(seen), list[int]()
+    counts = list[int]()
     while len(counts) < 4 or counts[-1] < 40:
         with EpisodeStore(path) as store:
             known = len(store.entries())
         if known:
-            held = recorded_replay(policy, [path], example, gamma=GAMMA, seed=0)
+            held = recorded_replay(policy, path)
             counts.append(int((held.entries().terminated | (held.entries().num_executed == 0)).sum()))
             assert counts[-1] >= known and torch.isfinite(held.sample(64, chunks=3).reward).all()
     stop.set()
@@ -460,7 +458,7 @@ def test_a_learner_reads_while_four_processes_write(tmp_path: Path) -> None:
     with EpisodeStore(path) as store:
         episodes = [store.read(entry.id) for entry in store.select()]
         assert not store.corrupt
-    held = recorded_replay(policy, [path], example, gamma=GAMMA, seed=0)
+    held = recorded_replay(policy, path)
     whole = sum(episode.num_steps + (not episode.terminated[-1]) for episode in episodes)
     assert int(held.count.sum()) == whole
     assert {episode.seed // 1000 for episode in episodes} == {0, 1, 2, 3}

@@ -153,7 +153,7 @@ def test_records_and_weights_survive_numpy_bit_for_bit() -> None:
     packed = PackedTensors.of(weights)
     assert all(isinstance(array, np.ndarray) for array in packed.arrays.values())
     assert packed.arrays["b"].__array_interface__["data"][0] == weights["b"].data_ptr(), "copied"
-    for name, tensor in packed.unpack().items():
+    for name, tensor in packed.items():
         assert tensor.dtype == weights[name].dtype and (tensor == weights[name]).all()
 
 

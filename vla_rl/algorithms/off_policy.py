@@ -26,7 +26,6 @@ from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.starts import StartSequence
-from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import VectorEnv
 from vla_rl.algorithms.algorithm import Metrics
 from vla_rl.algorithms.gate import Gate
@@ -35,7 +34,7 @@ from vla_rl.algorithms.off_policy_critics import valued_shape
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.off_policy_updates import OffPolicyUpdates, context_of_zeros, made_conditional, stored_example
 from vla_rl.algorithms.on_policy import ages
-from vla_rl.replay.demonstrations import recorded_replay
+from vla_rl.replay.demonstrations import Walk, recorded_walks, replay_of
 from vla_rl.replay.replay import SEVERAL, Entries, Replay, Windows
 from vla_rl.rollouts.collector import ActedChunk, Collector
 from vla_rl.rollouts.experience import Experience, reward_errors
@@ -67,33 +66,38 @@ class OffPolicy(OffPolicyUpdates):
         super().__init__(config, policy, seed=seed)
         self.iteration = self.chunks_acted = 0
         self.num_tasks = len(env.spec.tasks)
-        self.collector = make_rollouts(
-            env, policy, critic=None, gamma=config.gamma, failure_weight=config.failure_weight, seed=seed
-        )
+        found = self._demonstrated()
+        replayed = config.capacity + sum(map(len, found))
+        policy.plan_storage(replayed, in_host=True)
         example, device = stored_example(policy), policy.device
         self.replay = Replay(
             example, valued_shape(policy), streams=env.spec.num_envs,
             capacity=config.capacity, gamma=config.gamma, seed=spawn_seed(seed, "replay"), device=device,
         )  # fmt: skip
-        self.demonstrations = self._load_demonstrations(example, seed)
+        self.demonstrations: Replay | None = None
+        if found:
+            seeded = spawn_seed(seed, "demonstrations")
+            self.demonstrations = replay_of(found, policy, example, gamma=config.gamma, seed=seeded)
+        self.collector = make_rollouts(
+            env, policy, critic=None,
+            gamma=config.gamma, failure_weight=config.failure_weight, seed=seed, replayed=replayed,
+        )  # fmt: skip
         self.gate = None if config.gate is None else Gate(config.gate)
         self.gate_seed = spawn_seed(seed, "gate")
         self._publish()
 
-    def _load_demonstrations(self, example: TensorDataclass, seed: int) -> Replay | None:
+    def _demonstrated(self) -> list[Walk]:
         """None where none are drawn, and where the stores are not known yet (the check of a run's settings)."""
         config = self.config
         needed = config.demonstration_share > 0 or config.offline_iterations > 0
         if not needed or config.stores is None:
-            return None
+            return []
         if not config.stores:
             raise UserError(
                 "algorithm.demonstration_share or offline_iterations is not 0, but the run starts from a bundle and "
                 "has no demonstrations: give algorithm.stores"
             )
-        return recorded_replay(
-            self.policy, config.stores, example, gamma=config.gamma, seed=spawn_seed(seed, "demonstrations")
-        )
+        return recorded_walks(config.stores, action_horizon=self.policy.spec.action_horizon, gamma=config.gamma)
 
     @property
     def offline(self) -> bool:
@@ -134,6 +138,7 @@ class OffPolicy(OffPolicyUpdates):
     def _learn_offline(self) -> Metrics:
         """``offline_updates`` updates, which the gate keeps or takes back."""
         totals = defaultdict[str, list[float]](list)
+        self._fit_features()  # weights that the gate takes back have the scale of features too
         if self.gate is not None and self.gate.is_open:
             self.gate.judge(self._outcomes(self.gate.config.episodes), self._trained())
         with self.collector.timer.section("learn"):

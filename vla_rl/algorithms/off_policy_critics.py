@@ -102,6 +102,12 @@ class Critics:
 
     # -- values -------------------------------------------------------------------------------------------------------
 
+    def features_are_unscaled(self) -> bool:
+        """Whether ``fit_features`` has measured nothing yet: a policy that was trained before comes with its scale."""
+        scaled = [self.guided] if self.guided is not None else self.networks.values()
+        with crossing("scales"):
+            return all(one.features_are_unscaled() for one in scaled)
+
     def fit_features(self, record: TensorDataclass) -> None:
         """Measure the scale of what the policy stores of some observations, once, before the first update."""
         if self.guided is not None:

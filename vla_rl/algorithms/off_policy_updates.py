@@ -36,7 +36,7 @@ class OffPolicyUpdates(ABC):
     """Critics, actor and their one random stream; subclasses draw the windows."""
 
     config: UpdatesConfig
-    fit_features = True  # before the first update
+    fit_features = True  # whether the scale of features is measured
 
     def __init__(self, config: UpdatesConfig, policy: Policy, *, seed: int) -> None:
         self.config, self.policy = config, policy
@@ -57,8 +57,7 @@ class OffPolicyUpdates(ABC):
     def _update(self) -> dict[str, float]:
         """One of the critic, and of the actor where it is its turn. Raises NotFinite."""
         config, critics, actor = self.config, self.critics, self.actor
-        if not self.updates and self.fit_features:
-            critics.fit_features(self._draw(FITTED).inputs)
+        self._fit_features()
         batch = self._draw(config.batch_size)
         context, following = self.policy.restore(batch.inputs), self.policy.restore(batch.next_inputs)
         conservative = self._conservative_weight()
@@ -71,6 +70,11 @@ class OffPolicyUpdates(ABC):
             metrics |= self._check(actor.gradients(context, batch, proposals, critics, self.generator), batch)
             actor.apply()
         return metrics
+
+    def _fit_features(self) -> None:
+        """Before the first update, unless the policy was trained before and knows the scale of its features."""
+        if self.fit_features and not self.updates and self.critics.features_are_unscaled():
+            self.critics.fit_features(self._draw(FITTED).inputs)
 
     def _drawn(self, parts: Sequence[tuple[Replay | None, int]]) -> Windows:
         """So many windows of each, rewards scaled; images are shifted at random."""
@@ -130,8 +134,8 @@ class RecordedUpdates(OffPolicyUpdates):
     """One fit (vla_rl/runners/fit.py) of recorded episodes: ``config.steps`` updates.
 
     ``own``: episodes in which the policy acted; ``demonstrations``: chunks that people chose, of which
-    ``config.demonstration_share`` of a batch is drawn; either may hold windows of the other. A residual that comes with
-    its scale of features keeps it. What ``config.frozen`` names is frozen before anything is stored.
+    ``config.demonstration_share`` of a batch is drawn; either may hold windows of the other. What ``config.frozen``
+    names is frozen before anything is stored.
     """
 
     config: RecordedUpdatesConfig
@@ -141,8 +145,6 @@ class RecordedUpdates(OffPolicyUpdates):
     ) -> None:
         super().__init__(config, policy, seed=seed)
         self.own, self.demonstrations = own, demonstrations
-        guided = self.critics.guided
-        self.fit_features = guided is None or guided.features_are_unscaled()
 
     @property
     def step(self) -> int:

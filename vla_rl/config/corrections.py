@@ -53,7 +53,8 @@ class LearningConfig:
     ``own_steps``: Sirius (Liu et al. 2022, arXiv:2211.08416): demonstrations have the share of a batch that they have
     of all windows, the policy's own steps the rest; null: none of these.
     ``adaptive``: instead of ``human_share``. ``residual``: only a correction of the policy is trained, which itself
-    stays as it is; its target is what the person did minus what the policy proposes there. null: the policy is trained.
+    stays as it is; its target is what the person did minus what the policy proposes there. The residual that a round
+    made goes on in the next, with these very settings. null: the policy is trained, of one with a residual that alone.
     ``off_policy``: instead of cloning by ``bc`` in the shares above, updates of critics and actor from all episodes,
     failures too (vla_rl/runners/correction_replays.py).
     ``episodes_per_round``: new successes with steps of ``actors`` after which a policy is trained and published.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -31,9 +31,9 @@ def to_tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
     return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
 
 
-@dataclass(frozen=True)
-class PackedTensors:
-    """Named tensors."""
+@dataclass(frozen=True, eq=False)
+class PackedTensors(Mapping[str, Tensor]):
+    """Named tensors, each of which is copied when it is read, and not before."""
 
     arrays: Mapping[str, np.ndarray]
     dtypes: Mapping[str, torch.dtype]
@@ -43,8 +43,14 @@ class PackedTensors:
         arrays = {name: to_array(tensor) for name, tensor in tensors.items()}
         return PackedTensors(arrays, {name: tensor.dtype for name, tensor in tensors.items()})
 
-    def unpack(self) -> dict[str, Tensor]:
-        return {name: to_tensor(array, self.dtypes[name]) for name, array in self.arrays.items()}
+    def __getitem__(self, name: str) -> Tensor:
+        return to_tensor(self.arrays[name], self.dtypes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
 
 
 @dataclass(frozen=True)

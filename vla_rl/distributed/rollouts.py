@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,14 +148,15 @@ class ClusterRollouts:
         yield
 
     def state_dict(self) -> dict[str, Any]:
-        """As a run in one process saves it."""
+        """As a run in one process saves it. Weights stay in the object store's memory, also beyond its end, until a
+        checkpoint reads them: a state is asked for before every iteration, and few are written."""
         starts = {"starts": self.starts.state_dict()}
         state: dict[str, Any] = {"shards": list(self._states)} | starts
         if self.shards == 1:
             state = dict(self._states[0]) | (starts if self._whole_episodes else {})
         if self.staleness:
             versions = {asked.version for asked in self._ahead}
-            weights = {version: ray.get(self._weights[version]).unpack() for version in sorted(versions)}
+            weights = {version: ray.get(self._weights[version]) for version in sorted(versions)}
             state |= state_ahead(self._ahead, weights)
         return state
 
@@ -198,10 +200,14 @@ def make_cluster_rollouts(
         hang_s=config.hang_s,
     )
 
-    def make(env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, **unused: Any) -> ClusterRollouts:
+    def make(
+        env: VectorEnv, policy: Policy, *, failure_weight: float, seed: int, replayed: int = 0, **unused: Any
+    ) -> ClusterRollouts:
         connect(config, workers=min(config.collectors or shards, shards))
         return ClusterRollouts(
-            CollectorPool(settings, config, shards=shards, log=lambda event: _log(folder, event)),
+            CollectorPool(
+                replace(settings, replayed=replayed), config, shards=shards, log=lambda event: _log(folder, event)
+            ),
             shared_starts(env, seed=seed, failure_weight=failure_weight),
             shards=shards,
             num_envs=env.spec.num_envs,

@@ -146,14 +146,12 @@ def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
     return episode
 
 
-def recorded_replay(
-    policy: Policy, stores: Sequence[Path], example: TensorDataclass, *, gamma: float, seed: int
-) -> Replay:
+def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float) -> list[Walk]:
     """All episodes of ``stores`` with their rewards (``rewarded``).
 
     UserError where none has a transition, and where those of a store were imported and nothing tells their outcome.
     """
-    horizon, found = policy.spec.action_horizon, list[Walk]()
+    found = list[Walk]()
     for path in stores:
         with EpisodeStore(path) as store:
             entries = store.select()
@@ -166,13 +164,13 @@ def recorded_replay(
                 "label them (EpisodeStore.label), or import them into a new store with --success end or a rule"
             )
         for episode in episodes:
-            found += walks(episode, action_horizon=horizon, gamma=gamma)
+            found += walks(episode, action_horizon=action_horizon, gamma=gamma)
     if not any(len(walk) > 1 for walk in found):
         raise UserError(
-            f"{', '.join(map(str, stores))}: no recorded observation is followed by one {horizon} control steps later, "
-            f"the policy's action horizon; record with start.observe_every that divides {horizon}"
+            f"{', '.join(map(str, stores))}: no recorded observation is followed by one {action_horizon} control steps "
+            f"later, the policy's action horizon; record with start.observe_every that divides {action_horizon}"
         )
-    return replay_of(found, policy, example, gamma=gamma, seed=seed)
+    return found
 
 
 def replay_of(found: Sequence[Walk], policy: Policy, example: TensorDataclass, *, gamma: float, seed: int) -> Replay:

@@ -77,7 +77,7 @@ class Collector:
 
     Rollouts stay on the policy's device. Once per chunk the host learns which episodes ended and says where the next
     ones start; observations and actions cross only where the environment is on another device. Before each rollout it
-    takes newer weights from ``weights``.
+    takes newer weights from ``weights``. ``replayed``: records that a replay keeps together, where it acts for one.
     """
 
     def __init__(
@@ -89,12 +89,13 @@ class Collector:
         gamma: float,
         failure_weight: float,
         seed: int,
+        replayed: int = 0,
         weights: WeightStore | None = None,
         shard: Shard = WHOLE,
     ) -> None:
         self.device = policy.device
         self.env = on_device(env, self.device)
-        self.policy, self.critic, self.gamma = policy, critic, gamma
+        self.policy, self.critic, self.gamma, self.replayed = policy, critic, gamma, replayed
         self.weights: WeightStore = LocalWeights() if weights is None else weights
         self.timer, self.policy_version = Timer(), 0
         self.starts = TrainingStarts(
@@ -196,6 +197,7 @@ class Collector:
 
         ``offset`` is added to what the policy chose, which stays within [-1, 1].
         """
+        self.policy.plan_storage(self.replayed, in_host=True)
         self.take_weights()
         decision = self._decide(self._all_ids)
         action = decision.sample.action if offset is None else (decision.sample.action + offset).clamp(-1, 1)

@@ -84,7 +84,8 @@ class PartialRollouts(Rollouts, Protocol):
 
 @runtime_checkable
 class MakeRollouts(Protocol):
-    """What an algorithm calls for its Rollouts; Collector is one."""
+    """What an algorithm calls for its Rollouts; Collector is one. ``replayed``: records that its replay keeps together,
+    those that nobody acts now included; 0: it has none."""
 
     def __call__(
         self,
@@ -95,6 +96,7 @@ class MakeRollouts(Protocol):
         gamma: float,
         failure_weight: float,
         seed: int,
+        replayed: int = 0,
     ) -> Rollouts: ...
 
 

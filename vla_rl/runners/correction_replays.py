@@ -67,7 +67,7 @@ def correction_replays(
             f"{episodes}: nowhere did a person drive for {policy.spec.action_horizon} control steps, the policy's "
             "action horizon, or to the end of an episode"
         )
-    policy.plan_storage(sum(map(len, [*own, *chosen])))
+    policy.plan_storage(sum(map(len, [*own, *chosen])), in_host=True)
     example = stored_example(policy)
 
     def replay(found: Sequence[Walk], name: str) -> Replay:

@@ -26,7 +26,7 @@ from policies.bundle import MANIFEST, install_bundle, load_bundle, read_bundle_i
 from policies.device import select_device
 from policies.policy import Policy
 from policies.residual.critic_guided import CriticGuided
-from policies.residual.policy import residual_on
+from policies.residual.policy import ResidualConfig, ResidualPolicy, residual_on
 from real_robot.corrections.training import LEARNING, round_number, sorted_rounds
 from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
@@ -194,14 +194,30 @@ def _replays(folder: Path, config: CorrectionsConfig, policy: Policy, ids: froze
 
 
 def _policy(bundle: Path, config: CorrectionsConfig) -> Policy:
-    """What is trained: the published policy, a residual on it, or the policy with labels."""
+    """What is trained: the published policy, a residual on it, or the policy with labels. A residual that is there goes
+    on; UserError where it has other settings than are asked for."""
     policy = load_bundle(bundle, device=select_device(config.device))
     if config.learning.off_policy is not None:
         policy = made_conditional(policy, config.learning.off_policy)
-    if config.learning.residual is None or isinstance(policy, CriticGuided):
+    wanted = config.learning.residual
+    if wanted is None:
+        return policy
+    if isinstance(policy, ResidualPolicy):
+        _check_same(bundle, policy.residual_config, wanted)
         return policy
     torch.manual_seed(spawn_seed(config.seed, "residual"))
-    return residual_on(policy, config.learning.residual)
+    return residual_on(policy, wanted)
+
+
+def _check_same(bundle: Path, present: ResidualConfig, wanted: ResidualConfig) -> None:
+    for field in dataclasses.fields(ResidualConfig):
+        name, has, asked = field.name, getattr(present, field.name), getattr(wanted, field.name)
+        if has != asked:
+            raise UserError(
+                f"{bundle}: the policy has a residual already, with {name} {has}: set learning.residual.{name} to that "
+                f"(got {asked}), or learning.residual to null, which goes on with it as it is; a residual with other "
+                f"settings needs a folder whose bundle has none"
+            )
 
 
 def _scale_features(policy: Policy, sampler: WindowSampler) -> None:

@@ -190,6 +190,21 @@ class PolicyActor:
         return action
 
 
+def policy_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    starts: Sequence[StartState],
+    *,
+    seed: int,
+    stochastic: bool,
+    control: Control = "none",
+) -> EpisodeResults:
+    """Of ``starts``; the same call gives the same numbers."""
+    generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
+    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, control=control)
+    return run_episodes(on_device(env, policy.device), actor, starts)
+
+
 def evaluate_policy(
     policy: Policy,
     env: VectorEnv,
@@ -199,10 +214,9 @@ def evaluate_policy(
     stochastic: bool,
     control: Control = "none",
 ) -> dict[str, Any]:
-    """Summary of ``starts``; the same call gives the same numbers."""
-    generator = make_generator(policy.device, spawn_seed(seed, "evaluation"))
-    actor = PolicyActor(policy, env.spec.num_envs, generator, stochastic=stochastic, control=control)
-    return run_episodes(on_device(env, policy.device), actor, starts).summary(env.spec.tasks)
+    """Summary of ``policy_episodes``."""
+    results = policy_episodes(policy, env, starts, seed=seed, stochastic=stochastic, control=control)
+    return results.summary(env.spec.tasks)
 
 
 def validate(policy: Policy, env: VectorEnv, experiment: Experiment) -> dict[str, Any]:

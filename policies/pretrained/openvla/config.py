@@ -9,6 +9,7 @@ from policies.device import Precision
 from policies.pretrained.convention import Convention
 from policies.pretrained.decoder import DecoderConfig
 from policies.pretrained.lora import LoRAConfig
+from policies.pretrained.storage import StorageConfig
 from policies.pretrained.vision import VisionConfig
 from sims.numbers.ranges import PositiveFloat, PositiveInt, Width
 
@@ -30,7 +31,8 @@ class OpenVLAConfig:
     the state is a token behind the images. ``prompt_tokens``: prompts are padded to this length, longer ones cut.
     ``action_vocabulary``: number of the last token of an action, plus 1. ``checkpointing``: layers are recomputed in
     the backward pass. ``prefix_precision`` bfloat16: all matrices but the head's are stored, and everything but
-    log-probs is computed, in bfloat16. ``lora``: of all linear layers but the head.
+    log-probs is computed, in bfloat16. ``lora``: of all linear layers but the head. ``storage``: of what a frozen
+    network made of observations.
     """
 
     name: Literal["openvla"] = "openvla"
@@ -50,6 +52,7 @@ class OpenVLAConfig:
     checkpointing: bool = False
     prefix_precision: Precision = "float32"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
 
     def __post_init__(self) -> None:
         if self.decoding == "autoregressive" and (self.action_horizon != 1 or self.head != "tokens"):

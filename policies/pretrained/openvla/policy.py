@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from episodes.sampler import Targets
-from policies.device import Precision
 from policies.normalizer import Normalizer
-from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, keep_committed
+from policies.policy import ActionSample, PolicySpec, RobotSpec, keep_committed
 from policies.pretrained.checkpoint import PublishedWeights, load_published
 from policies.pretrained.context import PrefixCache
 from policies.pretrained.images import resize_bicubic
+from policies.pretrained.kept_prefix import KeptPrefix, cached_numbers, numbers_bytes
 from policies.pretrained.lora import add_lora, lora_parameters
-from policies.pretrained.matrices import lower_precision
 from policies.pretrained.openvla.config import BINS, OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
@@ -48,7 +47,7 @@ class TokenTrace(TensorDataclass):
     bins: Int[Tensor, "*B H A"]
 
 
-class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
+class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
     config: OpenVLAConfig
     can_be_traced = False
 
@@ -62,10 +61,6 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
         self.tokenizer = PromptTokenizer()
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
-
-    @property
-    def computes_in(self) -> Precision:
-        return lower_precision(self.precision, self.config.prefix_precision)
 
     @property
     def compiled_modules(self) -> Iterable[nn.Module]:
@@ -111,18 +106,18 @@ class OpenVLAPolicy(Policy[TokenContext, TokenTrace]):
             return None, self.network.decode_parallel(embedded, valid)
         return self.network.prefill(embedded, valid)
 
-    def store(self, context: TokenContext) -> TensorDataclass:
-        groups = self.parameter_groups()
-        if any(parameter.requires_grad for name in ("encoder", "lora") for parameter in groups.get(name, ())):
-            assert context.obs is not None
-            return context.obs
-        return replace(context, obs=None)
-
-    def restore(self, record: TensorDataclass) -> TokenContext:
-        if isinstance(record, Observation):
-            return self.encode(record, self.initial_state(len(record)))[0]
-        assert isinstance(record, TokenContext)
-        return record
+    @property
+    def record_bytes(self) -> int:
+        """Outputs that predict the chunk's elements; autoregressive: that of the first, and keys and values."""
+        config, robot = self.config, self.spec.robot
+        if config.decoding == "parallel":
+            numbers = config.action_horizon * robot.action_dim * config.language.width
+        else:
+            cameras = len(config.convention.cameras or robot.cameras)
+            patches = (config.dino.image_size // config.dino.patch_size) ** 2
+            tokens = cameras * patches + config.prompt_tokens + config.proprio
+            numbers = config.language.width + cached_numbers(config.language, tokens)
+        return numbers_bytes(numbers, self.computes_in)
 
     def value_features(self, context: TokenContext) -> Float[Tensor, "B value_dim"]:
         """The output at the prompt's last token, as RLinf's critic has it, and the robot's state."""

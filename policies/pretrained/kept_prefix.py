@@ -1,0 +1,70 @@
+"""What published policies have in common that encode an observation once: where they keep what a frozen prefix made."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any
+
+from policies.device import Precision
+from policies.policy import C, Policy, T
+from policies.pretrained.decoder import DecoderConfig
+from policies.pretrained.matrices import lower_precision
+from sims.devices.crossing import crossing
+from sims.tensor_dataclass import TensorDataclass
+from sims.vector_env import Observation
+
+
+class KeptPrefix(Policy[C, T]):
+    """Its context has ``obs``, its configuration ``storage`` and ``prefix_precision``.
+
+    A record is the context without its observation, or the observation alone: where the prefix is trained, and where
+    ``storage`` has no room for as many records as are planned.
+    """
+
+    _planned, _in_host = 0, False
+
+    @property
+    @abstractmethod
+    def record_bytes(self) -> int:
+        """Of what the prefix makes of one observation, without the little beside it."""
+
+    @property
+    def computes_in(self) -> Precision:
+        """The prefix."""
+        return lower_precision(self.precision, self.config.prefix_precision)
+
+    def plan_storage(self, records: int, *, in_host: bool = False) -> None:
+        self._planned, self._in_host = records, in_host
+
+    def store(self, context: C) -> TensorDataclass:
+        kept: Any = context
+        place = self.config.storage.place(self.record_bytes, self._planned, in_host=self._in_host)
+        if place == "recompute" or self._prefix_is_trained:
+            assert kept.obs is not None
+            return kept.obs
+        kept = replace(kept, obs=None)
+        if place == "device":
+            return kept
+        with crossing("prefixes"):
+            return kept.to("cpu")
+
+    def restore(self, record: TensorDataclass) -> Any:
+        if isinstance(record, Observation):
+            return self.encode(record, self.initial_state(len(record)))[0]
+        with crossing("prefixes"):
+            return record.to(self.device)
+
+    @property
+    def _prefix_is_trained(self) -> bool:
+        groups = self.parameter_groups()
+        return any(parameter.requires_grad for name in ("encoder", "lora") for parameter in groups.get(name, ()))
+
+
+def numbers_bytes(numbers: int, precision: Precision) -> int:
+    return numbers * (2 if precision == "bfloat16" else 4)
+
+
+def cached_numbers(language: DecoderConfig, tokens: int) -> int:
+    """Keys and values of all layers."""
+    return 2 * language.depth * language.kv_heads * language.head_dim * tokens
