@@ -13,7 +13,9 @@ from pydantic import Field
 
 from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.errors import ConfigError
+from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.config.packaged import PACKAGED, find_config
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
@@ -218,8 +220,6 @@ def test_a_union_from_a_registry_is_a_section_with_variants(write):
     [("algorithm", {"ppo", "grpo"}), ("start.policy", {"denoising", "categorical", "gaussian"}), ("sim", {"tabletop"})],
 )
 def test_an_unknown_name_lists_what_is_registered(write, section: str, registered: set[str]):
-    from vla_rl.config.experiment import Experiment
-
     with pytest.raises(ConfigError) as caught:
         load_config(Experiment, write("seed: 1"), [f"--{section}.name", "zzz"])
     expected, found = f"'{section}.name' must be one of ", str(caught.value).partition(": ")[2]
@@ -258,16 +258,12 @@ def test_an_unknown_name_lists_what_is_registered(write, section: str, registere
     ],
 )
 def test_a_renamed_setting_gives_the_new_name(write, overrides: tuple[str, ...], message: str):
-    from vla_rl.config.experiment import Experiment
-
     with pytest.raises(ConfigError) as caught:
         load_config(Experiment, write("seed: 1"), overrides)
     assert str(caught.value) == f"quickstart.yaml: {message}"
 
 
 def test_no_setting_of_today_is_listed_as_renamed():
-    from vla_rl.config.experiment import Experiment
-
     assert [field.path for field in config_fields(Experiment) if find_hint(field.path.split("."))] == []
 
 
@@ -284,6 +280,15 @@ def test_a_mistake_in_an_extended_file_names_that_file(write):
     assert error(write("extends: base.yaml\ngamma: 0.5\n")) == [
         "base.yaml: 'seed' must be an integer, got 'x' (line 1)"
     ]
+
+
+def test_extends_takes_a_packaged_file_by_its_name_from_any_folder(write):
+    named = load_config(Experiment, write("extends: off_policy/iql\nseed: 4\n"))
+    assert named == load_config(Experiment, PACKAGED / "off_policy" / "iql.yaml", ["--seed", "4"])
+    own = write("seed: 5\n", "reach.yaml")
+    assert load_config(Toy, write("extends: reach.yaml\n")) == load_config(Toy, own)  # a file beside it comes first
+    assert find_config(Path("off_policy/iql")) == find_config(Path("off_policy/iql.yaml"))
+    assert error(write("extends: missing\n")) == [f"quickstart.yaml: 'extends': {own.parent}/missing: no such file"]
 
 
 def test_circular_extends_is_refused(write):
