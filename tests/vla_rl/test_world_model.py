@@ -101,6 +101,16 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     assert (folder / NO_ACTION_FILE).exists()
 
 
+def test_too_few_successes_are_refused_before_anything_is_fitted(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 24)
+    config = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS, reward_model=replace(dot_episodes.REWARD_MODEL, min_successes=99)
+    )
+    with pytest.raises(WorldModelError, match="a reward needs at least 99; record more"):
+        fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
+    assert not (tmp_path / "fit").exists()
+
+
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:
     path = tmp_path / "imagined.yaml"
     path.write_text(f"extends: {Path(__file__).parents[1] / 'data' / 'tiny.yaml'}\nimagination: {{}}\n")

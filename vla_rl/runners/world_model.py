@@ -40,7 +40,12 @@ from world_models.training.autoencoder import AutoencoderFit
 from world_models.training.distillation import Distillation
 from world_models.training.dynamics import DynamicsFit
 from world_models.training.kinematics import KinematicsFit
-from world_models.training.reward_model import RewardModelFit, imagine_observations, set_failed_threshold
+from world_models.training.reward_model import (
+    RewardModelFit,
+    imagine_observations,
+    set_failed_threshold,
+    success_observations,
+)
 from world_models.world_model import WorldModelError
 
 WORLD_MODEL_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
@@ -84,13 +89,15 @@ def fit_world_model(
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
-    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``.
+    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
+    anything is fitted, where the episodes hold too few successes for a reward model.
 
     ``policy``: the reward model starts from its encoder, if it has one of the same settings. ``start``: an earlier
     world model whose dynamics are fitted further.
     """
     clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
     robot = robot_of(stores, clips)
+    success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
     _note_fit(directory, config, [*clips.entries, *calibration.entries], seed=seed, start=earlier)
     if not (directory / WORLD_MODEL_FILE).exists():
