@@ -59,6 +59,13 @@ def open_clips(stores: Sequence[Path], config: WorldModelConfig, part: Part) -> 
     return ClipSampler([EpisodeStore(path) for path in stores], action_horizon=horizon, part=part)
 
 
+def open_held_out(fitted: FittedWorldModel, stores: Sequence[Path], config: WorldModelConfig) -> ClipSampler:
+    """To compare with what ``fitted`` predicts. WorldModelError where another robot was recorded."""
+    clips = open_clips(stores, config, "held_out")
+    check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
+    return clips
+
+
 def robot_of(stores: Sequence[Path], clips: ClipSampler) -> RobotSpec:
     """The robot that was recorded."""
     store = EpisodeStore(stores[0])
@@ -251,7 +258,9 @@ def evaluate_world_model(
 ) -> dict[str, Any]:
     """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
     fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE, device), directory / NO_ACTION_FILE
-    clips, every = open_clips(stores, config, "held_out"), config.imagined_env.reward_every
+    clips, every = open_held_out(fitted, stores, config), config.imagined_env.reward_every
+    if env is not None:
+        check_robot(fitted.info, RobotSpec.of(env.spec), what="the simulator")
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
     parting = make_parting(config, fitted, stores, sim=sim, seed=seed)
     report = evaluation.report(
