@@ -54,6 +54,7 @@ class Toy:
     algorithm: Annotated[PPO | GRPO, Field(discriminator="name")] = field(default_factory=PPO)
     rollout: Rollout = Rollout()
     tasks: tuple[Rollout, ...] = ()
+    cameras: tuple[str, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ def test_values_defaults_and_nested_sections(write):
         ),
         (
             "zzz: 3",
-            "unknown key 'zzz'; allowed here: algorithm, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
+            "unknown key 'zzz'; allowed here: algorithm, cameras, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
         ),
         ("rollout: {num_envs: many}", "'rollout.num_envs' must be an integer, got 'many' (line 2)"),
         ("rollout: {num_envs: '3'}", "'rollout.num_envs' must be an integer, got '3' (line 2)"),
@@ -123,6 +124,9 @@ def test_values_defaults_and_nested_sections(write):
         ("shuffle: on", "'shuffle' must be true or false, got 'on' (line 2)"),
         ("gamma: 1.5", "'gamma' must be a number above 0 and at most 1, got 1.5 (line 2)"),
         ("algorithm: {hidden: 3}", "'algorithm.hidden' must be a list, each an integer, got 3 (line 2)"),
+        ("cameras: t", "'cameras' must be a list, each text, got 't'; write [t] (line 2)"),
+        ("gamma: number", "'gamma' must be a number above 0 and at most 1, got 'number' (line 2)"),
+        ("shuffle: ture", "'shuffle' must be true or false, got 'ture'; did you mean 'true'? (line 2)"),
         ("algorithm: {hidden: [3, x]}", "'algorithm.hidden.1' must be an integer, got 'x' (line 2)"),
         (
             "algorithm: {name: grop}",
@@ -368,7 +372,7 @@ def test_fields_of_every_variant_are_listed():
     assert [field.path for field in config_fields(Toy)] == [
         *("seed", "gamma", "shuffle"),
         *("algorithm.name", "algorithm.clip_ratio", "algorithm.hidden", "algorithm.name", "algorithm.group_size"),
-        *("rollout.num_envs", "rollout.store", "rollout.entropy", "rollout.renderer", "tasks", "rates"),
+        *("rollout.num_envs", "rollout.store", "rollout.entropy", "rollout.renderer", "tasks", "cameras", "rates"),
     ]
 
 
@@ -380,7 +384,7 @@ def test_unread_fields_are_found(tmp_path: Path):
             def run(config):
                 config.gamma = config.seed + config.rollout.num_envs
                 match config.algorithm:
-                    case PPO(hidden=h): return h, config.tasks, config.rates
+                    case PPO(hidden=h): return h, config.tasks, config.cameras, config.rates
         """)
     )
     unread = ["algorithm.clip_ratio", "algorithm.group_size", "gamma", "rollout.entropy", "rollout.renderer"]
