@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from vla_rl.config.packaged import PACKAGED, find_config
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
+from vla_rl.runs.changes import CHANGEABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,12 @@ def test_extends_takes_a_packaged_file_by_its_name_from_any_folder(write):
     assert load_config(Toy, write("extends: reach.yaml\n")) == load_config(Toy, own)  # a file beside it comes first
     assert find_config(Path("off_policy/iql")) == find_config(Path("off_policy/iql.yaml"))
     assert error(write("extends: missing\n")) == [f"quickstart.yaml: 'extends': {own.parent}/missing: no such file"]
+
+
+def test_the_page_lists_what_may_change_when_a_run_is_resumed():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    listed = page.partition("With `--resume` these settings may differ")[2].partition("elsewhere now.")[0]
+    assert set(re.findall("`([^`]+)`", listed)) == set(CHANGEABLE)
 
 
 def test_circular_extends_is_refused(write):
