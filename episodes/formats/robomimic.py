@@ -52,6 +52,8 @@ def open_hdf5(path: Path, mode: Literal["r", "x"] = "r") -> Any:
         import h5py
     except ModuleNotFoundError as error:
         raise EpisodeError("HDF5 needs h5py. Run: pip install 'vla-rl[import]'") from error
+    if mode == "r" and not path.exists():
+        raise EpisodeError(f"{path}: no such file")
     try:
         return h5py.File(path, mode)
     except OSError as error:

@@ -10,14 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # ``{.python ...}`` keeps the formatter away from a block that is not Python, as it includes a file.
 _BLOCK = re.compile(r'^```(?:\{\.)?(\w+)(?: title="([^"]+)")?\}?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_INCLUDED = re.compile(r'^--8<-- "([^"]+)"\n', re.MULTILINE)
+INCLUDED = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
 
 
 def files(page: Path) -> dict[str, str]:
     """Path -> contents of every block with a title; what a block includes is part of it, as on the site."""
 
     def included(block: str) -> str:
-        return _INCLUDED.sub(lambda found: (ROOT / found[1]).read_text(), block)
+        return INCLUDED.sub(lambda found: (ROOT / found[1]).read_text().removesuffix("\n"), block)
 
     return {title: included(code) for _, title, code in _BLOCK.findall(page.read_text()) if title}
 

@@ -307,7 +307,11 @@ def test_missing_or_wrong_mappings_are_reported(tmp_path: Path, change: dict, me
 def test_files_of_other_formats_and_incomplete_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5")
-    for name, message in (("notes.txt", "nor a robomimic file"), ("damaged.hdf5", "cannot be read as HDF5")):
+    for name, message in (
+        ("notes.txt", "nor a robomimic file"),
+        ("damaged.hdf5", "cannot be read as HDF5"),
+        ("missing.hdf5", "missing.hdf5: no such file$"),
+    ):
         with pytest.raises(EpisodeError, match=message):
             imported(tmp_path / name, tmp_path)
     root = lerobot_3(tmp_path / "gone")

@@ -137,11 +137,17 @@ def test_an_unexpected_exception_is_code_1_and_its_traceback_is_in_a_file(tmp_pa
     assert log.read_text().startswith("Traceback")
 
 
-def test_interrupted_training_prints_how_to_resume(monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_interrupted_training_prints_how_to_resume(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.Train, "run", interrupt)
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("train", "quickstart") == 130
+    assert capsys.readouterr().err == "vla-rl: interrupted\n"  # before there is anything to resume
+    run = tmp_path / "runs" / "quick start"
+    run.mkdir(parents=True)
+    (run / "command.txt").write_text("vla-rl train ...\n")
     assert exit_code("train", "configs/quick start.yaml", "--seed", "3", "--algorithm.name=grpo") == 130
     assert capsys.readouterr().err == (
         "vla-rl: interrupted; resume with: vla-rl train 'configs/quick start.yaml' --seed 3 --algorithm.name=grpo "

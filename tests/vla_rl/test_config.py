@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,13 @@ from pydantic import Field
 
 from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.errors import ConfigError
+from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
+from vla_rl.config.packaged import PACKAGED, find_config
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
+from vla_rl.runs.changes import CHANGEABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ class Toy:
     algorithm: Annotated[PPO | GRPO, Field(discriminator="name")] = field(default_factory=PPO)
     rollout: Rollout = Rollout()
     tasks: tuple[Rollout, ...] = ()
+    cameras: tuple[str, ...] = ()
     rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,7 +110,7 @@ def test_values_defaults_and_nested_sections(write):
         ),
         (
             "zzz: 3",
-            "unknown key 'zzz'; allowed here: algorithm, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
+            "unknown key 'zzz'; allowed here: algorithm, cameras, gamma, rates, rollout, seed, shuffle, tasks (line 2)",
         ),
         ("rollout: {num_envs: many}", "'rollout.num_envs' must be an integer, got 'many' (line 2)"),
         ("rollout: {num_envs: '3'}", "'rollout.num_envs' must be an integer, got '3' (line 2)"),
@@ -121,6 +126,9 @@ def test_values_defaults_and_nested_sections(write):
         ("shuffle: on", "'shuffle' must be true or false, got 'on' (line 2)"),
         ("gamma: 1.5", "'gamma' must be a number above 0 and at most 1, got 1.5 (line 2)"),
         ("algorithm: {hidden: 3}", "'algorithm.hidden' must be a list, each an integer, got 3 (line 2)"),
+        ("cameras: t", "'cameras' must be a list, each text, got 't'; write [t] (line 2)"),
+        ("gamma: number", "'gamma' must be a number above 0 and at most 1, got 'number' (line 2)"),
+        ("shuffle: ture", "'shuffle' must be true or false, got 'ture'; did you mean 'true'? (line 2)"),
         ("algorithm: {hidden: [3, x]}", "'algorithm.hidden.1' must be an integer, got 'x' (line 2)"),
         (
             "algorithm: {name: grop}",
@@ -218,8 +226,6 @@ def test_a_union_from_a_registry_is_a_section_with_variants(write):
     [("algorithm", {"ppo", "grpo"}), ("start.policy", {"denoising", "categorical", "gaussian"}), ("sim", {"tabletop"})],
 )
 def test_an_unknown_name_lists_what_is_registered(write, section: str, registered: set[str]):
-    from vla_rl.config.experiment import Experiment
-
     with pytest.raises(ConfigError) as caught:
         load_config(Experiment, write("seed: 1"), [f"--{section}.name", "zzz"])
     expected, found = f"'{section}.name' must be one of ", str(caught.value).partition(": ")[2]
@@ -258,16 +264,12 @@ def test_an_unknown_name_lists_what_is_registered(write, section: str, registere
     ],
 )
 def test_a_renamed_setting_gives_the_new_name(write, overrides: tuple[str, ...], message: str):
-    from vla_rl.config.experiment import Experiment
-
     with pytest.raises(ConfigError) as caught:
         load_config(Experiment, write("seed: 1"), overrides)
     assert str(caught.value) == f"quickstart.yaml: {message}"
 
 
 def test_no_setting_of_today_is_listed_as_renamed():
-    from vla_rl.config.experiment import Experiment
-
     assert [field.path for field in config_fields(Experiment) if find_hint(field.path.split("."))] == []
 
 
@@ -284,6 +286,21 @@ def test_a_mistake_in_an_extended_file_names_that_file(write):
     assert error(write("extends: base.yaml\ngamma: 0.5\n")) == [
         "base.yaml: 'seed' must be an integer, got 'x' (line 1)"
     ]
+
+
+def test_extends_takes_a_packaged_file_by_its_name_from_any_folder(write):
+    named = load_config(Experiment, write("extends: off_policy/iql\nseed: 4\n"))
+    assert named == load_config(Experiment, PACKAGED / "off_policy" / "iql.yaml", ["--seed", "4"])
+    own = write("seed: 5\n", "reach.yaml")
+    assert load_config(Toy, write("extends: reach.yaml\n")) == load_config(Toy, own)  # a file beside it comes first
+    assert find_config(Path("off_policy/iql")) == find_config(Path("off_policy/iql.yaml"))
+    assert error(write("extends: missing\n")) == [f"quickstart.yaml: 'extends': {own.parent}/missing: no such file"]
+
+
+def test_the_page_lists_what_may_change_when_a_run_is_resumed():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    listed = page.partition("With `--resume` these settings may differ")[2].partition("elsewhere now.")[0]
+    assert set(re.findall("`([^`]+)`", listed)) == set(CHANGEABLE)
 
 
 def test_circular_extends_is_refused(write):
@@ -363,7 +380,7 @@ def test_fields_of_every_variant_are_listed():
     assert [field.path for field in config_fields(Toy)] == [
         *("seed", "gamma", "shuffle"),
         *("algorithm.name", "algorithm.clip_ratio", "algorithm.hidden", "algorithm.name", "algorithm.group_size"),
-        *("rollout.num_envs", "rollout.store", "rollout.entropy", "rollout.renderer", "tasks", "rates"),
+        *("rollout.num_envs", "rollout.store", "rollout.entropy", "rollout.renderer", "tasks", "cameras", "rates"),
     ]
 
 
@@ -375,7 +392,7 @@ def test_unread_fields_are_found(tmp_path: Path):
             def run(config):
                 config.gamma = config.seed + config.rollout.num_envs
                 match config.algorithm:
-                    case PPO(hidden=h): return h, config.tasks, config.rates
+                    case PPO(hidden=h): return h, config.tasks, config.cameras, config.rates
         """)
     )
     unread = ["algorithm.clip_ratio", "algorithm.group_size", "gamma", "rollout.entropy", "rollout.renderer"]

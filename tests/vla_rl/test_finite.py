@@ -17,7 +17,7 @@ from policies.denoising.policy import DenoisingPolicy
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from policies.policy import RobotSpec
 from sims.chunk import step_chunk
-from sims.errors import RunFailure
+from sims.errors import RunFailure, UserError
 from sims.numbers.finite import NotFinite
 from sims.vector_env import StartState
 from tests.vla_rl.test_imitation import SMALL, demonstrations
@@ -171,6 +171,11 @@ def test_the_run_stops_with_the_name_and_resumes_exactly(
     last = latest_checkpoint(halfway / "checkpoints")
     assert last is not None and load_checkpoint(last)["iteration"] == 1
     assert weights(reinforce(halfway)) == weights(undisturbed / "bundle")
+
+
+def test_a_folder_is_not_what_is_replayed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder; name one of the files in RUN/quarantine"):
+        replay(tmp_path)
 
 
 def weights(bundle: Path) -> bytes:

@@ -232,3 +232,16 @@ def test_a_process_that_is_killed_stops_imitation_and_says_so(tmp_path: Path) ->
     os.kill(helper.pid, signal.SIGKILL)
     with pytest.raises(UserError, match=r"ended with exit code -9 .*--resume.*start.bc.shards 1"):
         learner.shards.backward(learner.samplers[0].next_batch(), generators)
+
+
+def test_a_trainer_that_is_interrupted_in_a_batch_leaves_helpers_that_end_quietly(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = demonstrations(tmp_path / "store", observe_every=1)
+    learner = imitation(store, BCConfig(batch_size=8))
+    shards = GradientShards(learner.policy, bc_loss, count=2, processes=True)
+    batch, (helper,) = learner.samplers[0].next_batch(), multiprocessing.active_children()
+    shards._helpers[0].begin(batch, torch.Generator())
+    shards.close()  # before the gradient was fetched
+    assert helper.exitcode == 0
+    assert capfd.readouterr().err == ""

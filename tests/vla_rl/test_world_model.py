@@ -9,18 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from policies.registry import build_policy
 from sims.vector_env import StartState
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
+from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.config.loader import load_config
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
-from vla_rl.runners.world_model import NO_ACTION_FILE, WORLD_MODEL_FILE, fit_world_model
+from vla_rl.runners.world_model import (
+    NO_ACTION_FILE,
+    WORLD_MODEL_FILE,
+    evaluate_world_model,
+    fit_world_model,
+    open_held_out,
+)
 from vla_rl.runners.world_model_videos import KEY_SPEED, KEY_STEPS, key_actions
-from world_models.bundle import load_world_model
+from world_models.bundle import load_world_model, save_world_model
 from world_models.imagined_env import ImaginedEnvConfig
 from world_models.models.autoencoder import AutoencoderConfig
 from world_models.models.conv_flow import ConvFlowConfig
@@ -99,6 +107,32 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     fit_world_model(unlike, stores[:1], folder, seed=0)
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
     assert (folder / NO_ACTION_FILE).exists()
+
+
+def test_too_few_successes_are_refused_before_anything_is_fitted(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 24)
+    config = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS, reward_model=replace(dot_episodes.REWARD_MODEL, min_successes=99)
+    )
+    with pytest.raises(WorldModelError, match="a reward needs at least 99; record more"):
+        fit_world_model(config, [store.path], tmp_path / "fit", seed=0)
+    assert not (tmp_path / "fit").exists()
+
+
+def test_episodes_of_another_robot_are_not_evaluated(tmp_path: Path) -> None:
+    other = EpisodeStore(tmp_path / "other", create=True)
+    other.add_all(
+        replace(one, images={name: pixels[:, ::2, ::2] for name, pixels in one.images.items()})
+        for one in map(dot_episodes.episode, range(24))
+    )
+    dynamics, reward_model = dot_episodes.models()
+    save_world_model(dynamics, reward_model, tmp_path / WORLD_MODEL_FILE, usual_error=1.0, metrics={})
+    fitted, config = load_world_model(tmp_path / WORLD_MODEL_FILE), WorldModelConfig(dynamics=dot_episodes.DYNAMICS)
+    same = dot_episodes.store(tmp_path / "same", 24)
+    assert open_held_out(fitted, [same.path], config).image_size == (16, 16)
+    message = r"the recorded robot does not fit the world model: image_size \(8, 8\), not \(16, 16\)"
+    with pytest.raises(WorldModelError, match=message):
+        evaluate_world_model(config, tmp_path, [other.path], sim=NoSimulatorConfig(), env=None, seed=0)
 
 
 def test_one_setting_selects_the_kind_of_model(tmp_path: Path) -> None:

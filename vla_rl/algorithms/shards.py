@@ -7,6 +7,7 @@ generator with every request, so it holds no state to save or restore.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -123,16 +124,15 @@ def _help(
     for parameter, view in zip(parameters, _views(gradient, parameters), strict=True):
         parameter.grad = view
     generator = torch.Generator()
-    while True:
-        try:
+    # An interrupted trainer hangs up in the middle of a batch: before it was computed, or before its loss was read.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
             shard, state = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        generator.set_state(state)
-        gradient.zero_()
-        value = loss(policy, shard, generator)
-        value.backward()
-        pipe.send_bytes(pickle.dumps((value.item(), generator.get_state())))
+            generator.set_state(state)
+            gradient.zero_()
+            value = loss(policy, shard, generator)
+            value.backward()
+            pipe.send_bytes(pickle.dumps((value.item(), generator.get_state())))
 
 
 def _views(gradient: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:

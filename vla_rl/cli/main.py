@@ -83,7 +83,7 @@ class Command(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A command that continues in its folder when it is started again with ``--resume``."""
+    """A command that continues in its folder when it is started again with ``--resume``; command.txt is there then."""
 
     def run_folder(self) -> Path: ...
 
@@ -99,11 +99,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = parse(sys.argv[1:] if argv is None else argv)
         command.run()
     except KeyboardInterrupt:
-        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Resumable) else ""
-        _exit(130, f"interrupted{hint}")
+        _exit(130, f"interrupted{_how_to_resume(command)}")
     except Terminated:
-        hint = f"; resume with: {command.command()} --resume" if isinstance(command, Resumable) else ""
-        _exit(143, f"terminated{hint}")
+        _exit(143, f"terminated{_how_to_resume(command)}")
     except RunFailure as error:
         _exit(1, str(error))
     except UserError as error:
@@ -169,6 +167,13 @@ def _split_overrides(arguments: Sequence[str], *, options: Sequence[str]) -> tup
                 raise UserError(f"{argument} needs a value")
             overrides.append(value)
     return kept, tuple(overrides)
+
+
+def _how_to_resume(command: Command | None) -> str:
+    """Empty where there is nothing to resume yet."""
+    if not isinstance(command, Resumable) or not (command.run_folder() / "command.txt").exists():
+        return ""
+    return f"; resume with: {command.command()} --resume"
 
 
 def _write_traceback(command: Command | None) -> Path:

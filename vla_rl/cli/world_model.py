@@ -109,13 +109,13 @@ class WorldModel:
         return report
 
     def _imagine(self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]) -> dict[str, Any]:
-        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_clips
+        from vla_rl.runners.world_model import WORLD_MODEL_FILE, make_parting, open_held_out
         from vla_rl.runners.world_model_videos import recorded_chunks, write_comparison, write_keyed_rollout
         from vla_rl.runs.run_dir import experiment_device
         from world_models.bundle import load_world_model
 
         fitted = load_world_model(self.folder() / WORLD_MODEL_FILE, experiment_device(experiment))
-        clips = open_clips(stores, settings.model, "held_out")
+        clips = open_held_out(fitted, stores, settings.model)
         if not 0 <= self.episode < len(clips.entries):
             raise UserError(f"--episode must be within 0..{len(clips.entries) - 1}, got {self.episode}")
         path = self.folder() / f"imagined_{self.episode}{'_keys' if self.keys else ''}.mp4"

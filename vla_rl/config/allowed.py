@@ -29,6 +29,14 @@ def allowed(annotation: Any) -> str:
     return " or ".join(sorted(parts, key=lambda part: part == "null"))
 
 
+def choices(annotation: Any) -> list[str]:
+    """The words that a setting may be, where it may be certain words."""
+    named: Mapping[Any, tuple[str, ...]] = {bool: ("true", "false"), NoneType: ("null",)}
+    members = [_base(member) for member in union(_without_discriminator(annotation))]
+    words = [typing.get_args(base) if typing.get_origin(base) is Literal else named.get(base, ()) for base in members]
+    return [str(word) for group in words for word in group]
+
+
 def is_number(annotation: Any) -> bool:
     """Whether this is a number, or a number or nothing."""
     members = [_base(member) for member in union(annotation)]

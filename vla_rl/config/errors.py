@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sims.errors import UserError
-from vla_rl.config.allowed import allowed
+from vla_rl.config.allowed import allowed, choices
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields, hints, plain, union, variants
 from vla_rl.config.yaml_tree import Origin
@@ -96,8 +95,10 @@ def _message(detail: ErrorDetails, keys: Keys, annotation: Any) -> str:
         case "union_tag_not_found":
             return f"'{dotted}.name' is required: it selects the variant of the section"
     words = "a section" if variants(annotation) else allowed(annotation)
-    near = _nearest(got, re.findall(r"\w+", words)) if isinstance(got, str) else ""
-    return f"'{dotted}' must be {words}, got {show(got)}{near}"
+    hint = _nearest(got, choices(annotation)) if isinstance(got, str) else ""
+    if isinstance(got, str) and words.startswith("a list, each text"):
+        hint = f"; write [{got}]"
+    return f"'{dotted}' must be {words}, got {show(got)}{hint}"
 
 
 # -- unknown keys ---------------------------------------------------------------------------------------------------

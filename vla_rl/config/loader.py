@@ -1,9 +1,10 @@
 """YAML and command line to one frozen dataclass; every mistake is a line that says what to change.
 
 * The dataclasses are the schema (vla_rl/config/schema.py). They are frozen and keyword-only, nested as sections.
-* ``extends: other.yaml`` starts from another file (relative to this one). Sections merge key by key; lists, mappings
-  and other values are replaced. A section whose ``name`` differs is replaced too, except for the settings that both
-  kinds inherit from one class (``algorithm.iterations``). Overrides ``--section.key value`` merge alike, names first.
+* ``extends: other.yaml`` starts from another file (relative to this one), ``extends: quickstart`` from a packaged one.
+  Sections merge key by key; lists, mappings and other values are replaced. A section whose ``name`` differs is
+  replaced too, except for the settings that both kinds inherit from one class (``algorithm.iterations``). Overrides
+  ``--section.key value`` merge alike, names first.
 * A section given in part keeps the rest of the default that the section around it gives it, which may be others than
   its class's (``distillation.fit`` of ``BCConfig``).
 * A relative path is relative to the file that names it, on the command line to the working directory.
@@ -27,6 +28,7 @@ from policies.bundle import write_atomically
 from vla_rl.config.errors import ConfigError, Keys, describe, show
 from vla_rl.config.merge import Report, absolute, ignore, merge, override
 from vla_rl.config.overrides import check_sections, parse_overrides
+from vla_rl.config.packaged import find_packaged
 from vla_rl.config.schema import config_fields, default, hints, sections, settings_other_than_its_class, variants
 from vla_rl.config.yaml_tree import Origin, Tree, YamlError, dump_tree, read_tree
 
@@ -120,7 +122,11 @@ def _read_extended(cls: type, path: Path, *, seen: tuple[Path, ...]) -> tuple[Tr
         return tree, origins
     if not isinstance(parent, str):
         raise ConfigError(f"{path.name}: 'extends' must be the path of a YAML file, got {show(parent)}")
-    base, base_origins = _read_extended(cls, path.parent / parent, seen=(*seen, path.resolve()))
+    beside = path.parent / parent
+    above = beside if beside.exists() else find_packaged(Path(parent))
+    if above is None:
+        raise ConfigError(f"{path.name}: 'extends': {_no_such_file(beside)}")
+    base, base_origins = _read_extended(cls, above, seen=(*seen, path.resolve()))
     return merge(cls, _with_default_names(cls, base), tree), base_origins | origins
 
 

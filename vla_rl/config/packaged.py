@@ -12,17 +12,26 @@ PACKAGED = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "c
 
 
 def find_config(path: Path, folder: str = ".") -> Path:
-    """``path`` itself, or the packaged file that a bare name such as ``quickstart`` or ``quickstart.yaml`` means.
+    """``path`` itself, or the packaged file that a name such as ``quickstart`` or ``off_policy/iql.yaml`` means.
 
-    folder: of the packaged files, "." for experiments or "robots". A path that names a folder is returned as it is.
+    folder: of the packaged files, "." for experiments or "robots". Another path with folders is returned as it is.
     Raises ConfigError for a bare name that is neither a file nor packaged.
     """
-    if path.exists() or path != Path(path.name):
+    if path.exists():
         return path
-    packaged = PACKAGED / folder / f"{path.name.removesuffix('.yaml')}.yaml"
-    if packaged.is_file():
+    if (packaged := find_packaged(path, folder)) is not None:
         return packaged
-    names = sorted(file.stem for file in packaged.parent.glob("*.yaml"))
-    near = difflib.get_close_matches(packaged.stem, names, n=1)
+    if path != Path(path.name):
+        return path
+    names = sorted(file.stem for file in (PACKAGED / folder).glob("*.yaml"))
+    near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"those are: {', '.join(names)}"
     raise ConfigError(f"{path}: no such file, and no configuration of that name comes with vla-rl; {hint}")
+
+
+def find_packaged(name: Path, folder: str = ".") -> Path | None:
+    """The packaged file of this name, with or without ``.yaml``; None where there is none."""
+    if name.is_absolute() or ".." in name.parts:
+        return None
+    packaged = PACKAGED / folder / name.with_name(f"{name.name.removesuffix('.yaml')}.yaml")
+    return packaged if packaged.is_file() else None

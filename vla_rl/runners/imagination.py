@@ -42,6 +42,7 @@ from vla_rl.runners.world_model import (
     fit_world_model,
     make_imagined_env,
     open_clips,
+    open_held_out,
 )
 from vla_rl.runs.run_dir import Run
 from world_models.bundle import FittedWorldModel, check_robot, load_world_model
@@ -303,7 +304,8 @@ def compare_success(
     ``interval``: of the imagined success. ``delta_success``: mean absolute difference; ``correlation`` (Pearson) over
     the policies, from three on. Without ``env`` (episodes recorded elsewhere) these and the real success are None.
     """
-    fitted, clips = load_world_model(directory / WORLD_MODEL_FILE, device), open_clips(stores, config, "held_out")
+    fitted = load_world_model(directory / WORLD_MODEL_FILE, device)
+    clips = open_held_out(fitted, stores, config)
     tasks = env.spec.tasks if env is not None else tuple(dict.fromkeys(entry.task for entry in clips.entries))
     longest = env.spec.max_steps if env is not None else max(entry.steps for entry in clips.entries)
     imagined, starts = whole_episodes(config, fitted, clips, tasks=tasks, max_steps=longest, count=count)

@@ -23,6 +23,10 @@ def replay(path: Path) -> dict[str, Any]:
     the repeated update, None where an update was not what failed (the run's --resume repeats the rest), "" where the
     repeated update is finite. Raises UserError if ``path`` is no file of a run's quarantine.
     """
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder; name one of the files in RUN/quarantine, which a run leaves that stops there"
+        )
     record = load_tree(path)
     if not isinstance(record, dict) or not {"quantity", "batch", "update"} <= set(record):
         raise UserError(f"{path} was not left by a run that stopped; such files lie in RUN/quarantine")

@@ -40,7 +40,12 @@ from world_models.training.autoencoder import AutoencoderFit
 from world_models.training.distillation import Distillation
 from world_models.training.dynamics import DynamicsFit
 from world_models.training.kinematics import KinematicsFit
-from world_models.training.reward_model import RewardModelFit, imagine_observations, set_failed_threshold
+from world_models.training.reward_model import (
+    RewardModelFit,
+    imagine_observations,
+    set_failed_threshold,
+    success_observations,
+)
 from world_models.world_model import WorldModelError
 
 WORLD_MODEL_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
@@ -52,6 +57,13 @@ USUAL_QUANTILE = 0.9  # of the model's own error estimate that counts as usual
 def open_clips(stores: Sequence[Path], config: WorldModelConfig, part: Part) -> ClipSampler:
     horizon = config.dynamics.action_horizon
     return ClipSampler([EpisodeStore(path) for path in stores], action_horizon=horizon, part=part)
+
+
+def open_held_out(fitted: FittedWorldModel, stores: Sequence[Path], config: WorldModelConfig) -> ClipSampler:
+    """To compare with what ``fitted`` predicts. WorldModelError where another robot was recorded."""
+    clips = open_clips(stores, config, "held_out")
+    check_robot(fitted.info, robot_of(stores, clips), what="the recorded robot")
+    return clips
 
 
 def robot_of(stores: Sequence[Path], clips: ClipSampler) -> RobotSpec:
@@ -84,13 +96,15 @@ def fit_world_model(
 ) -> dict[str, Any]:
     """Fit dynamics, then the reward model, into ``directory``; what is finished there is not repeated.
 
-    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``.
+    WorldModelError where ``directory`` holds a fit with other settings, episodes, seed or ``start``, and, before
+    anything is fitted, where the episodes hold too few successes for a reward model.
 
     ``policy``: the reward model starts from its encoder, if it has one of the same settings. ``start``: an earlier
     world model whose dynamics are fitted further.
     """
     clips, calibration = open_clips(stores, config, "fit"), open_clips(stores, config, "calibration")
     robot = robot_of(stores, clips)
+    success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
     _note_fit(directory, config, [*clips.entries, *calibration.entries], seed=seed, start=earlier)
     if not (directory / WORLD_MODEL_FILE).exists():
@@ -244,7 +258,9 @@ def evaluate_world_model(
 ) -> dict[str, Any]:
     """The evaluation of the world model in ``directory`` on held-out episodes of ``stores``; writes videos there."""
     fitted, no_action = load_world_model(directory / WORLD_MODEL_FILE, device), directory / NO_ACTION_FILE
-    clips, every = open_clips(stores, config, "held_out"), config.imagined_env.reward_every
+    clips, every = open_held_out(fitted, stores, config), config.imagined_env.reward_every
+    if env is not None:
+        check_robot(fitted.info, RobotSpec.of(env.spec), what="the simulator")
     evaluation = WorldModelEvaluation(reward_model=fitted.reward_model, clips=clips, reward_every=every, seed=seed)
     parting = make_parting(config, fitted, stores, sim=sim, seed=seed)
     report = evaluation.report(

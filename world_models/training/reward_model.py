@@ -106,16 +106,21 @@ class RewardModelFit(Optimization[LabeledObservations]):
         return np.array([filled[w][self._rng.integers(len(filled[w]))] for w in which], dtype=np.int64)
 
 
-def _classes(clips: ClipSampler, config: RewardModelConfig) -> list[np.ndarray]:
-    """Indices of successes, failures, running near the end, running."""
+def success_observations(clips: ClipSampler, config: RewardModelConfig) -> np.ndarray:
+    """Their indices. WorldModelError where there are too few to fit a reward model to."""
     successes = clips.with_status(SUCCESS)
     if len(successes) < config.min_successes:
         raise WorldModelError(
             f"the episodes hold {len(successes)} successes, a reward needs at least {config.min_successes}; "
             "record more, for example demonstrations"
         )
+    return successes
+
+
+def _classes(clips: ClipSampler, config: RewardModelConfig) -> list[np.ndarray]:
+    """Indices of successes, failures, running near the end, running."""
     return [
-        successes,
+        success_observations(clips, config),
         clips.with_status(FAILED),
         clips.running_near_end(within=config.near_end_steps),
         clips.with_status(RUNNING),
