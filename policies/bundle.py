@@ -123,7 +123,8 @@ def _replace(path: Path, name: str, tensors: bytes, manifest: bytes) -> None:
 def read_bundle_info(path: Path) -> BundleInfo:
     """The manifest alone. Raises BundleError."""
     if not (path / MANIFEST).is_file():
-        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
+        inside = f"; name {path / 'bundle'}" if (path / "bundle" / MANIFEST).is_file() else ""
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}{inside}")
     return read_manifest(path / MANIFEST, BundleInfo, format=FORMAT, again="Train it again", error_class=BundleError)
 
 
@@ -159,7 +160,7 @@ def _strict(cls: type) -> TypeAdapter:
 
 
 def load_bundle(
-    path: Path,
+    path: Path | str,
     *,
     robot: RobotSpec | None = None,
     device: Device = CPU,
@@ -168,6 +169,7 @@ def load_bundle(
 
     ``robot``: of the simulator or arm that it is to act on; given, it must match. Raises BundleError.
     """
+    path = Path(path)
     info = read_bundle_info(path)
     if robot is not None and (differences := info.robot.differences(robot)):
         raise BundleError(f"{path} was made for another robot or simulator: {differences}")

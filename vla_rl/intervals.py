@@ -15,7 +15,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
     p = successes / trials
     center = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return max(0.0, center - half), min(1.0, center + half)
+    return center - half if successes else 0.0, center + half if successes < trials else 1.0
 
 
 def seeds_interval(successes: Sequence[int], trials: Sequence[int], draws: int = 20_000) -> tuple[float, float]:

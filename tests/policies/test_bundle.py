@@ -147,6 +147,14 @@ def test_missing_path_and_plain_file(tmp_path):
             load_bundle(path)
 
 
+def test_a_run_s_folder_names_the_bundle_in_it(tmp_path):
+    policy = build()
+    save_bundle(policy, tmp_path / "bundle", provenance=Provenance())
+    with pytest.raises(BundleError, match=f"name {tmp_path / 'bundle'}"):
+        load_bundle(tmp_path)
+    assert load_bundle(str(tmp_path / "bundle")).spec == policy.spec
+
+
 @pytest.mark.parametrize(
     ("robot", "message"),
     [

@@ -39,3 +39,4 @@ def test_wilson_interval_holds_the_estimate(pair: tuple[int, int]) -> None:
     low, high = wilson_interval(wins, trials)
     assert 0 <= low <= wins / trials + 1e-9
     assert wins / trials - 1e-9 <= high <= 1
+    assert (low == 0, high == 1) == (wins == 0, wins == trials)

@@ -243,6 +243,9 @@ def test_the_commands(run: Path, config: Path, tmp_path: Path, capsys: pytest.Ca
     keys = "horizons psnr copy_psnr object_error_m copy_object_error_m hallucinated_success fps delta_success"
     assert set(keys.split()) | {"no_action_hallucinated_success", "success_auc"} <= set(report)
     assert len(report["policies"]) == 1
+    with pytest.raises(SystemExit):
+        main(["world-model", "fit", *common, "--imagination.model.fit.steps", "3"])
+    assert "holds a world model, or a part of its fit, with other settings" in capsys.readouterr().err
     main(["world-model", "imagine", *common])
     assert Path(json.loads(capsys.readouterr().out)["video"]).stat().st_size > 0
     main(["world-model", "imagine", *common, "--keys", "aBgG", "--held", "6"])

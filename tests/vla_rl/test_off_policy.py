@@ -386,6 +386,12 @@ def test_prefixes_are_replayed_where_all_of_them_fit(family: str, fit: float, sh
         assert isinstance(replay.entries().inputs, Observation) == (fit < 1)
 
 
+def test_a_run_that_ends_in_its_warm_up_is_refused() -> None:
+    with pytest.raises(UserError, match=r"warmup must be below the 24 chunks that the run acts .* got 24"):
+        learner(PointEnv(num_envs=2), TD3, iterations=3, warmup=24)
+    learner(PointEnv(num_envs=2), TD3, iterations=3, warmup=23)
+
+
 def test_what_does_not_fit_is_refused(store: Path) -> None:
     env = PointEnv(num_envs=2)
     plain = GaussianPolicy(GaussianPolicyConfig(action_horizon=2), RobotSpec.of(env.spec))

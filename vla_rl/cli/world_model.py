@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional, arg
 
 from sims.errors import UserError
@@ -51,9 +52,10 @@ class WorldModel:
     """drive: only print the address"""
     seed: Seed = 0
     json: Json = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
-        experiment = load_experiment(self.config)
+        experiment = load_experiment(self.config, self.overrides)
         settings = experiment.imagination
         if settings is None:
             raise UserError(f"{self.config} has no section 'imagination'; such as the packaged imagined_reach")
