@@ -68,7 +68,8 @@ def main() -> None:
 def one_seed(experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]) -> dict[str, Any]:
     """Summaries of the held-out starts by name, each with its real control steps. Finished ones are kept."""
     assert experiment.imagination is not None
-    episodes = experiment.imagination.real_episodes + VALIDATIONS * experiment.evaluation.validation_episodes
+    settings, validated = experiment.imagination, VALIDATIONS * experiment.evaluation.validation_episodes
+    episodes = settings.rounds * settings.real_episodes + validated
     with cloned(experiment, work / "cloned") as (run, env, start):
         found = {"imitation": kept(work / "imitation", lambda _: evaluated(experiment, load_bundle(start)))}
         for count in rounds:

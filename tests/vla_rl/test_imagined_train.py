@@ -187,6 +187,7 @@ def test_every_round_starts_from_the_best_validated_policy(run: Path) -> None:
     assert sha(run / "bundle") == sha(best)
 
 
+@pytest.mark.slow
 def test_the_world_model_can_be_fitted_after_several_rounds_of_cloning(config: Path, tmp_path: Path) -> None:
     train(config, tmp_path / "run", "--imagination.imagine_every", "2")
     stages = json.loads((tmp_path / "run" / "stages.json").read_text())

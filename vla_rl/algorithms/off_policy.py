@@ -69,8 +69,8 @@ class OffPolicy(OffPolicyUpdates):
         acted = (config.iterations - config.offline_iterations) * config.chunks * env.spec.num_envs
         if 0 < acted <= config.warmup:
             raise UserError(
-                f"algorithm.warmup must be below the {acted} chunks that the run acts (its iterations, those offline left "
-                f"out, of {config.chunks} chunks in each of {env.spec.num_envs} environments), or nothing is learned from "
+                f"algorithm.warmup must be below the {acted} chunks that the run acts (in each iteration that is not "
+                f"offline {config.chunks} in each of {env.spec.num_envs} environments), or nothing is learned from "
                 f"them, got {config.warmup}"
             )
         found = self._demonstrated()
