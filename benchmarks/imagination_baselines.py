@@ -1,10 +1,10 @@
-"""What as many real control steps gain without a world model, from the clone that imagined training starts from.
+"""What imagined training gains, and what as many real control steps gain without a world model from the same start.
 
     python -m benchmarks.imagination_baselines --config configs/imagined_drawer.yaml --seeds 0 1 2
 
-Imagined training (``benchmarks/world_model.py``) records ``imagination.real_episodes`` real episodes, clones their
-successes, trains in a world model that is fitted to them, and validates three policies. All these real episodes spent
-otherwise, from the same configuration's clone of the demonstrations:
+The whole configuration records real episodes in rounds, clones their successes after each, trains in a world model
+that is fitted to all of them, and validates three policies. Beside it the last of its clones, and all its real
+episodes, those of validation too, spent otherwise, from the same clone of the demonstrations:
 
 * ``self-imitation, rounds: N`` (``--rounds``): the episodes are recorded in N equal parts, each with the policy that
   cloned the successes of those before it, without perturbed actions.
@@ -37,6 +37,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
 from vla_rl.runners.imagination import record_policy
 from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.logs import FIGURES
 from vla_rl.runners.train import logged_failures, opened, starting_bundle
 from vla_rl.runs.run_dir import CONFIG_FILE, Run, write_json
 
@@ -67,24 +68,45 @@ def main() -> None:
 
 def one_seed(experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]) -> dict[str, Any]:
     """Summaries of the held-out starts by name, each with its real control steps. Finished ones are kept."""
+    return with_world_model(experiment, work) | without_world_model(experiment, simulated, work, rounds)
+
+
+def with_world_model(experiment: Experiment, work: Path) -> dict[str, Any]:
     assert experiment.imagination is not None
-    settings, validated = experiment.imagination, VALIDATIONS * experiment.evaluation.validation_episodes
-    episodes = settings.rounds * settings.real_episodes + validated
+    last = experiment.imagination.rounds - 1
+    whole = finished(experiment, work / "whole")
+    clone, counted = whole["dir"] / "imagination" / f"round_{last}" / "clone" / "bundle", whole["stages"]["reinforce"]
+    report = whole["stages"][f"evaluate_model_{last}"]
+    return {
+        "imitation": whole["result"]["bc"],
+        "the last clone": kept(work / "last_clone", lambda _: evaluated(experiment, load_bundle(clone)))
+        | {"control_steps": counted["real_steps"]},
+        "the whole configuration": whole["result"]["rl"]
+        | {"control_steps": counted["real_steps"] + counted["validation_steps"]}
+        | {"world_model": {name: report[name] for name in FIGURES if name in report}},
+    }
+
+
+def without_world_model(
+    experiment: Experiment, simulated: Experiment, work: Path, rounds: Sequence[int]
+) -> dict[str, Any]:
+    settings = experiment.imagination
+    assert settings is not None
+    episodes = settings.rounds * settings.real_episodes + VALIDATIONS * experiment.evaluation.validation_episodes
+    found, name = dict[str, Any](), "self-imitation, then PPO"
     with cloned(experiment, work / "cloned") as (run, env, start):
-        found = {"imitation": kept(work / "imitation", lambda _: evaluated(experiment, load_bundle(start)))}
         for count in rounds:
             imitate = partial(self_imitation, run, env, start, [episodes // count] * count)
             found[f"self-imitation, rounds: {count}"] = kept(work / f"rounds_{count}", imitate)
         half = kept(work / "half", partial(self_imitation, run, env, start, [episodes // 2]))
-    bundle, name = work / "half" / "round_0" / "bundle", "self-imitation, then PPO"
-    wanted = in_simulator(simulated, bundle, half["control_steps"])
-    real = finished(wanted, work / "then_ppo")
-    steps = half["control_steps"] + control_steps(real["dir"])
-    last = kept(work / "last", lambda _: evaluated(wanted, last_weights(real["dir"])))
+    wanted = in_simulator(simulated, work / "half" / "round_0" / "bundle", half["control_steps"])
+    trained = finished(wanted, work / "then_ppo")
+    last = kept(work / "last", lambda _: evaluated(wanted, last_weights(trained["dir"])))
+    steps = {"control_steps": half["control_steps"] + control_steps(trained["dir"])}
     return found | {
         "self-imitation of half": half,
-        name: real["result"]["rl"] | {"control_steps": steps},
-        f"{name}, last weights": last | {"control_steps": steps},
+        name: trained["result"]["rl"] | steps,
+        f"{name}, last weights": last | steps,
     }
 
 
