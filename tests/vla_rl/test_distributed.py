@@ -303,6 +303,7 @@ def test_a_collector_that_is_faster_than_the_learner_waits(tmp_path: Path, addre
     assert max(used) < (staleness + 2) * one
 
 
+@pytest.mark.slow
 def test_a_state_has_the_weights_of_its_moment_without_a_copy_of_them_and_beyond_the_end_of_the_cluster(
     tmp_path: Path, address: str
 ) -> None:
