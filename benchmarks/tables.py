@@ -217,6 +217,19 @@ def imagined_logs() -> str:
     return table(["success in Meta-World", "mean", *(f"seed {seed}" for seed in seeds)], rows) + f"\n\n{note}"
 
 
+def imagination_baselines() -> str:
+    """What imagined training gains in the drawer, beside the same real control steps spent without a world model."""
+    name = "imagination_baselines_drawer"
+    record = read_record(name)
+    rows = []
+    for one in record["rows"]:
+        steps = [run[one["name"]].get("control_steps") for run in record["runs"]]
+        real = "-" if None in steps else f"{mean(steps):,.0f}"
+        rows.append([one["name"], share(one), *(f"{100 * value:.1f}" for value in one["values"]), real])
+    head = ["drawer", "success", *(f"seed {run['seed']}" for run in record["runs"]), "real control steps"]
+    return f"{table(head, rows)}\n\n{over_seeds(name, record, record['rows'][0])}"
+
+
 def off_policy() -> str:
     """A residual learned off-policy, and PPO of the same cloned policy, after as many control steps."""
     record = read_record("off_policy_resfit_pick")
@@ -473,6 +486,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "learning": learning,
     "imagination": imagination,
     "imagined_logs": imagined_logs,
+    "imagination_baselines": imagination_baselines,
     "off_policy": off_policy,
     "off_policy_methods": off_policy_methods,
     "off_policy_peers": off_policy_peers,
