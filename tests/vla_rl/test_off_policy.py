@@ -386,10 +386,16 @@ def test_prefixes_are_replayed_where_all_of_them_fit(family: str, fit: float, sh
         assert isinstance(replay.entries().inputs, Observation) == (fit < 1)
 
 
-def test_a_run_that_ends_in_its_warm_up_is_refused() -> None:
+def test_a_run_that_ends_in_its_warm_up_is_refused(tmp_path: Path) -> None:
+    env = PointEnv(num_envs=2)
+    save_bundle(residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), TD3), tmp_path)
+    settings = dataclasses.replace(SMALL, stores=(), demonstration_share=0.0, iterations=3)
+    wanted = [
+        Experiment(start=FromBundle(path=tmp_path), algorithm=dataclasses.replace(settings, warmup=n)) for n in (23, 24)
+    ]
+    check_experiment(wanted[0], env)
     with pytest.raises(UserError, match=r"warmup must be below the 24 chunks that the run acts .* got 24"):
-        learner(PointEnv(num_envs=2), TD3, iterations=3, warmup=24)
-    learner(PointEnv(num_envs=2), TD3, iterations=3, warmup=23)
+        check_experiment(wanted[1], env)
 
 
 def test_what_does_not_fit_is_refused(store: Path) -> None:

@@ -66,13 +66,6 @@ class OffPolicy(OffPolicyUpdates):
         super().__init__(config, policy, seed=seed)
         self.iteration = self.chunks_acted = 0
         self.num_tasks = len(env.spec.tasks)
-        acted = (config.iterations - config.offline_iterations) * config.chunks * env.spec.num_envs
-        if 0 < acted <= config.warmup:
-            raise UserError(
-                f"algorithm.warmup must be below the {acted} chunks that the run acts (in each iteration that is not "
-                f"offline {config.chunks} in each of {env.spec.num_envs} environments), or nothing is learned from "
-                f"them, got {config.warmup}"
-            )
         found = self._demonstrated()
         replayed = config.capacity + sum(map(len, found))
         policy.plan_storage(replayed, in_host=True)

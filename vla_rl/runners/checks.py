@@ -69,6 +69,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
             build_algorithm(
                 experiment.algorithm, policy, SpecOnly(env.spec), seed=experiment.seed, make_rollouts=placed
             )
+        if isinstance(experiment.algorithm, OffPolicyConfig):
+            _check_warm_up(experiment.algorithm, env.spec.num_envs)
         if (imagination := experiment.imagination) is not None:
             _check_imagined_time_limit(experiment.algorithm)
             check_stores(imagination.stores, env.spec, "imagination.stores")
@@ -78,6 +80,17 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
     with naming("evaluation.episodes"):
         evaluation_starts(
             experiment.sim, num_tasks=len(env.spec.tasks), seed=0, episodes=experiment.evaluation.episodes
+        )
+
+
+def _check_warm_up(config: OffPolicyConfig, num_envs: int) -> None:
+    """UserError where a run ends before it updates anything."""
+    acted = (config.iterations - config.offline_iterations) * config.chunks * num_envs
+    if 0 < acted <= config.warmup:
+        raise UserError(
+            f"algorithm.warmup must be below the {acted} chunks that the run acts (in each iteration that is not "
+            f"offline {config.chunks} in each of {num_envs} environments), or nothing is learned from them, "
+            f"got {config.warmup}"
         )
 
 
