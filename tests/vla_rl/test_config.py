@@ -128,7 +128,7 @@ def test_values_defaults_and_nested_sections(write):
         ("algorithm: {hidden: 3}", "'algorithm.hidden' must be a list, each an integer, got 3 (line 2)"),
         ("cameras: t", "'cameras' must be a list, each text, got 't'; write [t] (line 2)"),
         ("gamma: number", "'gamma' must be a number above 0 and at most 1, got 'number' (line 2)"),
-        ("shuffle: ture", "'shuffle' must be true or false, got 'ture'; did you mean 'true'? (line 2)"),
+        ("shuffle: trues", "'shuffle' must be true or false, got 'trues'; did you mean 'true'? (line 2)"),
         ("algorithm: {hidden: [3, x]}", "'algorithm.hidden.1' must be an integer, got 'x' (line 2)"),
         (
             "algorithm: {name: grop}",
