@@ -157,7 +157,7 @@ def one_seed(experiment: Experiment, simulated: Experiment, work: Path, *, times
         "episodes": whole["result"]["episodes"],
         "stopped_by_the_evaluation": f"imagine_{last}" not in stages,
         "real_control_steps": taken,
-        "evaluation": stages[f"evaluate_model_{last}"],
+        "evaluation": {name: one for name, one in stages[f"evaluate_model_{last}"].items() if name != "videos"},
         "reward_model": {name: value for name, value in stages[f"fit_{last}"].items() if name != "world"},
         "rows": [{**row, "seeds": [experiment.seed]} for row in rows],
     }
