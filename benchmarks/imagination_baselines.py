@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import mean_row
-from benchmarks.world_model import control_steps, evaluated, finished, in_simulator, last_weights
+from benchmarks.world_model import control_steps, evaluated, experiments, finished, in_simulator, last_weights
 from policies.bundle import load_bundle, read_bundle_info
 from sims.vector_env import VectorEnv
 from vla_rl.bench.record import write_record
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.loader import load_config
 from vla_rl.runners.imagination import record_policy
 from vla_rl.runners.imitation import Cloned, clone
 from vla_rl.runners.logs import FIGURES
@@ -54,12 +53,9 @@ def main() -> None:
     arguments = parser.parse_args()
     name = arguments.config.stem.removeprefix("imagined_")
     work: Path = arguments.work or Path("runs/imagination_baselines") / name
-    tuned = [word for pair in arguments.simulator for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
     runs: list[dict[str, Any]] = []
     for seed in arguments.seeds:
-        experiment, simulated = (
-            load_config(Experiment, arguments.config, ["--seed", str(seed), *more]) for more in ([], tuned)
-        )
+        experiment, simulated = experiments(arguments.config, ["--seed", str(seed)], arguments.simulator)
         runs.append({"seed": seed, **one_seed(experiment, simulated, work / f"seed_{seed}", arguments.rounds)})
         rows = [mean_row(one, runs, one) for one in runs[0] if one != "seed"]
         command = "python -m benchmarks.imagination_baselines " + " ".join(sys.argv[1:])

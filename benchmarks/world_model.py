@@ -85,10 +85,7 @@ def main() -> None:
 
     for seed in arguments.seeds:
         settings = ["--seed", str(seed), *arguments.settings]
-        tuned = [
-            word for pair in arguments.simulator for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])
-        ]
-        experiment, simulated = (load_config(Experiment, arguments.config, [*settings, *more]) for more in ([], tuned))
+        experiment, simulated = experiments(arguments.config, settings, arguments.simulator)
         runs.append(one_seed(experiment, simulated, work / f"seed_{seed}", times=arguments.times))
         record([])
     rows = compared(load_config(Experiment, arguments.config, arguments.settings), work, runs)
@@ -103,6 +100,12 @@ def main() -> None:
             one = figure(f"success, {variant}", result["success"], "1")
             rows.append(one | {"interval": result["interval"], "seeds": [seed]})
             record(rows)
+
+
+def experiments(config: Path, settings: Sequence[str], simulator: Sequence[str]) -> tuple[Experiment, Experiment]:
+    """The configuration, and with the settings NAME=VALUE of PPO in the ``simulator``."""
+    tuned = [word for pair in simulator for word in ("--" + pair.partition("=")[0], pair.partition("=")[2])]
+    return load_config(Experiment, config, settings), load_config(Experiment, config, [*settings, *tuned])
 
 
 def branch_off(run: Path, folder: Path, stages: Sequence[str], experiment: Experiment) -> None:

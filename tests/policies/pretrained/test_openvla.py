@@ -17,11 +17,9 @@ from policies.pretrained.openvla.config import OpenVLAConfig
 from policies.pretrained.openvla.layout import layout_of
 from policies.pretrained.openvla.network import OpenVLANetwork
 from policies.pretrained.openvla.policy import bin_centers, bins_of
-from policies.pretrained.storage import StorageConfig
 from policies.pretrained.vision import VisionConfig
 from policies.registry import build_policy
 from sims.errors import UserError
-from sims.vector_env import Observation
 from tests.policies.encoding import encode
 from tests.policies.pretrained.golden import read_golden
 from tests.policies.pretrained.tiny_pi0 import ROBOT
@@ -178,18 +176,3 @@ def test_the_size_of_a_record_is_predicted(config: OpenVLAConfig, precision: Any
     context = encode(policy, observe(3))
     made = context.hidden.nbytes + (0 if context.cache is None else context.cache.keys_values.nbytes)
     assert made == 3 * policy.record_bytes
-
-
-@pytest.mark.parametrize("where", ["device", "host", "recompute"])
-@pytest.mark.parametrize("config", [OPENVLA, OPENVLA_OFT])
-def test_log_probs_are_the_same_wherever_the_prefix_was_kept(config: OpenVLAConfig, where: Any) -> None:
-    """Keys and values of one observation of OpenVLA with one camera are 336 MB."""
-    policy = build_policy(replace(config, storage=StorageConfig(where=where)), SMALL_ROBOT)
-    set_frozen(policy, ("encoder",))
-    policy.plan_storage(100)
-    context = encode(policy, observe(4))
-    sample = policy.sample(context, generator())
-    record = policy.store(context)
-    assert isinstance(record, Observation) == (where == "recompute")
-    log_prob = policy.log_prob(policy.restore(record), sample.trace)
-    assert (log_prob - sample.log_prob).abs().max() <= 1e-5

@@ -17,15 +17,16 @@ from policies.pretrained.storage import StorageConfig
 from policies.registry import build_policy
 from sims.vector_env import Observation
 from tests.policies.encoding import encode
-from tests.policies.pretrained.toy import FLOW_POLICIES, toy
+from tests.policies.pretrained.toy import FLOW_POLICIES, OPENVLA, OPENVLA_OFT, toy
 from tests.policies.test_every_policy import ROBOT, generator, observe
 
 NAMES = list(FLOW_POLICIES)
+CONFIGS = {name: toy(name, FlowSDEConfig(steps=3)) for name in NAMES} | {"openvla": OPENVLA, "openvla_oft": OPENVLA_OFT}
 
 
 def made(name: str, **changes: Any) -> Policy:
     torch.manual_seed(0)
-    return build_policy(replace(toy(name, FlowSDEConfig(steps=3)), **changes), ROBOT)
+    return build_policy(replace(CONFIGS[name], **changes), ROBOT)
 
 
 def test_records_go_where_they_fit() -> None:
@@ -35,7 +36,7 @@ def test_records_go_where_they_fit() -> None:
     assert StorageConfig(where="host").place(megabytes, 1) == "host"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("where", ["device", "host", "recompute"])
 def test_log_probs_are_the_same_wherever_the_prefix_was_kept(name: str, where: Any) -> None:
     policy = made(name, storage=StorageConfig(where=where))
