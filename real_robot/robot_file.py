@@ -38,7 +38,7 @@ _BASES = ("base_twist", "base_twist_stamped")
 MIN_LEAD_TICKS, MIN_LEAD_S = (
     5,
     0.05,
-)  # of ``command_lead``: docs/from-bundle-to-arm.md#how-limits-hold-inside-the-controller
+)  # of ``command_lead``: docs/safety-filter.md#how-limits-hold-inside-the-controller
 _CHOICES = {
     "EmbodimentName": tuple(EMBODIMENTS),
     "CommandType": get_args(CommandType),
