@@ -112,16 +112,14 @@ class MujocoBackend:
         n = len(env_ids)
         if n == 0:
             return
-        all_run = n == len(self._state)
-        self._inputs[env_ids, :, : self._num_controls] = controls.numpy()[env_ids]
-        start = self._state if all_run else self._state[env_ids]
-        inputs = self._inputs if all_run else self._inputs[env_ids]
+        chosen = env_ids if n < len(self._state) else slice(None)  # a slice, of all of them, copies nothing
+        self._inputs[chosen, :, : self._num_controls] = controls.numpy()[chosen]
         trajectory = self._trajectory[:n]
         self._rollout.rollout(
             [self._model] * n,
             self._data,
-            start,
-            inputs,
+            self._state[chosen],
+            self._inputs[chosen],
             control_spec=INPUTS,
             skip_checks=True,
             nstep=SUBSTEPS,
@@ -129,7 +127,7 @@ class MujocoBackend:
             sensordata=self._sensors[:n],
             chunk_size=max(1, n // (8 * self._threads)),
         )
-        self._state[env_ids] = trajectory[:, -1]
+        self._state[chosen] = trajectory[:, -1]
 
     def render(self, env_ids: Sequence[int]) -> UInt8[Tensor, "n cameras height width 3"]:
         """Draw these environments, distributed over the threads, each with its own GL context and model."""
