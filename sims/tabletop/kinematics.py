@@ -112,7 +112,8 @@ def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
     """Rodrigues' formula; inverse of ``rotation_vector``."""
     turns = vector_norm(vector, dim=1)[:, None, None] / math.pi
     cross = (vector @ constant(_SKEW, vector)).view(-1, 3, 3)
-    return constant(_IDENTITY, vector) + torch.sinc(turns) * cross + 0.5 * torch.sinc(turns / 2) ** 2 * torch.bmm(cross, cross)
+    half = torch.sinc(turns / 2)
+    return constant(_IDENTITY, vector) + torch.sinc(turns) * cross + 0.5 * half * half * torch.bmm(cross, cross)
 
 
 def end_effector_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:

@@ -59,6 +59,7 @@ class MujocoBackend:
         assert mujoco.mj_stateSize(self._model, PHYSICS) == SNAPSHOT_SIZE
         self._num_controls = self._model.nu
         self._state = np.zeros((num_envs, SNAPSHOT_SIZE))
+        self._qpos = torch.from_numpy(self._state[:, 1 : 1 + NQ])
         # Inputs of every substep: controls, applied forces (against the weight of parked objects), fixture poses.
         self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, INPUTS)))
         self._trajectory = np.zeros((num_envs, SUBSTEPS, SNAPSHOT_SIZE))
@@ -81,7 +82,7 @@ class MujocoBackend:
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
         """Generalized positions of every environment (a view that the next step overwrites), float64."""
-        return torch.from_numpy(self._state[:, 1 : 1 + NQ])
+        return self._qpos
 
     def place(self, env_id: int, layout: Layout) -> None:
         """Put an environment into the initial state of ``layout``, at rest."""
@@ -108,7 +109,7 @@ class MujocoBackend:
 
     def step(self, running: Bool[Tensor, " N"], controls: Float[Tensor, "N substeps nu"]) -> None:
         """Advance the ``running`` environments by one control step; ``controls``: actuator inputs of each substep."""
-        env_ids = running.nonzero()[:, 0].numpy()
+        env_ids = running.numpy().nonzero()[0]
         n = len(env_ids)
         if n == 0:
             return
