@@ -102,7 +102,7 @@ class TensorDataclass:
                 return type(values[0])._combine(values, function)
             return function(pad_to_longest(values) if name in cls.ragged else values)
 
-        return cls(**{name: combine(name) for name in _names(cls)})
+        return cls(**{name: combine(name) for name in _names(cls)})  # type: ignore[arg-type]
 
 
 def _rows(tensor: Tensor, index: Any) -> Tensor:
