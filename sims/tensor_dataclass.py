@@ -102,8 +102,7 @@ class TensorDataclass:
                 return type(values[0])._combine(values, function)
             return function(pad_to_longest(values) if name in cls.ragged else values)
 
-        fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        return cls(**{name: combine(name) for name in fields})
+        return cls(**{name: combine(name) for name in _names(cls)})  # type: ignore[arg-type]
 
 
 def _rows(tensor: Tensor, index: Any) -> Tensor:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vector_norm
 
+from sims.devices.constant import constant
 from sims.tabletop.kinematics import Panda, rotation_matrix, rotation_vector
 from sims.tabletop.layout import START_JOINTS
 from sims.tabletop.scene import CONTROL_HZ, FINGER_OPEN
@@ -49,19 +51,19 @@ class EndEffectorControl:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.panda = Panda(device)
         self._rest = torch.tensor(START_JOINTS, dtype=torch.float64, device=device)
-        self._workspace = torch.tensor(WORKSPACE, dtype=torch.float64, device=device)
+        self._max_motion = self.panda.speed / CONTROL_HZ  # of a joint in one control period [rad]
 
     def next_target(
         self, target: EndEffectorTarget, action: Float[Tensor, "N 7"], arm: EndEffectorState
     ) -> EndEffectorTarget:
         """The target one control period after ``target``, for ``action`` in [-1, 1]."""
-        low, high = self._workspace.to(target.position)
+        low, high = (constant(corner, target.position) for corner in WORKSPACE)
         lead = (target.position + POSITION_SCALE * action[:, :3]).clamp(low, high) - arm.position
-        lead = lead * (MAX_LEAD[0] / lead.norm(dim=1, keepdim=True).clamp(min=MAX_LEAD[0]))
+        lead = lead * (MAX_LEAD[0] / vector_norm(lead, dim=1, keepdim=True).clamp(min=MAX_LEAD[0]))
         spin = rotation_matrix(ROTATION_SCALE * action[:, 3:6].double()).to(target.rotation)
         rotation = torch.bmm(spin, target.rotation)
         turn = rotation_vector(torch.bmm(rotation, arm.rotation.mT).double())
-        leads = turn.norm(dim=1, keepdim=True)
+        leads = vector_norm(turn, dim=1, keepdim=True)
         # A rotation beyond the limit is not executed; the rest of the action is.
         allowed = leads < MAX_LEAD[1]
         error = torch.cat([lead.double(), turn * (MAX_LEAD[1] / leads.clamp(min=MAX_LEAD[1]))], dim=1)
@@ -81,7 +83,7 @@ class EndEffectorControl:
         panda, joints = self.panda, arm.joints
         posture = last - joints + 0.05 * (self._rest - last)
         motion = joints + panda.solve(arm.jacobian, error, posture) - last
-        excess = (motion.abs() / (panda.speed / CONTROL_HZ)).amax(1, keepdim=True)
+        excess = (motion.abs() / self._max_motion).amax(1, keepdim=True)
         return (last + motion / excess.clamp(min=1)).clamp(panda.low, panda.high)
 
 

@@ -78,7 +78,7 @@ class TabletopEnv:
         device, n = self.backend.device, config.num_envs
         self._control = EndEffectorControl(device)
         limits = [config.max_steps or all_tasks()[name].max_steps for name in config.tasks]
-        self._limits = torch.tensor(limits, device=device)
+        self._limits = torch.tensor(limits, device=device)  # of each task
         ramp = (torch.arange(1, SUBSTEPS + 1, device=device) / SUBSTEPS)[None, :, None]
         self._ramp = ramp + LAG_S * CONTROL_HZ  # ahead by the lag of the damped actuators at constant speed
         self.spec = EnvSpec(
@@ -104,6 +104,7 @@ class TabletopEnv:
         self._layouts: list[Layout | None] = [None] * n
         self._projection: Projection | None = None
         self._task = torch.zeros(n, dtype=torch.int64, device=device)
+        self._max_steps = self._limits[self._task]
         self._candidate = torch.zeros(n, dtype=torch.int64, device=device)
         self._fixtures = torch.zeros(n, len(MOCAP), 4, device=device)
         self._instruction = encode_instructions([""] * n).to(device)
@@ -141,6 +142,7 @@ class TabletopEnv:
             self._starts[env_id] = state
             if state.snapshot is not None:
                 self._restore(env_id, state.snapshot)
+        self._max_steps = self._limits[self._task]
         self._task_envs = [(name, (self._task == i).nonzero()[:, 0]) for i, name in enumerate(self.spec.tasks)]
         self._read_state()
         new = [env_id for env_id, state in zip(ids, start, strict=True) if state.snapshot is None]
@@ -202,7 +204,7 @@ class TabletopEnv:
         progress.other_held = torch.where(running, (progress.other_held + 1) * other, progress.other_held)
         progress.success |= progress.named_held >= HOLD_STEPS
         progress.terminated |= progress.success | (progress.other_held >= HOLD_STEPS)
-        progress.truncated |= running & ~progress.terminated & (progress.elapsed >= self._limits[self._task])
+        progress.truncated |= running & ~progress.terminated & (progress.elapsed >= self._max_steps)
         return Step(
             reward=self._reward(running),
             terminated=progress.terminated.clone(),
@@ -213,6 +215,8 @@ class TabletopEnv:
 
     def _due(self, action: Float[Tensor, "N 7"], running: Bool[Tensor, " N"]) -> Float[Tensor, "N 7"]:
         """The action of ``action_delay`` control steps ago; ``action`` waits."""
+        if not self.config.action_delay:
+            return action
         queue = torch.cat([self._pending, action[:, None]], dim=1)
         self._pending = torch.where(running[:, None, None], queue[:, 1:], self._pending)
         return queue[:, 0]

@@ -11,6 +11,7 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from sims.devices.constant import constant
 
@@ -55,9 +56,10 @@ class Panda:
             sine.append([[0, -1, 0, 0], [ca, 0, 0, 0], [sa, 0, 0, 0], [0, 0, 0, 0]])
         c, s = math.cos(HAND_YAW), math.sin(HAND_YAW)
         tcp = constants([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, FLANGE_OFFSET + TCP_OFFSET], [0, 0, 0, 1]])
-        self._local = torch.stack([constants(constant), constants(cosine), constants(sine)])
+        local = torch.stack([constants(constant), constants(cosine), constants(sine)])
         # The end effector is on the last joint's axis, so its frame can replace that joint's frame in the Jacobian too.
-        self._local[:, -1] = self._local[:, -1] @ tcp
+        local[:, -1] = local[:, -1] @ tcp
+        self._constant, self._cosine, self._sine = local
         self._damping = DAMPING**2 * torch.eye(6, dtype=torch.float64, device=device)
         self.low = constants(JOINT_LOW)
         self.high = constants(JOINT_HIGH)
@@ -68,8 +70,8 @@ class Panda:
     ) -> tuple[Float[Tensor, "N 3"], Float[Tensor, "N 3 3"], Float[Tensor, "N 6 7"]]:
         """End-effector position [m], rotation and geometric Jacobian (linear rows first) in the base frame, float64."""
         angle = q.double()[..., None, None]
-        constant, cosine, sine = self._local
-        joints = (constant + cosine * angle.cos() + sine * angle.sin()).unbind(1)  # seven of [N, 4, 4]
+        local = self._constant + self._cosine * angle.cos() + self._sine * angle.sin()
+        joints = local.unbind(1)  # seven of [N, 4, 4]
         frames = [joints[0]]
         for joint in joints[1:]:
             frames.append(torch.bmm(frames[-1], joint))
@@ -93,24 +95,25 @@ class Panda:
         return torch.baddbmm(posture[..., None], transposed, torch.cholesky_solve(residual, factor))[..., 0]
 
 
+_IDENTITY = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 _SKEW = ((0, 0, 0, 0, 0, -1, 0, 1, 0), (0, 0, 1, 0, 0, 0, -1, 0, 0), (0, -1, 0, 1, 0, 0, 0, 0, 0))
 
 
 def rotation_vector(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
     """Axis times angle of small and medium rotations (below pi): the error that the IK removes."""
     flat = rotation.flatten(1)
-    w = torch.stack([flat[:, 7] - flat[:, 5], flat[:, 2] - flat[:, 6], flat[:, 3] - flat[:, 1]], dim=1)
-    sine = w.norm(dim=1, keepdim=True)
+    w = flat @ constant(_SKEW, flat).T
+    sine = vector_norm(w, dim=1, keepdim=True)
     angle = torch.atan2(sine, flat[:, ::4].sum(1, keepdim=True) - 1)
     return w * torch.where(sine > 1e-9, angle / sine.clamp(min=1e-9), 0.5)
 
 
 def rotation_matrix(vector: Float[Tensor, "N 3"]) -> Float[Tensor, "N 3 3"]:
     """Rodrigues' formula; inverse of ``rotation_vector``."""
-    turns = vector.norm(dim=1)[:, None, None] / math.pi
+    turns = vector_norm(vector, dim=1)[:, None, None] / math.pi
     cross = (vector @ constant(_SKEW, vector)).view(-1, 3, 3)
-    identity = torch.eye(3, dtype=vector.dtype, device=vector.device)
-    return identity + torch.sinc(turns) * cross + 0.5 * torch.sinc(turns / 2) ** 2 * torch.bmm(cross, cross)
+    half = torch.sinc(turns / 2)
+    return constant(_IDENTITY, vector) + torch.sinc(turns) * cross + 0.5 * half * half * torch.bmm(cross, cross)
 
 
 def end_effector_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, "N 3"]:
@@ -129,6 +132,6 @@ def end_effector_orientation(rotation: Float[Tensor, "N 3 3"]) -> Float[Tensor, 
     qz = torch.where(by_x, (m[:, 0, 2] + m[:, 2, 0]) / (4 * qx), (m[:, 1, 2] + m[:, 2, 1]) / (4 * qy))
     qw = torch.where(by_x, (m[:, 2, 1] - m[:, 1, 2]) / (4 * qx), (m[:, 0, 2] - m[:, 2, 0]) / (4 * qy))
     axis = torch.stack([qx, qy, qz], dim=1)
-    sine = axis.norm(dim=1, keepdim=True)
+    sine = vector_norm(axis, dim=1, keepdim=True)
     angle = 2 * torch.atan2(sine, qw[:, None])
     return axis * angle / sine.clamp(min=1e-9)

@@ -59,6 +59,7 @@ class MujocoBackend:
         assert mujoco.mj_stateSize(self._model, PHYSICS) == SNAPSHOT_SIZE
         self._num_controls = self._model.nu
         self._state = np.zeros((num_envs, SNAPSHOT_SIZE))
+        self._qpos = torch.from_numpy(self._state[:, 1 : 1 + NQ])
         # Inputs of every substep: controls, applied forces (against the weight of parked objects), fixture poses.
         self._inputs = np.zeros((num_envs, SUBSTEPS, mujoco.mj_stateSize(self._model, INPUTS)))
         self._trajectory = np.zeros((num_envs, SUBSTEPS, SNAPSHOT_SIZE))
@@ -81,7 +82,7 @@ class MujocoBackend:
     @property
     def qpos(self) -> Float[Tensor, "N nq"]:
         """Generalized positions of every environment (a view that the next step overwrites), float64."""
-        return torch.from_numpy(self._state[:, 1 : 1 + NQ])
+        return self._qpos
 
     def place(self, env_id: int, layout: Layout) -> None:
         """Put an environment into the initial state of ``layout``, at rest."""
@@ -108,20 +109,18 @@ class MujocoBackend:
 
     def step(self, running: Bool[Tensor, " N"], controls: Float[Tensor, "N substeps nu"]) -> None:
         """Advance the ``running`` environments by one control step; ``controls``: actuator inputs of each substep."""
-        env_ids = running.nonzero()[:, 0].numpy()
+        env_ids = running.numpy().nonzero()[0]
         n = len(env_ids)
         if n == 0:
             return
-        all_run = n == len(self._state)
-        self._inputs[env_ids, :, : self._num_controls] = controls.numpy()[env_ids]
-        start = self._state if all_run else self._state[env_ids]
-        inputs = self._inputs if all_run else self._inputs[env_ids]
+        chosen = env_ids if n < len(self._state) else slice(None)  # a slice, of all of them, copies nothing
+        self._inputs[chosen, :, : self._num_controls] = controls.numpy()[chosen]
         trajectory = self._trajectory[:n]
         self._rollout.rollout(
             [self._model] * n,
             self._data,
-            start,
-            inputs,
+            self._state[chosen],
+            self._inputs[chosen],
             control_spec=INPUTS,
             skip_checks=True,
             nstep=SUBSTEPS,
@@ -129,7 +128,7 @@ class MujocoBackend:
             sensordata=self._sensors[:n],
             chunk_size=max(1, n // (8 * self._threads)),
         )
-        self._state[env_ids] = trajectory[:, -1]
+        self._state[chosen] = trajectory[:, -1]
 
     def render(self, env_ids: Sequence[int]) -> UInt8[Tensor, "n cameras height width 3"]:
         """Draw these environments, distributed over the threads, each with its own GL context and model."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from sims.devices.constant import constant
 from sims.tabletop.scene import DRAWER_Y, HANDLE
@@ -59,7 +60,7 @@ def quaternion_yaw(quaternion: Float[Tensor, "*N 4"]) -> Float[Tensor, "*N"]:
 
 def gap(a: Tensor, b: Tensor) -> Tensor:
     """Distance [m] between points of the same dimension."""
-    return (a - b).norm(dim=-1)
+    return vector_norm(a - b, dim=-1)
 
 
 def near(distance: Tensor, scale: float) -> Tensor:
