@@ -228,7 +228,8 @@ class Critics:
     def apply(self) -> None:
         self.optimizer.step()
         if self.followed:
-            follow(*self.followed, self.config.critic.polyak_tau)
+            target, newest = self.followed
+            follow(target, newest, self.config.critic.polyak_tau)
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
