@@ -147,8 +147,6 @@ class _Linears(nn.Module):
         self, x: Float[Tensor, "some B width"], only: Int[Tensor, " some"] | None
     ) -> Float[Tensor, "some B out"]:
         weight, bias = (self.weight, self.bias) if only is None else (self.weight[only], self.bias[only])
-        if weight.shape[-1] == 1:  # a matrix product with one column takes five times as long
-            return (x * weight.mT).sum(-1, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
 
 

@@ -37,6 +37,7 @@ from torch.nn import functional
 
 from episodes.sampler import Targets
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig
+from policies.denoising.kernels import LOG_SQRT_2PI
 from policies.normalizer import Normalizer, normalizer_of
 from policies.policy import ActionSample, Policy, PolicySpec, RobotSpec, is_trained, keep_committed
 from policies.registry import POLICIES, PolicyConfig, build_policy
@@ -270,7 +271,9 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         return record if record.obs is None else replace(record, features=self._features(record.obs))
 
     def log_prob(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
-        return self._score(self._distribution(context), trace.x).unsqueeze(1)
+        distribution = self._distribution(context)
+        noise = (trace.x - distribution.mean) / distribution.stddev
+        return self._score(distribution, trace.x, noise).unsqueeze(1)
 
     def entropy(self, context: ResidualContext, trace: Drawn) -> Float[Tensor, "B 1 H A"]:
         """Of a squashed actor: estimated at ``trace``, with the gradient of the draw that follows mean and deviation.
@@ -281,7 +284,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         if not self.squashed:
             return distribution.entropy().unsqueeze(1)
         noise = ((trace.x - distribution.mean) / distribution.stddev).detach()
-        return -self._score(distribution, distribution.mean + distribution.stddev * noise).unsqueeze(1)
+        return -self._score(distribution, distribution.mean + distribution.stddev * noise, noise).unsqueeze(1)
 
     def value_features(self, context: ResidualContext) -> Float[Tensor, "B value_dim"]:
         return self.critic_features(context).detach()
@@ -303,7 +306,7 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         shape = (draws, *distribution.mean.shape)
         noise = torch.randn(shape, generator=generator, device=self.device)
         x = distribution.mean + distribution.stddev * noise
-        return self._to_action(context, x), self._score(distribution, x)
+        return self._to_action(context, x), self._score(distribution, x, noise)
 
     def within_range(
         self, context: ResidualContext, share: Float[Tensor, "*draws B H A"]
@@ -356,8 +359,11 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         log_std = (log_std + math.log(config.noise.std)).clamp(*LOG_STD)
         return Normal(mean, log_std.exp(), validate_args=False)
 
-    def _score(self, distribution: Normal, x: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
-        log_prob = distribution.log_prob(x)
+    def _score(
+        self, distribution: Normal, x: Float[Tensor, "*draws B H A"], noise: Float[Tensor, "*draws B H A"]
+    ) -> Float[Tensor, "*draws B H A"]:
+        """Log density of ``x``, which is mean + stddev * ``noise``."""
+        log_prob = -0.5 * noise.square() - distribution.stddev.log() - LOG_SQRT_2PI
         return log_prob - _log_slope(x) if self.squashed else log_prob
 
     def _to_action(self, context: ResidualContext, x: Float[Tensor, "*draws B H A"]) -> Float[Tensor, "*draws B H A"]:
