@@ -71,8 +71,6 @@ class Critics:
         self.parameters = [parameter for network in trained for parameter in network.parameters()]
         if self.guided is not None:
             self.parameters += policy.parameter_groups().get("encoder", ())
-        pair = [self.networks[name] for name in ("target", "critic") if name in self.networks]
-        self.followed: list[list[Tensor]] = [[*network.parameters()] for network in pair]
         self.optimizer = torch.optim.Adam(
             self.parameters, lr=config.critic.learning_rate, fused=policy.device.type in ("cpu", "cuda")
         )
@@ -227,9 +225,8 @@ class Critics:
 
     def apply(self) -> None:
         self.optimizer.step()
-        if self.followed:
-            target, newest = self.followed
-            follow(target, newest, self.config.critic.polyak_tau)
+        if "target" in self.networks:
+            follow(list(self.target.parameters()), list(self.q.parameters()), self.config.critic.polyak_tau)
 
     # -- exact state --------------------------------------------------------------------------------------------------
 
