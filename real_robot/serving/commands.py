@@ -24,7 +24,7 @@ from real_robot.serving.registry import load_backend
 from real_robot.serving.runtimes import Runtime
 from real_robot.serving.server import ServerConfig, run_server
 from real_robot.serving.versions import BundleWatcher, Versions
-from sims.errors import UserError
+from sims.errors import UserError, check_file
 
 PRIORITY = 10
 
@@ -47,6 +47,8 @@ def serve(
     ``token_file``: default ``default_token_file``. ``certificate`` and ``key``: PEM files, for TLS. ``device`` and
     ``precision``: as of a run. ``ready``: a file that gets the port once connections are accepted.
     """
+    for option, file in (("--token-file", token_file), ("--certificate", certificate), ("--key", key)):
+        check_file(option, file)
     read_bundle_info(bundle)
     token_file = token_file or default_token_file()
     try:

@@ -228,7 +228,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         "bench robot needs a bundle": ("bench", "robot"),
         "bench sim takes no bundle": ("bench", "sim", run_dir / "bundle"),
         "is not a bundle": ("serve", empty),
-        "cannot serve": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
+        "missing: no such file": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
         "without TLS": ("serve", run_dir / "bundle", "--host", "0.0.0.0", "--token-file", TINY),
         "it has no bundle.json": ("export", empty, "--to", "onnx"),
         "cameras": (
