@@ -70,6 +70,8 @@ def test_help_imports_nothing_heavy():
         (("serve", "x", "--port", "99999"), "--port must be an integer from 0 to 65535, got 99999"),
         (("train", "a.yaml", "--seed", "--run-dir", "x"), "--seed needs a value"),
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
+        (("correct", "x", "--resume"), "correct takes no --resume: it always continues what is in its folder"),
+        (("fleet", "x", "--resume", "--port", "0"), "fleet takes no --resume: it always continues"),
         (("bench", "speed"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
         (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),
