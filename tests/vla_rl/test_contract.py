@@ -203,6 +203,12 @@ def test_collect_adds_to_a_store(tmp_path: Path) -> None:
     for total in (2, 4):
         assert vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store").returncode == 0
         assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
+    other = ("--sim.image_size", "[48, 40]")
+    done = vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store", *other)
+    assert done.returncode == 2
+    assert "48x40" in done.stderr
+    assert "nothing was recorded; give another --out" in done.stderr
+    assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == 4
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
