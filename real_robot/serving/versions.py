@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,16 +36,34 @@ class RollbackRule:
 
 
 @dataclass
+class Result:
+    """Of an episode; ``success`` without a person, None while it is not known. ``episode``: id in a store, or ""."""
+
+    episode: str
+    success: bool | None
+    intervened: bool
+
+
+@dataclass
 class Version:
     """A policy and the results of its last episodes."""
 
     backend: ChunkBackend
-    successes: deque[bool]
-    interventions: deque[bool]
+    results: deque[Result]
 
     @property
     def fingerprint(self) -> str:
         return self.backend.hello.fingerprint
+
+    @property
+    def successes(self) -> list[bool]:
+        """Of the episodes with a known outcome."""
+        return [result.success for result in self.results if result.success is not None]
+
+    @property
+    def interventions(self) -> list[bool]:
+        """Of the same episodes."""
+        return [result.intervened for result in self.results if result.success is not None]
 
 
 class Versions:
@@ -89,13 +107,28 @@ class Versions:
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             self._versions = [*self._versions, self._version(backend)][-NUM_KEPT:]
 
-    def report(self, end: EpisodeEnd) -> str:
-        """Count an episode of the version that it names; returns what was rolled back and why, or ""."""
+    def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
+        """Count an episode of the version that it names; returns what was rolled back and why, or "".
+
+        ``episode``: under which ``judge`` finds it.
+        """
+        success = None if end.outcome == "unknown" else end.outcome == "success"
         with self._lock:
             for version in self._versions:
-                if version.fingerprint == end.fingerprint and end.outcome != "unknown":
-                    version.successes.append(end.outcome == "success")
-                    version.interventions.append(bool(end.intervened))
+                if version.fingerprint == end.fingerprint and (episode or success is not None):
+                    version.results.append(Result(episode, success, bool(end.intervened)))
+        return self._apply_rule()
+
+    def judge(self, episode: str, success: bool | None) -> str:
+        """A person's verdict on an episode that was reported counts instead; as ``report``."""
+        with self._lock:
+            for result in (result for version in self._versions for result in version.results):
+                if result.episode == episode:
+                    result.success = success if success is None else success and not result.intervened
+        return self._apply_rule()
+
+    def _apply_rule(self) -> str:
+        with self._lock:
             newest, reason = self._versions[-1].fingerprint, self._rollback_reason()
         return self.report_fault(newest, reason) if reason else ""
 
@@ -137,11 +170,10 @@ class Versions:
         return ""
 
     def _version(self, backend: ChunkBackend) -> Version:
-        window = self.rule.window
-        return Version(backend, deque(maxlen=window), deque(maxlen=window))
+        return Version(backend, deque(maxlen=self.rule.window))
 
 
-def _rate(results: deque[bool]) -> float:
+def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
 

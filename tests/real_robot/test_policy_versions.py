@@ -228,6 +228,26 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     assert settled(client) == second
 
 
+def test_a_verdict_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
+    first = version(versions)
+    for episode in ("a", "b"):
+        versions.report(ended(first, "failure"), episode=episode)
+        assert versions.judge(episode, True) == ""
+    versions.report(ended(first, "unknown"), episode="c")
+    versions.report(ended(first, "failure", intervened=1), episode="d")
+    versions.judge("d", True)  # a person helped
+    assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 2 / 3)
+    versions.judge("c", True)
+    versions.judge("d", None)
+    assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 1.0)
+    second = write(bundle, 2)
+    versions.offer(load_backend(bundle))
+    for episode in ("e", "f"):
+        assert versions.report(ended(second, "success"), episode=episode) == ""
+    assert versions.judge("f", False).endswith("success fell from 100% to 50% in 2 episodes")
+
+
 def test_a_server_ends_when_its_parent_is_killed(bundle: Path, tmp_path: Path) -> None:
     """As ``vla-rl deploy`` starts it."""
     token, ready = tmp_path / "token", tmp_path / "ready"
