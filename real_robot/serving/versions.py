@@ -11,11 +11,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
+from real_robot.serving.published import PublishedVersions
+from sims.errors import UserError
 
 POLL_S = 1.0
 NUM_KEPT = 3
@@ -171,6 +174,24 @@ class Versions:
 
     def _version(self, backend: ChunkBackend) -> Version:
         return Version(backend, deque(maxlen=self.rule.window))
+
+
+def open_versions(published: PublishedVersions, load: Callable[[str], ChunkBackend]) -> Versions:
+    """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
+
+    What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.
+    """
+    newest = published.newest()
+    serving = load(newest)
+    start = partial(Versions, rolled_back=published.rolled_back, record=published.drop)
+    if (before := published.before(newest)) is not None:
+        try:
+            versions = start(load(before))
+            versions.offer(serving)
+            return versions
+        except (UserError, ValueError) as error:  # also where it is for another robot
+            print(f"no roll-back to version {before[:12]}: {error}", file=sys.stderr)
+    return start(serving)
 
 
 def _rate(results: Sequence[bool]) -> float:
