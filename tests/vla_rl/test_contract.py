@@ -105,8 +105,25 @@ def test_result_of_a_run(run_dir: Path) -> None:
     assert set(result["controls"]) == set(CONTROLS)
     assert set(result["splits"]) == set(splits(TabletopConfig())) - {"train"}
     assert all(set(row) >= RATE for key in ("controls", "splits") for row in result[key].values())
+    assert result["not_applicable"] == {}
     page = (run_dir / "report.html").read_text()
     assert "What the policy depends on" in page and "ood phrasing" in page
+
+
+def test_a_control_that_does_not_apply_is_no_result(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    one_camera = ("--sim.cameras", "[agent]", "--algorithm.iterations", 2, "--evaluation.control_episodes", 2)
+    assert vla_rl("train", TINY, *one_camera, "--run-dir", run).returncode == 0
+    result = json.loads((run / "result.json").read_text())
+    assert set(result["controls"]) == set(CONTROLS)
+    assert result["controls"]["swapped_cameras"] is None
+    assert result["not_applicable"] == {"swapped_cameras": "one camera"}
+    assert "does not apply: one camera" in (run / "report.html").read_text()
+    done = vla_rl("eval", run, "--control", "swapped_cameras", "--episodes", 2)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "vla-rl: --control swapped_cameras does not apply: one camera",
+    )
 
 
 def test_data(run_dir: Path, tmp_path: Path) -> None:
