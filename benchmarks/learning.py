@@ -76,7 +76,8 @@ def rows_of(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
             mean_row(f"{kind} success, {task}", runs, kind, "per_task", task) for task in runs[0][kind]["per_task"]
         ]
     for key in ("controls", "splits"):
-        rows += [mean_row(f"rl success, {name}", runs, key, name) for name in runs[0].get(key, {})]
+        measured = [name for name, summary in runs[0].get(key, {}).items() if summary is not None]
+        rows += [mean_row(f"rl success, {name}", runs, key, name) for name in measured]
     return rows
 
 

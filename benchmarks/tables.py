@@ -68,7 +68,8 @@ def learned(name: str) -> str:
 def controls() -> str:
     """The quick start's policies under changed observations and on starts unlike those of training."""
     record = read_record("learning_quickstart")
-    names = [name for key in ("controls", "splits") for name in record["runs"][0][key]]
+    first = record["runs"][0]
+    names = [name for key in ("controls", "splits") for name, summary in first[key].items() if summary is not None]
     rows = [[f"`{name}`", share(named(record, f"rl success, {name}"))] for name in names]
     note = over_seeds("learning_quickstart", record, named(record, f"rl success, {names[0]}"))
     return table(["", "success after PPO"], rows) + f"\n\n{note}"

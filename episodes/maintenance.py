@@ -5,13 +5,17 @@ Each returns {path, episodes, steps, observations, bytes, successes, tasks, sour
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from episodes.archive import verify_archive
+from episodes.catalog import Entry
 from episodes.files import sync
+from episodes.layout import layout_of, store_layout
 from episodes.overlays import DELETED, append_changes, read_changes, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull
 from episodes.store import EpisodeStore
@@ -53,7 +57,8 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
 
     An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
     Ended at any moment and started again, it continues. ``corrupt`` also names files of ``source`` that are damaged,
-    which are not copied. Raises StoreFull.
+    which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has
+    other cameras, image sizes or dimensions than those that are here.
     """
     damaged, copied = set(), 0
     with EpisodeStore(source) as other, EpisodeStore(path, create=True) as store:
@@ -62,9 +67,11 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         labels, _ = read_labels(store.path)
         present = {entry.id for entry in store.entries()}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        for entry in other.entries():
-            if entry.id in present or labels.get(entry.id, {}).get(DELETED):
-                continue
+        missing = [
+            entry for entry in other.entries() if entry.id not in present and not labels.get(entry.id, {}).get(DELETED)
+        ]
+        _check_layouts(store, other, missing)
+        for entry in missing:
             try:
                 _copy(other.file(entry.id), store)
                 copied += 1
@@ -73,6 +80,22 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         append_changes(store.path, read_changes(other.path))
     result = info(path)
     return result | {"corrupt": sorted({*result["corrupt"], *damaged}), "copied": copied}
+
+
+def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[Entry]) -> None:
+    """EpisodeError unless the ``missing`` episodes of ``other`` that are not deleted are alike, and like those here."""
+    here, labels = store_layout(store), read_labels(other.path)[0]
+    for entry in missing:
+        if labels.get(entry.id, {}).get(DELETED):
+            continue
+        with contextlib.suppress(CorruptEpisode):  # named by ``merge``
+            there = layout_of(other, entry)
+            here = here or there
+            if there != here:
+                raise EpisodeError(
+                    f"{other.file(entry.id)} has {there}, but the other episodes have {here}: nothing was copied; "
+                    "merge it into a store of its own, or delete there what does not fit"
+                )
 
 
 def _copy(file: Path, store: EpisodeStore) -> None:

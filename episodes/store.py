@@ -85,6 +85,8 @@ class EpisodeStore:
         self._jpeg_quality = jpeg_quality
         if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
             raise EpisodeError(f"jpeg_quality is {jpeg_quality}, allowed is 1 to 95, or None for exact images")
+        if self.path.is_file():
+            raise EpisodeError(f"{self.path} is a file; an episode store is a folder")
         if create and not self.path.is_dir():
             self.path.mkdir(parents=True, exist_ok=True)
             sync(self.path.parent)

@@ -29,6 +29,7 @@ from PIL import Image, ImageDraw
 
 from real_robot.safety.kinematics import EndEffectorPoint, Vector, rotation
 from real_robot.safety.limits import RobotLimits, check_choice, check_table, vector
+from sims.errors import reason
 
 Mount = Literal["base", "end_effector"]
 _MOUNTS = ("base", "end_effector")
@@ -65,7 +66,7 @@ def load_calibration(path: Path) -> dict[str, Camera]:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {error}") from error
+        raise ValueError(f"{path}: cannot be read as YAML: {reason(error)}") from error
     try:
         table = check_table(document, "", required={"cameras"}, optional=set())["cameras"]
         if not isinstance(table, Mapping):

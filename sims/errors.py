@@ -14,6 +14,7 @@ command line is a bug of this program: exit code 1, with a traceback in a file.
 """
 
 import errno
+from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -28,6 +29,19 @@ class RunFailure(Exception):
 
 class DiskFull(RunFailure):
     """No space left on the device; what was on disk before is intact."""
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read: the system's own words without its number and path, else the parser's."""
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """UserError unless there is a file, or no ``path`` is given."""
+    if path is not None and path.is_dir():
+        raise UserError(f"{option} {path} is a folder; name a file")
+    if path is not None and not path.exists():
+        raise UserError(f"{option} {path}: no such file")
 
 
 def is_disk_full(error: BaseException | None) -> bool:

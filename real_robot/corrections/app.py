@@ -75,7 +75,7 @@ def make_app(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OnlyFromHere, origins=origins)
     add_page(app, access, audit, page="index.html")
-    _add_episodes(app, access, browser, audit)
+    _add_episodes(app, access, browser, robot, audit)
     _add_cuts(app, access, browser, audit)
     _add_policy(app, access, robot, origins, audit)
     _add_classifier(app, access, classifier, audit)
@@ -142,7 +142,7 @@ def add_page(app: FastAPI, access: Access, audit: AuditLog, *, page: str) -> Non
         return {"name": person.name, "role": person.role}
 
 
-def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
+def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: RobotThread, audit: AuditLog) -> None:
     viewer, labeller = required(access, "viewer"), required(access, "labeller")
 
     @app.exception_handler(NotFound)
@@ -172,6 +172,10 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: 
             raise HTTPException(422, "a label is success, failure or abort")
         browser.label(id, outcome, person=person.name)  # type: ignore[arg-type]
         audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
+        success = None if outcome == "abort" else outcome == "success"
+        if rolled_back := robot.session.versions.judge(id, success):
+            audit.write("rolled back", person="the rule", detail=rolled_back)
+            robot.command(lambda: None)  # the new list of versions is shown
         return browser.read(id)
 
     @app.post("/api/episodes/{id}/success_from")

@@ -137,11 +137,13 @@ class CorrectionSession:
 
     def end(self, outcome: Outcome, *, person: str) -> None:
         """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
+        judged = None if outcome == ABORT else outcome == "success"
         if self.mode != "ended":
             self._commit(label=outcome)
+        elif self.last_episode is not None:
+            self._report_rule(self.versions.judge(self.last_episode, judged))
         if self.last_episode is not None:
             self.store.label(self.last_episode, OUTCOME, outcome, author=person)
-            judged = None if outcome == ABORT else outcome == "success"
             if judged != self.store.labels(self.last_episode).get(SUCCESS):
                 self.store.label(self.last_episode, SUCCESS, judged, author=person)
         self.mode, self.outcome = "ended", outcome
@@ -185,9 +187,11 @@ class CorrectionSession:
         alone = (label == "success" or attempt.succeeded) and not attempt.intervened
         known = attempt.ended or label in ("success", "failure")
         outcome = ("success" if alone else "failure") if known else "unknown"
-        if rolled_back := self.versions.report(
-            EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
-        ):
+        end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
+        self._report_rule(self.versions.report(end, episode=self.last_episode))
+
+    def _report_rule(self, rolled_back: str) -> None:
+        if rolled_back:
             self._audit.write("rolled back", person="the rule", detail=rolled_back)
 
     def _take_executed(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from real_robot.corrections.access import Origins
 from real_robot.corrections.messages import MAX_MESSAGE_BYTES
 from real_robot.serving.protocol import is_loopback
-from sims.errors import RunFailure, UserError
+from sims.errors import RunFailure, UserError, check_file
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -37,6 +37,8 @@ class Address:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise UserError("TLS needs both a certificate and its key")
+        check_file("--certificate", self.certificate)
+        check_file("--key", self.key)
         if not is_loopback(self.host) and self.certificate is None:
             raise UserError(
                 f"refusing to listen on {self.host} without TLS; use 127.0.0.1, or give --certificate and --key"

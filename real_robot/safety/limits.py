@@ -21,6 +21,7 @@ from real_robot.safety.contact import ContactLimit
 from real_robot.safety.kinematics import JointFrame, Vector
 from real_robot.safety.stopping import Axis, AxisLimits
 from real_robot.safety.workspace import Workspace
+from sims.errors import reason
 
 # unit -> (dimension, factor to SI)
 _UNITS = {
@@ -63,7 +64,7 @@ def load_limits(path: Path) -> RobotLimits:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {error}") from error
+        raise ValueError(f"{path}: cannot be read as YAML: {reason(error)}") from error
     if not isinstance(document, Mapping) or "limits" not in document:
         raise ValueError(f"{path}: no 'limits' section; see configs/robots/generic.yaml for a commented one")
     try:

@@ -1,11 +1,15 @@
 """The versions of the policy that one robot or a fleet was given: kept whole, in order, some of them rolled back.
 
 bundle (what a learner publishes) -> published/HASH (kept) -> rolled back: the version before it is in bundle again
+
+`vla-rl serve` keeps the same record, but leaves the bundle, which is a run's, as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -18,18 +22,21 @@ KEPT = 5  # bundles that were not rolled back; also the others are known by thei
 class PublishedVersions:
     """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe.
 
-    ``order``: SHA-256 of all of them, oldest first; ``rolled_back``: of those that failed."""
+    ``order``: SHA-256 of all of them, oldest first; ``rolled_back``: of those that failed. ``bundle``: another name of
+    the bundle, kept in ``folder``/published-NAME. ``restore``: after a roll-back the version before is put there again.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._live, self._kept = folder / "bundle", folder / "published"
-        self._index, self._lock = folder / "published" / "versions.json", threading.Lock()
+    def __init__(self, folder: Path, *, bundle: str = "bundle", restore: bool = True) -> None:
+        self._live, self._restore = folder / bundle, restore
+        self._kept = folder / ("published" if bundle == "bundle" else f"published-{bundle}")
+        self._index, self._lock = self._kept / "versions.json", threading.Lock()
         self._kept.mkdir(parents=True, exist_ok=True)
         known = json.loads(self._index.read_text()) if self._index.exists() else {"order": [], "rolled_back": []}
         self.order: list[str] = known["order"]
         self.rolled_back: list[str] = known["rolled_back"]
 
     def newest(self) -> str:
-        """SHA-256 of the published version. Raises BundleError where there is none.
+        """SHA-256 of the version to serve, which is kept. Raises BundleError where there is none.
 
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
         """
@@ -46,6 +53,13 @@ class PublishedVersions:
 
     def folder(self, sha256: str) -> Path:
         return self._kept / sha256[:12]
+
+    def before(self, sha256: str) -> str | None:
+        """The newest version before this one that stands and is kept; None where there is none."""
+        with self._lock:
+            standing = self._standing()
+            earlier = standing[: standing.index(sha256)] if sha256 in standing else []
+            return next((one for one in reversed(earlier) if (self.folder(one) / MANIFEST).exists()), None)
 
     def behind(self, sha256: str) -> int:
         """How many versions, not rolled back, were published after this one; of an unknown one, all."""
@@ -86,6 +100,8 @@ class PublishedVersions:
 
     def _publish(self, sha256: str) -> None:
         """A version that is kept."""
+        if not self._restore:
+            return
         folder = self.folder(sha256)
         tensors = (folder / read_bundle_info(folder).tensors).read_bytes()
         install_bundle(self._live, manifest=(folder / MANIFEST).read_bytes(), tensors=tensors)
@@ -97,10 +113,10 @@ class PublishedVersions:
             raise being_replaced
         manifest = (self._live / MANIFEST).read_bytes()
         try:
-            tensors = (self._live / info.tensors).read_bytes()
+            _link(self._live / info.tensors, self.folder(sha256) / info.tensors, sha256)
         except FileNotFoundError:
             raise being_replaced from None
-        install_bundle(self.folder(sha256), manifest=manifest, tensors=tensors)
+        write_atomically(self.folder(sha256) / MANIFEST, manifest)
         newest = self._standing()[-(KEPT - 1) :]
         for old in self.order:
             if old not in newest:
@@ -109,3 +125,19 @@ class PublishedVersions:
     def _write(self) -> None:
         state = {"order": self.order, "rolled_back": self.rolled_back}
         write_atomically(self._index, json.dumps(state).encode())
+
+
+def _link(tensors: Path, kept: Path, sha256: str) -> None:
+    """The same weights under a second name, which a learner does not remove; a copy on file systems without links."""
+    with tensors.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise BundleError(f"the weights {tensors} are damaged: their SHA-256 is not {sha256[:12]}")
+        kept.parent.mkdir(exist_ok=True)
+        kept.unlink(missing_ok=True)
+        try:
+            os.link(tensors, kept)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            file.seek(0)
+            write_atomically(kept, file.read())

@@ -9,13 +9,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
 from real_robot.serving.protocol import EpisodeEnd
+from real_robot.serving.published import PublishedVersions
+from sims.errors import UserError
 
 POLL_S = 1.0
 NUM_KEPT = 3
@@ -36,16 +39,34 @@ class RollbackRule:
 
 
 @dataclass
+class Result:
+    """Of an episode; ``success`` without a person, None while it is not known. ``episode``: id in a store, or ""."""
+
+    episode: str
+    success: bool | None
+    intervened: bool
+
+
+@dataclass
 class Version:
     """A policy and the results of its last episodes."""
 
     backend: ChunkBackend
-    successes: deque[bool]
-    interventions: deque[bool]
+    results: deque[Result]
 
     @property
     def fingerprint(self) -> str:
         return self.backend.hello.fingerprint
+
+    @property
+    def successes(self) -> list[bool]:
+        """Of the episodes with a known outcome."""
+        return [result.success for result in self.results if result.success is not None]
+
+    @property
+    def interventions(self) -> list[bool]:
+        """Of the same episodes."""
+        return [result.intervened for result in self.results if result.success is not None]
 
 
 class Versions:
@@ -89,13 +110,28 @@ class Versions:
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
             self._versions = [*self._versions, self._version(backend)][-NUM_KEPT:]
 
-    def report(self, end: EpisodeEnd) -> str:
-        """Count an episode of the version that it names; returns what was rolled back and why, or ""."""
+    def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
+        """Count an episode of the version that it names; returns what was rolled back and why, or "".
+
+        ``episode``: under which ``judge`` finds it.
+        """
+        success = None if end.outcome == "unknown" else end.outcome == "success"
         with self._lock:
             for version in self._versions:
-                if version.fingerprint == end.fingerprint and end.outcome != "unknown":
-                    version.successes.append(end.outcome == "success")
-                    version.interventions.append(bool(end.intervened))
+                if version.fingerprint == end.fingerprint and (episode or success is not None):
+                    version.results.append(Result(episode, success, bool(end.intervened)))
+        return self._apply_rule()
+
+    def judge(self, episode: str, success: bool | None) -> str:
+        """A person's verdict on an episode that was reported counts instead; as ``report``."""
+        with self._lock:
+            for result in (result for version in self._versions for result in version.results):
+                if result.episode == episode:
+                    result.success = success if success is None else success and not result.intervened
+        return self._apply_rule()
+
+    def _apply_rule(self) -> str:
+        with self._lock:
             newest, reason = self._versions[-1].fingerprint, self._rollback_reason()
         return self.report_fault(newest, reason) if reason else ""
 
@@ -137,11 +173,28 @@ class Versions:
         return ""
 
     def _version(self, backend: ChunkBackend) -> Version:
-        window = self.rule.window
-        return Version(backend, deque(maxlen=window), deque(maxlen=window))
+        return Version(backend, deque(maxlen=self.rule.window))
 
 
-def _rate(results: deque[bool]) -> float:
+def open_versions(published: PublishedVersions, load: Callable[[str], ChunkBackend]) -> Versions:
+    """The newest version, and the one before it, to go back to; ``load``: a version of this SHA-256.
+
+    What is rolled back is recorded in ``published``. One before that cannot be loaded is only reported.
+    """
+    newest = published.newest()
+    serving = load(newest)
+    start = partial(Versions, rolled_back=published.rolled_back, record=published.drop)
+    if (before := published.before(newest)) is not None:
+        try:
+            versions = start(load(before))
+            versions.offer(serving)
+            return versions
+        except (UserError, ValueError) as error:  # also where it is for another robot
+            print(f"no roll-back to version {before[:12]}: {error}", file=sys.stderr)
+    return start(serving)
+
+
+def _rate(results: Sequence[bool]) -> float:
     return sum(results) / len(results)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sims.errors import UserError
+from sims.errors import UserError, reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def read_scene(path: Path) -> SceneFile:
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"sim.scene: {path} cannot be read as YAML: {error}") from error
+        raise UserError(f"sim.scene: {path} cannot be read as YAML: {reason(error)}") from error
     if not isinstance(document, dict):
         raise UserError(f"sim.scene: {path} must be a mapping with the keys {', '.join(sorted(KEYS))}")
     for key in document:

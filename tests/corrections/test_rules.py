@@ -209,6 +209,10 @@ def test_another_address_than_loopback_needs_tls(tmp_path):
     with pytest.raises(UserError, match="both a certificate and its key"):
         Address(certificate=tmp_path / "a")
     files = {"certificate": tmp_path / "a", "key": tmp_path / "b"}
+    with pytest.raises(UserError, match="a: no such file"):
+        Address(**files)
+    for file in files.values():
+        file.touch()
     assert Address(host="192.168.1.5", **files).host == "192.168.1.5"
     for anywhere in ("0.0.0.0", "::"):  # no browser could be told apart from another site's by its Host
         with pytest.raises(UserError, match="names no address"):

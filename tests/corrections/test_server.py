@@ -347,6 +347,13 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
     write_bundle(tmp_path / "out" / "bundle", seed=1)
     with server(tmp_path) as again:
         assert again.robot.session.attempt.policy_version == published() == good
+    write_bundle(tmp_path / "out" / "bundle", seed=2)
+    for newest in (published(), good):
+        with server(tmp_path) as again:
+            assert again.robot.session.attempt.policy_version == newest
+            origin, cookie = open_session(again.invite())
+            rolled_back = ask(again, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0]
+            assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
 
 
 @pytest.mark.parametrize("fails", [True, False])

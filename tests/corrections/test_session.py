@@ -226,6 +226,17 @@ def test_a_policy_whose_actions_are_not_numbers_holds_the_arm_only_while_it_driv
         assert robot.store.read(robot.last_episode or "").num_steps == robot.attempt.length
 
 
+def test_a_verdict_after_the_end_changes_what_the_rule_counts(tmp_path):
+    with session(tmp_path, sim=replace(SIM, max_steps=12)) as robot:
+        assert ticks(robot, 20) == 12  # until the time is up
+        assert robot.mode == "ended"
+        counts = []
+        for verdict in ("success", "abort", "failure"):
+            robot.end(verdict, person="anna")
+            counts.append(tuple(robot.versions.summary()[0][key] for key in ("episodes", "success")))
+        assert counts == [(1, 1.0), (0, None), (1, 0.0)]
+
+
 def test_a_policy_that_fails_while_a_person_drives_is_rolled_back_and_not_asked_in_every_step(tmp_path, monkeypatch):
     with session(tmp_path) as robot:
         robot.versions.offer(load_backend(write_bundle(tmp_path / "other", seed=1)))

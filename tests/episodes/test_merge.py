@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from episodes.maintenance import compact, info, merge
@@ -55,6 +56,27 @@ def test_the_command_merges_and_names_what_it_needs(tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit, match="2"):
         main(["data", "merge", str(tmp_path / "here")])
     assert "--source, the store whose episodes are copied" in capsys.readouterr().err
+
+
+def test_a_store_of_another_image_size_or_robot_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    own, (fits,) = stored(here, 1), stored(there, 1)
+    larger = {name: np.zeros((7, 16, 16, 3), np.uint8) for name in ("front", "wrist")}
+    with EpisodeStore(there) as store:
+        for changes, said in (
+            ({"images": larger}, "front 16x16, wrist 16x16, 4 state"),
+            ({"images": {"front": make_episode().images["front"]}}, "cameras front 8x8, 4 state"),
+            ({"action": np.zeros((6, 2), np.float32)}, "2 action dimensions"),
+        ):
+            wrong = store.add(make_episode(**changes))
+            with pytest.raises(EpisodeError, match="nothing was copied; merge it into a store of its own") as refused:
+                merge(here, there)
+            assert said in str(refused.value)
+            assert "cameras front 8x8, wrist 8x8, 4 state and 3 action dimensions" in str(refused.value)
+            assert read_ids(here) == own
+            store.delete(wrong, author="ada")
+    merge(here, there)
+    assert read_ids(here) == sorted([*own, fits])
 
 
 def test_damaged_files_are_named_and_the_others_copied(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from policies.bundle import read_bundle_info, save_bundle
 from real_robot.serving.client import PolicyClient
+from real_robot.serving.commands import follow
 from real_robot.serving.protocol import ActRequest, EpisodeEnd, EpisodeOutcome
 from real_robot.serving.registry import load_backend
 from real_robot.serving.server import PolicyServer, ServerConfig
@@ -226,6 +227,62 @@ def test_a_new_bundle_serves_from_the_next_episode_on_and_a_damaged_one_does_not
     wait_for(lambda: printed("the new bundle is not served"))
     client.end_episode("success")
     assert settled(client) == second
+
+
+def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, watcher = follow(bundle, load_backend)
+    first, second = version(versions), write(bundle, 2)
+    wait_for(lambda: version(versions) == second)
+    assert versions.report_fault(second, "by hand")
+    watcher.close()
+    again, watcher = follow(bundle, load_backend)
+    watcher.close()
+    assert version(again) == first
+    assert again.knows(second)
+    assert f"version {second[:12]}, which was rolled back: serving {first[:12]}" in capsys.readouterr().err
+    assert read_bundle_info(bundle).sha256 == second  # the run's own folder is only read
+    third = write(bundle, 3)
+    newest, watcher = follow(bundle, load_backend)
+    watcher.close()
+    assert version(newest) == third
+    assert newest.report_fault(third, "by hand").endswith(f"to {first[:12]}: by hand")
+    other = write(bundle, 4, action_dim=3)
+    moved, watcher = follow(bundle, load_backend)
+    watcher.close()
+    assert version(moved) == other
+    assert f"no roll-back to version {first[:12]}" in capsys.readouterr().err
+
+
+def test_a_server_that_can_write_nothing_beside_the_bundle_says_so_and_serves(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bundle.parent / "published").write_text("")
+    versions, watcher = follow(bundle, load_backend)
+    watcher.close()
+    assert version(versions) == read_bundle_info(bundle).sha256
+    assert "a restart forgets roll-backs" in capsys.readouterr().err
+
+
+def test_a_verdict_after_the_end_counts_instead_of_the_first(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=2))
+    first = version(versions)
+    for episode in ("a", "b"):
+        versions.report(ended(first, "failure"), episode=episode)
+        assert versions.judge(episode, True) == ""
+    versions.report(ended(first, "unknown"), episode="c")
+    versions.report(ended(first, "failure", intervened=1), episode="d")
+    versions.judge("d", True)  # a person helped
+    assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 2 / 3)
+    versions.judge("c", True)
+    versions.judge("d", None)
+    assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 1.0)
+    second = write(bundle, 2)
+    versions.offer(load_backend(bundle))
+    for episode in ("e", "f"):
+        assert versions.report(ended(second, "success"), episode=episode) == ""
+    assert versions.judge("f", False).endswith("success fell from 100% to 50% in 2 episodes")
 
 
 def test_a_server_ends_when_its_parent_is_killed(bundle: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from sims.numbers.finite import NotFinite
 from tests.vla_rl.run_folder import make_run
 from vla_rl.cli import main as cli
 
+ROOT = Path(__file__).parents[2]
+
 
 def vla_rl(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
@@ -68,6 +70,8 @@ def test_help_imports_nothing_heavy():
         (("serve", "x", "--port", "99999"), "--port must be an integer from 0 to 65535, got 99999"),
         (("train", "a.yaml", "--seed", "--run-dir", "x"), "--seed needs a value"),
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
+        (("correct", "x", "--resume"), "correct takes no --resume: it always continues what is in its folder"),
+        (("fleet", "x", "--resume", "--port", "0"), "fleet takes no --resume: it always continues"),
         (("bench", "speed"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
         (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),
@@ -86,6 +90,35 @@ def test_wrong_input_is_one_message_and_code_2(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("robot check FOLDER", "{} is a folder; name a YAML file in it: arm.yaml"),
+        ("train FOLDER", "{} is a folder; name a YAML file in it: arm.yaml"),
+        ("sweep quickstart FOLDER", "{} is a folder; name a YAML file in it: arm.yaml"),
+        ("learn FOLDER --config FOLDER", "{} is a folder; name a YAML file in it: arm.yaml"),
+        ("train FOLDER/arm.yaml", "arm.yaml: 'extends': {}/calibration is a folder; name a YAML file"),
+        ("robot check FOLDER/robot.yaml", "{}/calibration: cannot be read as YAML: is a directory"),
+        ("robot check FOLDER/none.yaml", "{}/none.yaml: cannot be read as YAML: no such file or directory"),
+        ("serve FOLDER --token-file FOLDER", "--token-file {} is a folder; name a file"),
+        ("correct FOLDER --certificate FOLDER --key FOLDER", "--certificate {} is a folder; name a file"),
+        ("data info FOLDER/arm.yaml", "{}/arm.yaml is a file; an episode store is a folder"),
+    ],
+)
+def test_a_folder_in_place_of_a_file_is_one_message_that_says_what_to_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+):
+    (tmp_path / "calibration").mkdir()
+    (tmp_path / "arm.yaml").write_text("extends: calibration\n")
+    (tmp_path / "robot.yaml").write_text(
+        (ROOT / "configs/robots/fake_arm.yaml").read_text().replace("\nros:\n", "\nros:\n  calibration: calibration\n")
+    )
+    assert exit_code(*arguments.replace("FOLDER", str(tmp_path)).split()) == 2
+    said = capsys.readouterr().err
+    assert message.format(tmp_path) in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,25 @@ def test_result_of_a_run(run_dir: Path) -> None:
     assert set(result["controls"]) == set(CONTROLS)
     assert set(result["splits"]) == set(splits(TabletopConfig())) - {"train"}
     assert all(set(row) >= RATE for key in ("controls", "splits") for row in result[key].values())
+    assert result["not_applicable"] == {}
     page = (run_dir / "report.html").read_text()
     assert "What the policy depends on" in page and "ood phrasing" in page
+
+
+def test_a_control_that_does_not_apply_is_no_result(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    one_camera = ("--sim.cameras", "[agent]", "--algorithm.iterations", 2, "--evaluation.control_episodes", 2)
+    assert vla_rl("train", TINY, *one_camera, "--run-dir", run).returncode == 0
+    result = json.loads((run / "result.json").read_text())
+    assert set(result["controls"]) == set(CONTROLS)
+    assert result["controls"]["swapped_cameras"] is None
+    assert result["not_applicable"] == {"swapped_cameras": "one camera"}
+    assert "does not apply: one camera" in (run / "report.html").read_text()
+    done = vla_rl("eval", run, "--control", "swapped_cameras", "--episodes", 2)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "vla-rl: --control swapped_cameras does not apply: one camera",
+    )
 
 
 def test_data(run_dir: Path, tmp_path: Path) -> None:
@@ -203,6 +220,12 @@ def test_collect_adds_to_a_store(tmp_path: Path) -> None:
     for total in (2, 4):
         assert vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store").returncode == 0
         assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == total
+    other = ("--sim.image_size", "[48, 40]")
+    done = vla_rl("collect", TINY, "--episodes", 2, "--out", tmp_path / "store", *other)
+    assert done.returncode == 2
+    assert "48x40" in done.stderr
+    assert "nothing was recorded; give another --out" in done.stderr
+    assert answer("data", "info", tmp_path / "store", "--json")["episodes"] == 4
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) -> None:
@@ -228,7 +251,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run_dir: Path, tmp_path: Path) ->
         "bench robot needs a bundle": ("bench", "robot"),
         "bench sim takes no bundle": ("bench", "sim", run_dir / "bundle"),
         "is not a bundle": ("serve", empty),
-        "cannot serve": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
+        "missing: no such file": ("serve", run_dir / "bundle", "--token-file", tmp_path / "missing"),
         "without TLS": ("serve", run_dir / "bundle", "--host", "0.0.0.0", "--token-file", TINY),
         "it has no bundle.json": ("export", empty, "--to", "onnx"),
         "cameras": (

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from sims.vector_env import Observation, encode_instructions
+from sims.vector_env import Observation, StartState, encode_instructions
+from tests.worlds import PointEnv
 from vla_rl.config.controls import CONTROLS
 from vla_rl.intervals import seeds_interval
-from vla_rl.runners.controls import changed
+from vla_rl.runners.controls import changed, why_not
 
 OBS = Observation(
     images=torch.arange(4 * 2 * 3, dtype=torch.uint8).reshape(4, 2, 1, 1, 3),
@@ -37,6 +38,16 @@ def test_shuffled_instructions_are_those_of_other_environments() -> None:
 
 def test_swapped_cameras_are_in_reverse_order() -> None:
     assert torch.equal(changed(OBS, "swapped_cameras", torch.Generator()).images[:, 0], OBS.images[:, 1])
+
+
+def test_a_control_that_would_change_nothing_says_why() -> None:
+    env = PointEnv(num_envs=2)
+    one, two = ([StartState(task=task, seed=i) for i, task in enumerate(tasks)] for tasks in ((1, 1, 1), (1, 1, 0)))
+    assert why_not("swapped_cameras", env, two) == "one camera"
+    assert why_not("shuffled_instruction", env, one) == "one instruction"
+    assert why_not("shuffled_instruction", env, two) == ""  # not in the same batch of environments, at first
+    assert why_not("shuffled_instruction", PointEnv(num_envs=1), two).startswith("one environment")
+    assert not any(why_not(control, env, one) for control in CONTROLS if control.startswith("blank"))
 
 
 def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -18,6 +19,7 @@ from sims.errors import UserError
 from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 from vla_rl.cli.main import main
 from vla_rl.report import write_comparison, write_report
+from vla_rl.report.aggregates import groups
 from vla_rl.report.comparison import unique_names
 from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
@@ -191,6 +193,24 @@ def test_runs_side_by_side(tmp_path: Path):
     print_comparison(runs, console)
     lines = [line.split()[0].rpartition("/")[0][-2:] for line in console.export_text().splitlines()]
     assert lines[:4] == ["", "a", "b", ""]  # then the table of runs that differ in their seed
+
+
+def test_groups_that_differ_in_many_settings_are_named_by_the_algorithm_and_a_few(tmp_path: Path):
+    runs = [make_run(tmp_path / f"ppo-{seed}", seed=seed, videos=False) for seed in (0, 1)]
+    runs += [make_run(tmp_path / name, algorithm="off_policy", videos=False) for name in ("b", "c")]
+    for number, run in enumerate(runs):
+        own = {f"setting_{i}": number // 2 for i in range(60)} if number >= 2 else {"chunks": 8}
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["sim"]["num_envs"] = 16 if number < 2 else 8
+        config["algorithm"] |= own | ({"only_here": 1} if number == 3 else {})
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    found = groups([read_run(run) for run in runs])
+    assert [len(group.runs) for group in found] == [2, 1, 1]
+    assert found[0].name == "algorithm.name ppo, sim.num_envs 16, and 62 more settings"
+    few = "algorithm.name off_policy, sim.num_envs 8, and 62 more settings"
+    assert [group.name for group in found[1:]] == [f"b: {few}", f"c: {few}"]
+    alike = groups([read_run(run) for run in runs[:3:2]])
+    assert [group.name for group in alike][1] == "algorithm.name off_policy, sim.num_envs 8, and 61 more settings"
 
 
 def test_tables_on_the_terminal():

@@ -69,6 +69,9 @@ COMMANDS: Mapping[str, type] = {
     "world-model": WorldModel,
 }
 
+# Continue in their folder without being told to.
+CONTINUING = ("imitate", "pretrain", "distill", "reward", "correct", "fleet", "learn")
+
 # What is wrong with a path, or with its file system, rather than with this program.
 WRONG_PATH = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError)
 WRONG_PATH_CODES = (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
@@ -124,6 +127,8 @@ def parse(arguments: Sequence[str]) -> Command:
         raise SystemExit(0)
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
+    if arguments and arguments[0] in CONTINUING and "--resume" in arguments:
+        raise UserError(f"{arguments[0]} takes no --resume: it always continues what is in its folder; leave it out")
     overrides: tuple[str, ...] = ()
     if chosen is not None and "overrides" in options:
         # CONFIG is an argument without a name in most of these commands; an option in those that have a default.

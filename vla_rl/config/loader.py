@@ -123,7 +123,7 @@ def _read_extended(cls: type, path: Path, *, seen: tuple[Path, ...]) -> tuple[Tr
     if not isinstance(parent, str):
         raise ConfigError(f"{path.name}: 'extends' must be the path of a YAML file, got {show(parent)}")
     beside = path.parent / parent
-    above = beside if beside.exists() else find_packaged(Path(parent))
+    above = beside if beside.is_file() else find_packaged(Path(parent))
     if above is None:
         raise ConfigError(f"{path.name}: 'extends': {_no_such_file(beside)}")
     base, base_origins = _read_extended(cls, above, seen=(*seen, path.resolve()))
@@ -131,6 +131,8 @@ def _read_extended(cls: type, path: Path, *, seen: tuple[Path, ...]) -> tuple[Tr
 
 
 def _no_such_file(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder; name a YAML file"
     siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
     return f"{path}: no such file" + (f"; did you mean '{path.with_name(near[0])}'?" if near else "")

@@ -11,14 +11,15 @@ from vla_rl.intervals import interquartile_interval, interquartile_mean
 from vla_rl.report.compute import ComputeFit, compute_fit
 from vla_rl.report.run_data import Rate, RunData
 
+SHOWN = 6  # settings in a group's name
 OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "device", "wandb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """``name``: the settings in which it differs from the other groups. ``rate``: interquartile mean over runs and
-    tasks of the final success, with its interval over runs; None where no run is complete. ``compute``: success as a
-    function of control steps; None where there are too few validations."""
+    """``name``: settings in which it differs from the other groups, ``SHOWN`` at most. ``rate``: interquartile mean
+    over runs and tasks of the final success, with its interval over runs; None where no run is complete. ``compute``:
+    success as a function of control steps; None where there are too few validations."""
 
     name: str
     runs: Sequence[RunData]
@@ -30,13 +31,32 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
     """In the order of their first run."""
     settings = [_settings(run) for run in runs]
     different = [key for key in dict.fromkeys(key for one in settings for key in one) if _varies(key, settings)]
-    members: dict[str, list[RunData]] = {}
+    members: dict[tuple[str, ...], list[RunData]] = {}
     for run, one in zip(runs, settings, strict=True):
-        name = ", ".join(f"{key} {one.get(key, 'not set')}" for key in different)
-        members.setdefault(name or "all runs", []).append(run)
+        members.setdefault(tuple(repr(one.get(key)) for key in different), []).append(run)
+    names = _names([settings[runs.index(those[0])] for those in members.values()], different)
     return [
-        Group(name=name, runs=those, rate=_rate(those), compute=compute_fit(those)) for name, those in members.items()
+        Group(
+            name=name if names.count(name) == 1 else f"{those[0].name}: {name}",
+            runs=those,
+            rate=_rate(those),
+            compute=compute_fit(those),
+        )
+        for name, those in zip(names, members.values(), strict=True)
     ]
+
+
+def _names(settings: Sequence[Mapping[str, object]], different: Sequence[str]) -> list[str]:
+    """Of each group. Where more than ``SHOWN`` settings differ: which algorithm, simulator and so on it is, then what
+    all groups have set, since the rest are settings of another kind of algorithm."""
+    shown, hidden = different, ""
+    if len(different) > SHOWN:
+        kinds = [key for key in different if key.endswith(".name")]
+        common = [key for key in different if key not in kinds and all(key in one for one in settings)]
+        shown = [*kinds, *common][:SHOWN]
+        hidden = f", and {len(different) - len(shown)} more settings"
+    labels = [", ".join(f"{key} {one.get(key, 'not set')}" for key in shown) + hidden for one in settings]
+    return [label.removeprefix(", ") or "all runs" for label in labels]
 
 
 def _settings(run: RunData) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from vla_rl.report.imagination import imagination, imagined_headline
 from vla_rl.report.pieces import (
@@ -120,7 +121,7 @@ def _tasks(run: RunData) -> str:
 def _controls(run: RunData) -> str:
     """The final policy with a part of its observation removed or exchanged, and on the simulator's other splits."""
     tables = [
-        _rate_table(title, {name: Rate.of(row) for name, row in run.result[key].items()}, note)
+        _rate_table(title, {name: _rate(run, name, row) for name, row in run.result[key].items()}, note)
         for key, title, note in (
             ("controls", "Controls", "Success with a part of the observation blanked or exchanged."),
             ("splits", "Out of distribution", "Success on splits that training did not see."),
@@ -130,9 +131,15 @@ def _controls(run: RunData) -> str:
     return section("What the policy depends on", tables)
 
 
-def _rate_table(title: str, rates: Mapping[str, Rate], note: str) -> str:
+def _rate(run: RunData, name: str, row: Mapping[str, Any] | None) -> Rate | str:
+    """Or why it does not apply."""
+    return f"does not apply: {run.result['not_applicable'][name]}" if row is None else Rate.of(row)
+
+
+def _rate_table(title: str, rates: Mapping[str, Rate | str], note: str) -> str:
     rows = "".join(
-        f'<tr><td>{escape(name.replace("_", " "))}</td><td class="n">{rate_cell(rate)}</td></tr>'
+        f"<tr><td>{escape(name.replace('_', ' '))}</td>"
+        f'<td class="n">{escape(rate) if isinstance(rate, str) else rate_cell(rate)}</td></tr>'
         for name, rate in rates.items()
     )
     return f'<div class="card"><h3>{title}</h3><table>{rows}</table><p class="note">{note}</p></div>'

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from sims.vector_env import Observation
+from sims.devices.crossing import crossing
+from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.config.controls import Control
 
 
@@ -17,6 +18,30 @@ def changed(obs: Observation, control: Control, generator: torch.Generator) -> O
     "shuffled_instruction": another environment's; "swapped_cameras": in reverse order; "blank_*": zeros.
     """
     return _CHANGES[control](obs, generator)
+
+
+def why_not(control: Control, env: VectorEnv, starts: Sequence[StartState]) -> str:
+    """Why ``control`` would change nothing in the episodes of ``starts``; "" where it changes something."""
+    if control == "swapped_cameras" and len(env.spec.cameras) < 2:
+        return "one camera" if env.spec.cameras else "no camera"
+    if control == "shuffled_instruction" and env.spec.num_envs < 2:
+        return "one environment, so there is no other's instruction"
+    if control == "shuffled_instruction" and not _instructions_differ(env, starts):
+        return "one instruction"
+    return ""
+
+
+def _instructions_differ(env: VectorEnv, starts: Sequence[StartState]) -> bool:
+    seen = set[bytes]()
+    for first in range(0, len(starts), env.spec.num_envs):
+        batch = starts[first : first + env.spec.num_envs]
+        rows = range(len(batch))
+        env.reset(rows, start=batch)
+        with crossing("evaluation"):
+            seen |= {row.numpy().tobytes() for row in env.observe(rows).instruction.cpu()}
+        if len(seen) > 1:
+            return True
+    return False
 
 
 def _shuffled_instruction(obs: Observation, generator: torch.Generator) -> Observation:

@@ -28,7 +28,7 @@ from real_robot.fleet.server import serving_fleet
 from real_robot.robot_file import read_robot
 from real_robot.serving.published import PublishedVersions
 from real_robot.serving.registry import load_backend
-from real_robot.serving.versions import BundleWatcher, Versions
+from real_robot.serving.versions import BundleWatcher, open_versions
 from sims.errors import UserError
 from sims.registry import split_of, video_config
 from sims.starts import StartSequence
@@ -158,11 +158,11 @@ def _serving_env(
         load = partial(_load_backend, robot=RobotSpec.of(env.spec), device=select_device(config.device))
         published = PublishedVersions(folder)
 
-        def load_published(live: Path) -> Any:
-            return load(published.folder(published.newest()))
+        def load_version(sha256: str) -> Any:
+            return load(published.folder(sha256))
 
-        versions = Versions(load_published(live), rolled_back=published.rolled_back, record=published.drop)
-        watcher = BundleWatcher(versions, live, load_published)
+        versions = open_versions(published, load_version)
+        watcher = BundleWatcher(versions, live, lambda live: load_version(published.newest()))
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):

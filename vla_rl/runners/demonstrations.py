@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from episodes.layout import Layout, store_layout
 from episodes.recorder import RecordedEnv, keep_all, keep_successes
 from episodes.store import EpisodeStore
 from policies.bundle import load_bundle, read_bundle_info
@@ -22,7 +23,7 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from sims.registry import split_of
 from sims.starts import StartSequence
-from sims.vector_env import DemonstratedEnv, Expert, StartState, VectorEnv
+from sims.vector_env import DemonstratedEnv, EnvSpec, Expert, StartState, VectorEnv
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.runners.evaluate import PolicyActor, Restarts, run_episodes
@@ -38,16 +39,28 @@ def collect(
 ) -> dict[str, Any]:
     """``vla-rl collect``: add ``episodes`` demonstrations to the store at ``out``; with ``failures`` failed ones too.
 
-    ``policy``: episodes of this bundle instead, exploring, successful or not.
+    ``policy``: episodes of this bundle instead, exploring, successful or not. UserError where the store has episodes of
+    other cameras, image sizes or dimensions.
     """
     env = make_env(experiment.sim)
     try:
         store = EpisodeStore(out, create=True)
+        _check_layout(store, env.spec)
         if policy is not None:
             return record_policy(experiment, env, store, policy, episodes=episodes)
         return demonstrate(experiment, env, store, episodes=episodes, failures=failures)
     finally:
         env.close()
+
+
+def _check_layout(store: EpisodeStore, spec: EnvSpec) -> None:
+    cameras = dict.fromkeys(spec.cameras, spec.image_size)
+    new = Layout(cameras=cameras, state_dim=spec.state_dim, action_dim=spec.action_dim)
+    if (present := store_layout(store)) not in (None, new):
+        raise UserError(
+            f"{store.path} has episodes with {present}, but {spec.name} has {new}: nothing was recorded; give another "
+            "--out, or the simulator the settings that the episodes there were recorded with"
+        )
 
 
 def record_policy(

@@ -38,7 +38,7 @@ from vla_rl.config.experiment import Experiment
 from vla_rl.heartbeat import beat
 from vla_rl.intervals import wilson_interval
 from vla_rl.rollouts.collector import put
-from vla_rl.runners.controls import changed
+from vla_rl.runners.controls import changed, why_not
 from vla_rl.runs.progress import progress
 from vla_rl.runs.run_dir import experiment_device, load_experiment
 
@@ -286,11 +286,16 @@ def evaluate_path(
 def evaluate_in(
     sim: SimulatorConfig, bundle: Path, *, device: Device, episodes: int | None, seed: int, control: Control
 ) -> dict[str, Any]:
-    """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}."""
+    """Both ways of acting; {success, interval, episodes, per_task, mean_steps, stochastic, simulator, ...}.
+
+    UserError for a ``control`` that would change nothing.
+    """
     env = make_env(sim)
     try:
         policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
+        if reason := why_not(control, env, starts):
+            raise UserError(f"--control {control} does not apply: {reason}")
         summaries = evaluate_both(policy, env, starts, seed=seed, title="evaluate", control=control)
     finally:
         env.close()

@@ -24,6 +24,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, FromBundle, Imitation
 from vla_rl.report import write_report
 from vla_rl.runners.checks import SpecOnly, check_experiment
+from vla_rl.runners.controls import why_not
 from vla_rl.runners.demonstrations import record_demonstrations
 from vla_rl.runners.evaluate import evaluate_both, evaluate_policy
 from vla_rl.runners.imagination import improve_in_imagination
@@ -195,15 +196,22 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
 
 
 def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
-    """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from the same held-out starts."""
+    """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from the same held-out starts.
+
+    A control that would change nothing has null, and in ``not_applicable`` {name: why}.
+    """
     sim, seed = run.experiment.sim, run.experiment.evaluation_seed
     policy, episodes = load_bundle(run.bundle, device=run.device), run.experiment.evaluation.control_episodes
     starts = evaluation_starts(sim, num_tasks=len(env.spec.tasks), seed=seed, episodes=episodes)
     evaluate = partial(evaluate_policy, policy, starts=starts, seed=seed, stochastic=False)
     other = [split for split in splits(sim) if split != split_of(sim)]
-    found: dict[str, dict[str, Any]] = {"controls": {}, "splits": {}}
+    found: dict[str, dict[str, Any]] = {"controls": {}, "splits": {}, "not_applicable": {}}
     with progress("evaluate controls", len(CONTROLS) + len(other)) as advance:
         for control in CONTROLS:
+            if reason := why_not(control, env, starts):
+                found["controls"][control], found["not_applicable"][control] = None, reason
+                advance(note=f"{control} does not apply: {reason}")
+                continue
             found["controls"][control] = evaluate(env=env, control=control)
             advance(note=f"{control} {found['controls'][control]['success']:.3f}")
         for split in other:
