@@ -169,7 +169,7 @@ def _split_overrides(arguments: Sequence[str], *, options: Sequence[str]) -> tup
         if "=" not in argument:
             value = next(rest, "--")
             if value.startswith("--"):
-                raise UserError(f"{argument} needs a value; it is no option of this command, so it is read as a setting")
+                raise UserError(f"{argument} needs a value; no option of this command, it is read as a setting")
             overrides.append(value)
     return kept, tuple(overrides)
 
