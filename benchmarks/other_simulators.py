@@ -8,12 +8,15 @@ that was interrupted is resumed, a finished one is only read) and writes benchma
 success on held-out starts of imitation, after PPO, of the exploring policy after it, and of the deployed one with blank
 images, means over seeds with intervals over seeds and episodes (vla_rl/intervals.py); control steps and hours of
 reinforcement learning; of each run the curve and the command. Cases that were measured before and are not named are
-kept.
+kept. ``--longer`` adds the control: each run's demonstrations cloned for four times the updates, without reinforcement,
+evaluated on the same starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +26,17 @@ from typing import Any
 
 from benchmarks.learning import mean_row, one_run
 from vla_rl.bench.record import Row, read_record, row, write_record
+from vla_rl.config.experiment import Imitation
 from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.run_dir import load_experiment
 
 ROOT = Path(__file__).parents[1]
 NAME = "other_simulators"
 STAGES = {"bc": "imitation", "rl": "after PPO", "stochastic": "after PPO, exploring"}
 BLIND = "after PPO, blank images"
 CONTROL_EPISODES = 60
+LONGER = 4  # times the updates
+CLONED_LONGER = "cloned four times as long"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +66,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", choices=CASES, metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--longer", action="store_true", help=CLONED_LONGER)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / NAME)
     arguments = parser.parse_args()
     found = read_record(NAME).get("runs", {})
     command = f"python -m benchmarks.{NAME} " + " ".join(sys.argv[1:])
     for name in arguments.cases:
         found[name] = [run(name, seed, arguments.runs) for seed in arguments.seeds]
+        if arguments.longer:
+            found[name] = [one | {"longer": cloned_longer(name, one["seed"], arguments.runs)} for one in found[name]]
         rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
         print(write_record(NAME, rows, command=command, runs=found))
 
@@ -78,10 +88,37 @@ def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
     return result | {"control_steps": sum(one["control_steps"] for one in records), "rl_s": records[-1]["wall_s"]}
 
 
+def cloned_longer(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Success of a policy cloned for ``LONGER`` times the updates from the demonstrations of a finished run."""
+    run_dir = folder / name / f"{CASES[name].config}-{seed}"
+    experiment = load_experiment(run_dir)
+    assert isinstance(experiment.start, Imitation)
+    out, updates = run_dir / "cloned_longer", LONGER * experiment.start.bc.steps
+    _vla_rl(
+        "imitate",
+        run_dir / "config.yaml",
+        "--store",
+        run_dir / "demonstrations",
+        "--out",
+        out,
+        "--start.bc.steps",
+        updates,
+    )
+    found = json.loads(_vla_rl("eval", out / "bundle", "--episodes", experiment.evaluation.episodes, "--json"))
+    return {"updates": updates} | found
+
+
+def _vla_rl(*arguments: object) -> str:
+    command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = [mean_row(f"{name}, {text}", runs, stage) for stage, text in STAGES.items()]
     rows[1] |= {"ratio": rows[1]["value"] / rows[0]["value"] if rows[0]["value"] else None, "against": rows[0]["name"]}
     rows.append(mean_row(f"{name}, {BLIND}", runs, "controls", "blank_images"))
+    if all("longer" in one for one in runs):
+        rows.append(mean_row(f"{name}, {CLONED_LONGER}", runs, "longer"))
     seeds = [one["seed"] for one in runs]
     hours = mean(one["rl_s"] for one in runs) / 3600
     rows.append(row(f"{name}, control steps", mean(one["control_steps"] for one in runs), "steps", seeds=seeds))

@@ -307,10 +307,12 @@ def other_simulators() -> str:
     rows = []
     for case, runs in record["runs"].items():
         stages = ("imitation", "after PPO", "after PPO, exploring", "after PPO, blank images")
-        cells = (share(named(record, f"{case}, {text}")) for text in stages)
+        cells = [share(named(record, f"{case}, {text}")) for text in stages]
+        longer = [share(one) for one in record["rows"] if one["name"] == f"{case}, cloned four times as long"] or ["-"]
         steps = named(record, f"{case}, control steps")["value"]
-        rows.append([f"`{case}`", *cells, f"{steps / 1000:.0f}", listed([run["seed"] for run in runs])])
-    head = ["task", "imitation", "after PPO", "exploring", "blank images", "1,000 control steps", "seeds"]
+        seeds = listed([run["seed"] for run in runs])
+        rows.append([f"`{case}`", cells[0], *longer, *cells[1:], f"{steps / 1000:.0f}", seeds])
+    head = ["task", "imitation", "four times as long", "after PPO", "exploring", "blank images", "1,000 steps", "seeds"]
     return f"{table(head, rows)}\n\n{source('other_simulators', record)}"
 
 
