@@ -198,7 +198,8 @@ def evaluate_bundle(run: Run, env: VectorEnv, bundle: Path, *, name: str) -> dic
 def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
     """{controls: {name: summary}, splits: {name: summary}} of the deployed policy, from the same held-out starts.
 
-    A control that would change nothing has null, and in ``not_applicable`` {name: why}.
+    A control that would change nothing has null, and in ``not_applicable`` {name: why}. Closes ``env`` before it makes
+    those of other splits, since the workers of two environments may not fit in memory.
     """
     sim, seed = run.experiment.sim, run.experiment.evaluation_seed
     policy, episodes = load_bundle(run.bundle, device=run.device), run.experiment.evaluation.control_episodes
@@ -214,6 +215,7 @@ def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
                 continue
             found["controls"][control] = evaluate(env=env, control=control)
             advance(note=f"{control} {found['controls'][control]['success']:.3f}")
+        env.close()
         for split in other:
             with closing(make_env(with_split(sim, split))) as elsewhere:
                 found["splits"][split] = evaluate(env=elsewhere)
