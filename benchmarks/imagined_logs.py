@@ -16,16 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import mean_row
+from benchmarks.learning import mean_row, vla_rl
 from vla_rl.bench.record import Row, write_record
 
-ROOT = Path(__file__).parents[1]
 SIM, CONFIG = "configs/metaworld.yaml", "configs/imagined_logs.yaml"
 EPISODES = 200  # of the data set
 
@@ -84,13 +82,6 @@ def once(made: Path, *words: object) -> None:
         made.parent.mkdir(parents=True, exist_ok=True)
         vla_rl(*words, *(["--resume"] if interrupted else []))
         done.touch()
-
-
-def vla_rl(*words: object) -> str:
-    """What the command prints on standard output, its last line."""
-    command = [sys.executable, "-m", "vla_rl.cli", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE)
-    return done.stdout.rstrip().rpartition("\n")[2]
 
 
 def rows_of(runs: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -68,6 +68,13 @@ def one_run(name: str, seed: int, settings: list[str], runs: Path) -> dict[str, 
     }
 
 
+def vla_rl(*words: object) -> str:
+    """What the command prints on standard output, its last line."""
+    command = [sys.executable, "-m", "vla_rl.cli", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE)
+    return done.stdout.rstrip().rpartition("\n")[2]
+
+
 def rows_of(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Means over seeds: every kind of success, per task, under each control and on each other split."""
     rows = [mean_row(f"{kind} success", runs, kind) for kind in ("bc", "rl", "stochastic")]

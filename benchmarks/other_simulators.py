@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.learning import mean_row, one_run
+from benchmarks.learning import mean_row, one_run, vla_rl
 from vla_rl.bench.record import Row, read_record, row, write_record
 from vla_rl.config.experiment import Imitation
 from vla_rl.runs.metrics import read_metrics
@@ -94,23 +93,10 @@ def cloned_longer(name: str, seed: int, folder: Path) -> dict[str, Any]:
     experiment = load_experiment(run_dir)
     assert isinstance(experiment.start, Imitation)
     out, updates = run_dir / "cloned_longer", LONGER * experiment.start.bc.steps
-    _vla_rl(
-        "imitate",
-        run_dir / "config.yaml",
-        "--store",
-        run_dir / "demonstrations",
-        "--out",
-        out,
-        "--start.bc.steps",
-        updates,
-    )
-    found = json.loads(_vla_rl("eval", out / "bundle", "--episodes", experiment.evaluation.episodes, "--json"))
+    demonstrations = ("--store", run_dir / "demonstrations")
+    vla_rl("imitate", run_dir / "config.yaml", *demonstrations, "--out", out, "--start.bc.steps", updates)
+    found = json.loads(vla_rl("eval", out / "bundle", "--episodes", experiment.evaluation.episodes, "--json"))
     return {"updates": updates} | found
-
-
-def _vla_rl(*arguments: object) -> str:
-    command = [sys.executable, "-m", "vla_rl.cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:

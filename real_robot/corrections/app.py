@@ -172,9 +172,7 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
             raise HTTPException(422, "a label is success, failure or abort")
         browser.label(id, outcome, person=person.name)  # type: ignore[arg-type]
         audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
-        success = None if outcome == "abort" else outcome == "success"
-        if rolled_back := robot.session.versions.judge(id, success):
-            audit.write("rolled back", person="the rule", detail=rolled_back)
+        if robot.session.count_verdict(id, outcome):  # type: ignore[arg-type]
             robot.command(lambda: None)  # the new list of versions is shown
         return browser.read(id)
 

@@ -137,12 +137,12 @@ class CorrectionSession:
 
     def end(self, outcome: Outcome, *, person: str) -> None:
         """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
-        judged = None if outcome == ABORT else outcome == "success"
         if self.mode != "ended":
             self._commit(label=outcome)
         elif self.last_episode is not None:
-            self._report_rule(self.versions.judge(self.last_episode, judged))
+            self.count_verdict(self.last_episode, outcome)
         if self.last_episode is not None:
+            judged = _success(outcome)
             self.store.label(self.last_episode, OUTCOME, outcome, author=person)
             if judged != self.store.labels(self.last_episode).get(SUCCESS):
                 self.store.label(self.last_episode, SUCCESS, judged, author=person)
@@ -190,9 +190,14 @@ class CorrectionSession:
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         self._report_rule(self.versions.report(end, episode=self.last_episode))
 
-    def _report_rule(self, rolled_back: str) -> None:
+    def count_verdict(self, episode: str, outcome: Outcome) -> bool:
+        """Of an episode that was counted already; whether a version was rolled back for it. From any thread."""
+        return self._report_rule(self.versions.judge(episode, _success(outcome)))
+
+    def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:
             self._audit.write("rolled back", person="the rule", detail=rolled_back)
+        return bool(rolled_back)
 
     def _take_executed(self) -> None:
         """An episode holds what the arm was sent, after all limits."""
@@ -421,3 +426,8 @@ class CorrectionSession:
 def _visible(line: np.ndarray) -> list[Point]:
     """Without the points behind the camera."""
     return [(round(float(right), 4), round(float(down), 4)) for right, down in line if np.isfinite(right + down)]
+
+
+def _success(outcome: Outcome) -> bool | None:
+    """What a verdict says; None: the episode does not count."""
+    return None if outcome == ABORT else outcome == "success"
