@@ -61,6 +61,7 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path):
     write(tmp_path, range(3), tensorboard=True)
+    time.sleep(1.1)  # TensorBoard reads event files in the order of their names, which hold whole seconds
     write(tmp_path, range(2, 4), tensorboard=True)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
