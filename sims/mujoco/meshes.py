@@ -24,7 +24,7 @@ def coarse_meshes(model: Any, cell: float) -> Iterator[None]:
     try:
         if cell > 0:
             for mesh in np.flatnonzero(kept["mesh_facenum"] >= FEW):
-                _simplify(model, mesh, cell)
+                _simplify(model, int(mesh), cell)
         yield
     finally:
         for name, values in kept.items():

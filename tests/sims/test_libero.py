@@ -46,7 +46,9 @@ def test_evaluation_order() -> None:
 
 
 def test_protocol_restores_every_published_setting() -> None:
-    changed = LiberoConfig(tasks=(3,), max_steps=9, orientation="upright", fast_rendering=True, image_size=(64, 64))
+    changed = LiberoConfig(
+        tasks=(3,), max_steps=9, orientation="upright", fast_rendering=True, mesh_detail=0.01, image_size=(64, 64)
+    )
     assert changed.under_protocol("standard") == LiberoConfig(split="standard", image_size=(64, 64))
     assert changed.under_protocol("pro_swap").suite_of_files == "libero_spatial_swap"
     with pytest.raises(UserError, match="no protocol 'train'; it has standard, pro_language"):

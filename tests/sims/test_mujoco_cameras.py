@@ -1,0 +1,142 @@
+"""Images of a MuJoCo model: what a camera does not see is not drawn, details of meshes can be left out."""
+
+from __future__ import annotations
+
+import importlib
+
+import mujoco
+import numpy as np
+import pytest
+
+from sims.mujoco.cameras import HIDDEN_GROUP, MujocoCameras
+from sims.mujoco.meshes import FEW, FIELDS, cluster, coarse_meshes
+from sims.tabletop.render import choose_gl
+
+SIZE = (48, 80)
+RINGS, SIDES = 40, 80
+
+
+def ball() -> tuple[np.ndarray, np.ndarray]:
+    """Vertices [n, 3] and triangles [m, 3] of a bumpy ball with a radius of about 0.1 m."""
+    polar, around = np.meshgrid(
+        np.linspace(0.02, np.pi - 0.02, RINGS), np.linspace(0, 2 * np.pi, SIDES, endpoint=False)
+    )
+    radius = 0.1 + 0.004 * np.sin(5 * polar) * np.cos(7 * around)
+    direction = np.stack([np.sin(polar) * np.cos(around), np.sin(polar) * np.sin(around), np.cos(polar)])
+    vertices = (radius * direction).reshape(3, -1).T
+    corner = np.arange(SIDES * RINGS).reshape(SIDES, RINGS)
+    a, b = corner[:, :-1], np.roll(corner, -1, axis=0)[:, :-1]
+    return vertices, np.concatenate([np.stack([a, a + 1, b], -1), np.stack([b, a + 1, b + 1], -1)]).reshape(-1, 3)
+
+
+def scattered(seed: int) -> mujoco.MjModel:
+    """Boxes, balls and bumpy balls all around two cameras, on a plane."""
+    rng = np.random.default_rng(seed)
+    vertices, faces = ball()
+    geoms = '<geom type="mesh" mesh="ball" pos="0 0 1.9" rgba=".8 .3 .2 1"/>'  # in front of the first camera
+    for kind in ["box", "sphere", "capsule", "mesh"] * 30:
+        place = " ".join(map(str, rng.uniform((-2, -2, 0), (2, 2, 4))))
+        turn, color = (" ".join(map(str, rng.uniform(low, 1, 3))) for low in (-1, 0.2))
+        shape = 'mesh="ball"' if kind == "mesh" else 'size="{} {} {}"'.format(*rng.uniform(0.03, 0.15, 3))
+        geoms += f'<geom type="{kind}" {shape} pos="{place}" euler="{turn}" rgba="{color} 1"/>'
+    return mujoco.MjModel.from_xml_string(f"""<mujoco><compiler angle="radian"/><asset>
+        <mesh name="ball" vertex="{" ".join(map(str, vertices.ravel()))}" face="{" ".join(map(str, faces.ravel()))}"/>
+        </asset><worldbody><light pos="0 0 5"/><geom type="plane" size="0 0 .1" rgba=".3 .5 .3 1"/>{geoms}
+        <camera name="wide" pos="0 -.5 2" euler="1.4 .3 .2" fovy="80"/>
+        <camera name="lens" pos=".4 .3 1.5" euler="1 .2 -1" resolution="80 48" focal=".004 .003" sensorsize=".006 .003"
+          principal=".0015 -.0005"/></worldbody></mujoco>""")
+
+
+@pytest.fixture(autouse=True)
+def without_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MUJOCO_GL, which MuJoCo reads when it is imported, says in a worker."""
+    context = importlib.import_module(f"mujoco.{choose_gl('auto')}").GLContext
+    monkeypatch.setattr("mujoco.rendering.classic.gl_context.GLContext", context)
+
+
+@pytest.fixture
+def forwarded() -> tuple[mujoco.MjModel, mujoco.MjData]:
+    model = scattered(0)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return model, data
+
+
+def images_of(cameras: MujocoCameras, data: mujoco.MjData) -> np.ndarray:
+    images = np.zeros((len(cameras.cameras), *SIZE, 3), np.uint8)
+    cameras.render(data, images)
+    return images
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_camera_does_not_see_changes_nothing_when_it_is_left_out(seed: int) -> None:
+    model = scattered(seed)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    groups = model.geom_group.copy()
+    cameras = MujocoCameras(model, ("wide", "lens"), image_size=SIZE, fast=True, groups=range(HIDDEN_GROUP))
+    found = images_of(cameras, data)
+    drawn = cameras._renderer.scene.ngeom
+    for name, image in zip(("wide", "lens"), found, strict=True):
+        cameras._renderer.update_scene(data, name, cameras._option)
+        np.testing.assert_array_equal(image, cameras._renderer.render())
+    assert drawn < model.ngeom * 2 / 3
+    assert found.std() > 10
+    np.testing.assert_array_equal(model.geom_group, groups)
+    cameras.close()
+
+
+def test_with_shadows_everything_is_drawn(forwarded: tuple[mujoco.MjModel, mujoco.MjData]) -> None:
+    model, data = forwarded
+    cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=False, groups=range(HIDDEN_GROUP))
+    images_of(cameras, data)
+    assert cameras._renderer.scene.ngeom == model.ngeom
+    cameras.close()
+
+
+def test_pictures_without_details_are_alike_and_the_model_stays(
+    forwarded: tuple[mujoco.MjModel, mujoco.MjData],
+) -> None:
+    model, data = forwarded
+    own = {name: getattr(model, name).copy() for name in FIELDS}
+    found = {}
+    for detail in (0.0, 0.01, 0.2):
+        cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=True, groups=(0,), mesh_detail=detail)
+        found[detail] = images_of(cameras, data).astype(float)
+        cameras.close()
+    change = {detail: np.abs(image - found[0.0]).mean() for detail, image in found.items()}
+    assert 0 < change[0.01] < 1 < change[0.2]
+    for name, values in own.items():
+        np.testing.assert_array_equal(getattr(model, name), values)
+
+
+def test_meshes_are_coarse_only_within_and_also_after_an_error(
+    forwarded: tuple[mujoco.MjModel, mujoco.MjData],
+) -> None:
+    model, _ = forwarded
+    whole = int(model.mesh_facenum[0])
+    assert whole > FEW
+    with coarse_meshes(model, 0.02):
+        assert 50 < model.mesh_facenum[0] < whole / 4
+    with pytest.raises(ZeroDivisionError), coarse_meshes(model, 0.02):
+        _ = 1 / 0
+    assert model.mesh_facenum[0] == whole
+
+
+@pytest.mark.parametrize("cell", [0.005, 0.02, 1.0])
+def test_no_corner_moves_further_than_the_diagonal_of_a_cell(cell: float) -> None:
+    vertices, faces = ball()
+    corners, remaining = cluster(vertices, faces, cell)
+    moved = np.linalg.norm(vertices[corners] - vertices[faces[remaining]], axis=-1)
+    assert np.all(moved <= cell * np.sqrt(3))
+    assert np.all(np.diff(remaining) > 0)
+    assert all(len(set(triangle)) == 3 for triangle in corners.tolist())
+    assert len({tuple(sorted(triangle)) for triangle in corners.tolist()}) == len(corners)
+    assert (len(corners) == 0) == (cell == 1.0)
+
+
+def test_vertices_in_cells_of_their_own_keep_every_triangle() -> None:
+    vertices, faces = ball()
+    corners, remaining = cluster(vertices, faces, 1e-5)
+    np.testing.assert_array_equal(corners, faces)
+    np.testing.assert_array_equal(remaining, np.arange(len(faces)))
