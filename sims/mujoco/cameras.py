@@ -11,7 +11,7 @@ from sims.errors import UserError
 from sims.mujoco.meshes import coarse_meshes
 
 VISUAL_GROUPS = (1, 2)
-HIDDEN_GROUP = 5  # the last of MuJoCo's; no simulator draws it
+NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
 
 
 class MujocoCameras:
@@ -34,11 +34,13 @@ class MujocoCameras:
     ) -> None:
         import mujoco
 
-        known = [model.camera(i).name for i in range(model.ncam)]
+        known = {model.camera(i).name: i for i in range(model.ncam)}
         unknown = [name for name in cameras if name not in known]
         if unknown:
-            raise UserError(f"sim.cameras: there is no camera {unknown[0]!r}; the model has {known}")
-        self.cameras, self._model, self._fast = tuple(cameras), model, fast
+            raise UserError(f"sim.cameras: there is no camera {unknown[0]!r}; the model has {list(known)}")
+        self.cameras, self._model = tuple(cameras), model
+        self._numbers = [known[name] for name in cameras]
+        self._slopes = view_slopes(model, self._numbers, image_size) if fast else None  # a shadow shows what is unseen
         height, width = image_size
         model.vis.global_.offheight = max(height, model.vis.global_.offheight)
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
@@ -55,46 +57,37 @@ class MujocoCameras:
 
     def render(self, data: Any, images: np.ndarray) -> None:
         """Write uint8 [cameras, height, width, 3], first image row at the top."""
-        for camera, image in zip(self.cameras, images, strict=True):
-            self._renderer.update_scene(data, camera, self._option)
-            if self._fast:  # shadows and reflections show what the camera does not see
-                self._leave_out_unseen(data, camera, image.shape[1] / image.shape[0])
-            self._renderer.render(out=image)
-
-    def _leave_out_unseen(self, data: Any, camera: str, aspect: float) -> None:
-        """Update the scene without the geometries whose bounding spheres lie outside of the camera's pyramid."""
-        unseen = ~in_view(self._renderer.scene, data.geom_xpos, self._model.geom_rbound, aspect)
         groups = self._model.geom_group
         kept = groups.copy()
-        groups[unseen] = HIDDEN_GROUP
-        try:
+        for k, (camera, image) in enumerate(zip(self._numbers, images, strict=True)):
+            if self._slopes is not None:
+                groups[beside_view(self._model, data, camera, self._slopes[k])] = NEVER_DRAWN
             self._renderer.update_scene(data, camera, self._option)
-        finally:
             groups[:] = kept
+            self._renderer.render(out=image)
 
     def close(self) -> None:
         self._renderer.close()
 
 
-def in_view(scene: Any, centers: np.ndarray, radii: np.ndarray, aspect: float) -> np.ndarray:
-    """Whether spheres reach into what the scene's camera sees, bool [n]; a radius of 0 has no bounds (planes).
+def view_slopes(model: Any, cameras: Sequence[int], image_size: tuple[int, int]) -> np.ndarray:
+    """Of the sides of what each camera sees, [cameras, 2]: across and up, per distance along its axis.
 
-    centers: [n, 3], m. aspect: width by height of the image. Of a perspective camera the four sides, as mjr_render sets
-    them from the mean of the scene's two cameras (those of a stereo pair); of an orthographic one all is in view.
+    Of a camera with a sensor of its own or without perspective only what lies behind it counts as unseen.
     """
-    first, second = scene.camera
+    height, width = image_size
+    slopes = np.tan(np.radians(model.cam_fovy) / 2)[:, None] * [width / height, 1.0]
+    orthographic = model.cam_projection if hasattr(model, "cam_projection") else model.cam_orthographic
+    slopes[(model.cam_sensorsize > 0).any(axis=1) | (orthographic > 0)] = 1e9
+    return np.asarray(slopes[list(cameras)])
 
-    def mean(name: str) -> Any:
-        return (getattr(first, name) + getattr(second, name)) / 2
 
-    if first.orthographic:
-        return np.ones(len(centers), dtype=bool)
-    near, bottom, top, center = (mean(f"frustum_{name}") for name in ("near", "bottom", "top", "center"))
-    half = mean("frustum_width") or aspect * (top - bottom) / 2
-    forward, up = mean("forward"), mean("up")
-    offset = centers - mean("pos")
-    depth, right, upward = offset @ forward, offset @ np.cross(forward, up), offset @ up
-    seen = depth > -radii
-    for beyond, edge in ((right, center + half), (-right, half - center), (upward, top), (-upward, -bottom)):
-        seen &= beyond - depth * edge / near < radii * np.hypot(1.0, edge / near)
-    return np.asarray(seen | (radii <= 0))
+def beside_view(model: Any, data: Any, camera: int, slopes: np.ndarray) -> np.ndarray:
+    """Whether each geometry's bounding sphere is wholly outside of the view's sides, so that no pixel shows it.
+
+    slopes: [2], the camera's of ``view_slopes``.
+    """
+    seen = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # looks along -z
+    distance = (np.abs(seen[:, :2]) + seen[:, 2:] * slopes) / np.hypot(1.0, slopes)  # from the sides [m]
+    bounded = model.geom_rbound > 0  # a plane is not
+    return np.asarray(bounded & (distance > model.geom_rbound[:, None]).any(1))

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
+from sims.mujoco.cameras import NEVER_DRAWN, beside_view, view_slopes
 from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quaternions
 from sims.tabletop.scene import BLOCKS, DISTRACTORS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
 Detail = Literal["full", "low"]
-NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
 LOW_QUADS, LOW_SLICES, LOW_STACKS = 1, 6, 3  # of a box's edge; of a round shape around its axis and along it
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
@@ -166,8 +166,7 @@ class Renderer:
             self._cameras.append(camera)
         self._appearance = ModelAppearance(model)
         self._group = model.geom_group.copy()
-        half = np.tan(np.radians(model.cam_fovy) / 2)
-        self._slopes = half[:, None] * [width / height, 1.0]  # [cameras of the model, 2]: of the view's sides
+        self._slopes = view_slopes(model, self._camera_ids, image_size)
         self._culls = not shadows  # what is not seen may cast one
 
     def draw(self, qpos: np.ndarray, fixtures: np.ndarray, appearance: Appearance, out: np.ndarray) -> None:
@@ -175,23 +174,16 @@ class Renderer:
         self._gl.make_current()
         model, data = self._model, self._data
         self._appearance.pose(data, appearance, qpos, fixtures)
-        for camera, image in zip(self._cameras, out, strict=True):
+        for camera, slopes, image in zip(self._cameras, self._slopes, out, strict=True):
             if self._culls:
-                model.geom_group[:] = np.where(self._beside_view(camera.fixedcamid), NEVER_DRAWN, self._group)
+                beside = beside_view(model, data, camera.fixedcamid, slopes)
+                model.geom_group[:] = np.where(beside, NEVER_DRAWN, self._group)
             mujoco.mjv_updateScene(
                 model, data, self._option, None, camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
             )
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._context)
             image[:] = self._buffer[::-1]
-
-    def _beside_view(self, camera: int) -> np.ndarray:
-        """Whether each geometry's bounding sphere is wholly outside of the view's sides, so that no pixel shows it."""
-        model, data, slopes = self._model, self._data, self._slopes[camera]
-        seen = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # looks along -z
-        distance = (np.abs(seen[:, :2]) + seen[:, 2:] * slopes) / np.hypot(1.0, slopes)  # from the sides [m]
-        bounded = model.geom_rbound > 0  # a plane is not
-        return np.asarray(bounded & (distance > model.geom_rbound[:, None]).any(1))
 
     def close(self) -> None:
         """Free the GL resources; call it in the thread that made the renderer."""

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from sims.mujoco.cameras import HIDDEN_GROUP, MujocoCameras
+from sims.mujoco.cameras import NEVER_DRAWN, MujocoCameras
 from sims.mujoco.meshes import FEW, FIELDS, cluster, coarse_meshes
 from sims.tabletop.render import choose_gl
 
@@ -74,7 +74,7 @@ def test_what_a_camera_does_not_see_changes_nothing_when_it_is_left_out(seed: in
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     groups = model.geom_group.copy()
-    cameras = MujocoCameras(model, ("wide", "lens"), image_size=SIZE, fast=True, groups=range(HIDDEN_GROUP))
+    cameras = MujocoCameras(model, ("wide", "lens"), image_size=SIZE, fast=True, groups=range(NEVER_DRAWN))
     found = images_of(cameras, data)
     drawn = cameras._renderer.scene.ngeom
     for name, image in zip(("wide", "lens"), found, strict=True):
@@ -88,7 +88,7 @@ def test_what_a_camera_does_not_see_changes_nothing_when_it_is_left_out(seed: in
 
 def test_with_shadows_everything_is_drawn(forwarded: tuple[mujoco.MjModel, mujoco.MjData]) -> None:
     model, data = forwarded
-    cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=False, groups=range(HIDDEN_GROUP))
+    cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=False, groups=range(NEVER_DRAWN))
     images_of(cameras, data)
     assert cameras._renderer.scene.ngeom == model.ngeom
     cameras.close()
