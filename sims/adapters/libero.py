@@ -16,8 +16,9 @@ import numpy as np
 from sims.errors import UserError
 from sims.experts.libero import has_expert, pick_and_place
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
+from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
-from sims.numbers.ranges import Count, Distinct, ImageSize, Names, NonNegativeFloat, PositiveInt
+from sims.numbers.ranges import Count, Distinct, ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult, seed32
 from sims.subproc.worker_config import WorkerConfig
@@ -54,8 +55,8 @@ class LiberoConfig:
     positions, so training never sees an evaluation start.
     ``orientation``: "benchmark" is what published policies were trained on (LIBERO's image rotated by 180 degrees, a
     mirrored scene), "upright" is not mirrored. ``max_steps`` defaults to the published limit of the suite.
-    ``mesh_detail``: details of meshes below this size [m] are not drawn; 0: all are. ``kept_tasks``: the number of task
-    models that a worker keeps in memory.
+    ``detail`` "low": pictures without what is smaller than a pixel at 30 cm, in less time and memory.
+    ``kept_tasks``: the number of task models that a worker keeps in memory.
     """
 
     name: Literal["libero"] = "libero"
@@ -66,7 +67,7 @@ class LiberoConfig:
     image_size: ImageSize = (224, 224)
     orientation: Literal["benchmark", "upright"] = "benchmark"
     fast_rendering: bool = False
-    mesh_detail: NonNegativeFloat = 0.0
+    detail: Detail = "full"
     max_steps: PositiveInt | None = None
     kept_tasks: PositiveInt = 2
     num_envs: PositiveInt = 8
@@ -80,7 +81,7 @@ class LiberoConfig:
             raise UserError(f"LIBERO has no protocol {name!r}; it has standard, {', '.join(PRO_SUFFIX)}")
         published: dict[str, Any] = {"split": name, "tasks": (), "max_steps": None, "orientation": "benchmark"}
         published |= {"randomization": MujocoRandomization(), "latency": Latency()}
-        published |= {"fast_rendering": False, "mesh_detail": 0.0}
+        published |= {"fast_rendering": False, "detail": "full"}
         return dataclasses.replace(self, **published)
 
     def evaluation_starts(self, num_tasks: int, episodes: int | None) -> list[tuple[int, int]] | None:
@@ -215,7 +216,7 @@ class Libero:
                 image_size=config.image_size,
                 fast=config.fast_rendering,
                 groups=VISUAL_GROUPS,
-                mesh_detail=config.mesh_detail,
+                detail=config.detail,
             )
         self._cameras[self._task].render(self._observed[self._task], images)
         if self.config.orientation == "benchmark":

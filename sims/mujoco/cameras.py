@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from sims.errors import UserError
-from sims.mujoco.meshes import coarse_meshes
+from sims.mujoco.detail import Detail, low_detail
 
 VISUAL_GROUPS = (1, 2)
 NEVER_DRAWN = 5  # a group that MuJoCo's default options hide
@@ -18,8 +19,8 @@ class MujocoCameras:
     """Renders named cameras without the library's own renderer, which is ten times slower in software rendering.
 
     ``image_size``: (height, width). ``fast``: without shadows, reflections and multisampling; what a camera does not
-    see is then left out before it is drawn. ``groups``: the geometry groups that are drawn. ``mesh_detail``: details of
-    meshes below this size [m] are left out. UserError for an unknown camera.
+    see is then left out before it is drawn. ``groups``: the geometry groups that are drawn. ``detail``: see
+    ``low_detail``. UserError for an unknown camera.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class MujocoCameras:
         image_size: tuple[int, int],
         fast: bool,
         groups: Sequence[int],
-        mesh_detail: float = 0.0,
+        detail: Detail = "full",
     ) -> None:
         import mujoco
 
@@ -46,7 +47,7 @@ class MujocoCameras:
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
         if fast:
             model.vis.quality.offsamples = 0
-        with coarse_meshes(model, mesh_detail):
+        with low_detail(model, image_size) if detail == "low" else nullcontext():
             self._renderer = mujoco.Renderer(model, height, width)
         if fast:
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):

@@ -13,11 +13,11 @@ import mujoco
 import numpy as np
 
 from sims.mujoco.cameras import NEVER_DRAWN, beside_view, view_slopes
+from sims.mujoco.detail import Detail
 from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quaternions
 from sims.tabletop.scene import BLOCKS, DISTRACTORS, MOCAP, PARKED_X, build_mjcf
 
 GL = Literal["egl", "osmesa"]
-Detail = Literal["full", "low"]
 LOW_QUADS, LOW_SLICES, LOW_STACKS = 1, 6, 3  # of a box's edge; of a round shape around its axis and along it
 _LIBRARIES: dict[GL, str] = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"

@@ -47,7 +47,7 @@ def test_evaluation_order() -> None:
 
 def test_protocol_restores_every_published_setting() -> None:
     changed = LiberoConfig(
-        tasks=(3,), max_steps=9, orientation="upright", fast_rendering=True, mesh_detail=0.01, image_size=(64, 64)
+        tasks=(3,), max_steps=9, orientation="upright", fast_rendering=True, detail="low", image_size=(64, 64)
     )
     assert changed.under_protocol("standard") == LiberoConfig(split="standard", image_size=(64, 64))
     assert changed.under_protocol("pro_swap").suite_of_files == "libero_spatial_swap"

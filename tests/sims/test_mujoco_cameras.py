@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from sims.mujoco.cameras import NEVER_DRAWN, MujocoCameras
-from sims.mujoco.meshes import FEW, FIELDS, cluster, coarse_meshes
+from sims.mujoco.detail import FEW, PIXEL, Detail, cluster, low_detail
 from sims.tabletop.render import choose_gl
 
 SIZE = (48, 80)
+CHANGED = ("mesh_facenum", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "tex_width", "tex_height", "tex_data")
 RINGS, SIDES = 40, 80
 
 
@@ -33,13 +34,17 @@ def scattered(seed: int) -> mujoco.MjModel:
     """Boxes, balls and bumpy balls all around two cameras, on a plane."""
     rng = np.random.default_rng(seed)
     vertices, faces = ball()
-    geoms = '<geom type="mesh" mesh="ball" pos="0 0 1.9" rgba=".8 .3 .2 1"/>'  # in front of the first camera
+    geoms = '<geom type="mesh" mesh="ball" pos="0 0 1.9" material="sides"/>'  # in front of the first camera
     for kind in ["box", "sphere", "capsule", "mesh"] * 30:
         place = " ".join(map(str, rng.uniform((-2, -2, 0), (2, 2, 4))))
         turn, color = (" ".join(map(str, rng.uniform(low, 1, 3))) for low in (-1, 0.2))
         shape = 'mesh="ball"' if kind == "mesh" else 'size="{} {} {}"'.format(*rng.uniform(0.03, 0.15, 3))
         geoms += f'<geom type="{kind}" {shape} pos="{place}" euler="{turn}" rgba="{color} 1"/>'
     return mujoco.MjModel.from_xml_string(f"""<mujoco><compiler angle="radian"/><asset>
+        <texture type="2d" name="wide" builtin="gradient" width="300" height="120" rgb1="1 0 0" rgb2="0 1 0"/>
+        <texture type="cube" name="sides" builtin="gradient" width="200" rgb1=".2 .9 0" rgb2="0 .1 1"/>
+        <texture type="2d" name="small" builtin="checker" width="64" height="64" rgb1="1 1 1" rgb2=".2 .2 .2"/>
+        <material name="sides" texture="sides"/>
         <mesh name="ball" vertex="{" ".join(map(str, vertices.ravel()))}" face="{" ".join(map(str, faces.ravel()))}"/>
         </asset><worldbody><light pos="0 0 5"/><geom type="plane" size="0 0 .1" rgba=".3 .5 .3 1"/>{geoms}
         <camera name="wide" pos="0 -.5 2" euler="1.4 .3 .2" fovy="80"/>
@@ -94,33 +99,39 @@ def test_with_shadows_everything_is_drawn(forwarded: tuple[mujoco.MjModel, mujoc
     cameras.close()
 
 
-def test_pictures_without_details_are_alike_and_the_model_stays(
-    forwarded: tuple[mujoco.MjModel, mujoco.MjData],
+def test_pictures_in_low_detail_are_alike_and_the_model_stays(
+    forwarded: tuple[mujoco.MjModel, mujoco.MjData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = forwarded
-    own = {name: getattr(model, name).copy() for name in FIELDS}
-    found = {}
-    for detail in (0.0, 0.01, 0.2):
-        cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=True, groups=(0,), mesh_detail=detail)
-        found[detail] = images_of(cameras, data).astype(float)
+    own = {name: getattr(model, name).copy() for name in CHANGED}
+    details: tuple[Detail, ...] = ("full", "low", "low")
+    found = []
+    for detail, pixel in zip(details, (PIXEL, PIXEL, 30 * PIXEL), strict=True):
+        monkeypatch.setattr("sims.mujoco.detail.PIXEL", pixel)
+        cameras = MujocoCameras(model, ("wide",), image_size=SIZE, fast=True, groups=(0,), detail=detail)
+        found.append(images_of(cameras, data).astype(float))
         cameras.close()
-    change = {detail: np.abs(image - found[0.0]).mean() for detail, image in found.items()}
-    assert 0 < change[0.01] < 1 < change[0.2]
+    low, coarse = (np.abs(image - found[0]).mean() for image in found[1:])
+    assert 0 < low < 1 < coarse
     for name, values in own.items():
         np.testing.assert_array_equal(getattr(model, name), values)
 
 
-def test_meshes_are_coarse_only_within_and_also_after_an_error(
-    forwarded: tuple[mujoco.MjModel, mujoco.MjData],
-) -> None:
+def test_detail_is_low_only_within_and_not_after_an_error(forwarded: tuple[mujoco.MjModel, mujoco.MjData]) -> None:
     model, _ = forwarded
-    whole = int(model.mesh_facenum[0])
-    assert whole > FEW
-    with coarse_meshes(model, 0.02):
-        assert 50 < model.mesh_facenum[0] < whole / 4
-    with pytest.raises(ZeroDivisionError), coarse_meshes(model, 0.02):
+    own = {name: getattr(model, name).copy() for name in CHANGED}
+    assert model.mesh_facenum[0] > FEW
+    with low_detail(model, (16, 8)):
+        assert 50 < model.mesh_facenum[0] < own["mesh_facenum"][0] / 4
+        assert model.tex_width.tolist() == [100, 100, 64]  # at most 8 x 16 = 128
+        assert model.tex_height.tolist() == [40, 600, 64]
+        cube = model.tex_data[model.tex_adr[1] :][: 600 * 100 * 3].reshape(6, 100, 100, 3)
+        whole = own["tex_data"][model.tex_adr[1] :][: 1200 * 200 * 3].reshape(6, 200, 200, 3)
+        np.testing.assert_allclose(cube.mean((1, 2)), whole.mean((1, 2)), atol=0.5)
+    with pytest.raises(ZeroDivisionError), low_detail(model, (16, 8)):
         _ = 1 / 0
-    assert model.mesh_facenum[0] == whole
+    for name, values in own.items():
+        np.testing.assert_array_equal(getattr(model, name), values)
 
 
 @pytest.mark.parametrize("cell", [0.005, 0.02, 1.0])

@@ -1,0 +1,90 @@
+"""A MuJoCo model drawn in low detail: fewer triangles, smaller textures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+
+Detail = Literal["full", "low"]
+FEW = 200  # a mesh of fewer triangles stays as it is
+PIXEL = 0.32  # [m]: by the image's longer side, about a pixel at 30 cm; 5 mm with 64 px
+TEXTURE = 8  # sides of an image make the longest of a texture
+
+
+@contextmanager
+def low_detail(model: Any, image_size: tuple[int, int]) -> Iterator[None]:
+    """A renderer made within it draws what a pixel shows or more; afterwards the model is what it was.
+
+    Meshes: see ``cluster``. Textures: averaged down to a few image sides, as mipmaps are.
+    """
+    kept: list[tuple[np.ndarray, Any, np.ndarray]] = []
+
+    def write(name: str, where: Any, values: Any) -> None:
+        array = getattr(model, name)
+        kept.append((array, where, array[where].copy()))
+        array[where] = values
+
+    try:
+        for mesh in np.flatnonzero(model.mesh_facenum >= FEW):
+            _coarsen_mesh(model, mesh, PIXEL / max(image_size), write)
+        for texture in np.flatnonzero(model.tex_width > TEXTURE * max(image_size)):
+            _shrink_texture(model, texture, TEXTURE * max(image_size), write)
+        yield
+    finally:
+        for array, where, values in reversed(kept):
+            array[where] = values
+
+
+def _coarsen_mesh(model: Any, mesh: Any, cell: float, write: Any) -> None:
+    """Write the triangles that remain over the first of the mesh's, and their number."""
+    start, first = model.mesh_faceadr[mesh], model.mesh_vertadr[mesh]
+    faces = slice(start, start + model.mesh_facenum[mesh])
+    vertices = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
+    corners, remaining = cluster(vertices, model.mesh_face[faces], cell)
+    begin = slice(start, start + len(remaining))
+    for name in ("mesh_facenormal", "mesh_facetexcoord"):
+        write(name, begin, getattr(model, name)[start + remaining])
+    write("mesh_face", begin, corners)
+    write("mesh_facenum", mesh, len(remaining))
+
+
+def _shrink_texture(model: Any, texture: Any, longest: int, write: Any) -> None:
+    """Write it over its own beginning; a cube's six faces stand below each other."""
+    start, channels = model.tex_adr[texture], model.tex_nchannel[texture]
+    height, width = model.tex_height[texture], model.tex_width[texture]
+    faces = 6 if height == 6 * width else 1
+    pixels = model.tex_data[start : start + height * width * channels].reshape(faces, height // faces, width, channels)
+    factor = -(-width // longest)
+    rows, columns = height // faces // factor, width // factor
+    blocks = pixels[:, : rows * factor, : columns * factor].reshape(faces, rows, factor, columns, factor, channels)
+    small = blocks.mean(axis=(2, 4)).round().astype(np.uint8).reshape(-1)
+    write("tex_data", slice(start, start + len(small)), small)
+    write("tex_height", texture, faces * rows)
+    write("tex_width", texture, columns)
+
+
+def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
+    """The corners, int [m, 3], of the triangles that remain and their numbers, increasing, [m].
+
+    Vertex clustering (Rossignac and Borrel, 1993, "Multi-resolution 3D approximations for rendering complex scenes"):
+    all vertices in one cell of a cubic grid become that nearest to their mean, so none moves further than a cell's
+    diagonal; triangles whose corners meet are dropped, of those with the same corners all but the first.
+
+    vertices: [v, 3], m. faces: int [n, 3] into them. cell: its edge, m.
+    """
+    cells = np.floor((vertices - vertices.min(axis=0)) / cell).astype(np.int64)
+    _, group = np.unique(cells, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    size = np.bincount(group)
+    mean = np.stack([np.bincount(group, axis) / size for axis in vertices.T], axis=1)
+    nearest_first = np.lexsort((np.square(vertices - mean[group]).sum(axis=1), group))
+    chosen = nearest_first[np.cumsum(size) - size]  # one vertex of each group
+    merged = group[faces]
+    a, b, c = merged.T
+    whole = np.flatnonzero((a != b) & (b != c) & (a != c))
+    _, distinct = np.unique(np.sort(merged[whole], axis=1), axis=0, return_index=True)
+    remaining = whole[np.sort(distinct)]
+    return chosen[merged[remaining]], remaining
