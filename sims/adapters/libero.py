@@ -55,7 +55,6 @@ class LiberoConfig:
     positions, so training never sees an evaluation start.
     ``orientation``: "benchmark" is what published policies were trained on (LIBERO's image rotated by 180 degrees, a
     mirrored scene), "upright" is not mirrored. ``max_steps`` defaults to the published limit of the suite.
-    ``detail`` "low": pictures without what is smaller than a pixel at 30 cm, in less time and memory.
     ``kept_tasks``: the number of task models that a worker keeps in memory.
     """
 

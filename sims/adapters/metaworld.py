@@ -10,6 +10,7 @@ import numpy as np
 
 from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
+from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
 from sims.numbers.ranges import ImageSize, Names, PositiveInt, SomeNames
 from sims.subproc.latency import Latency
@@ -36,6 +37,7 @@ class MetaworldConfig:
     state: Literal["arm", "full"] = "arm"
     reward: Reward = "sparse"
     fast_rendering: bool = True
+    detail: Detail = "full"
     max_steps: PositiveInt = 500
     num_envs: PositiveInt = 8
     randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
@@ -100,7 +102,12 @@ class Metaworld:
         if self._task not in self._cameras:
             config = self.config
             self._cameras[self._task] = MujocoCameras(
-                self._env.model, config.cameras, image_size=config.image_size, fast=config.fast_rendering, groups=GROUPS
+                self._env.model,
+                config.cameras,
+                image_size=config.image_size,
+                fast=config.fast_rendering,
+                groups=GROUPS,
+                detail=config.detail,
             )
         self._cameras[self._task].render(self._env.data, images)
         for camera, image in zip(self.config.cameras, images, strict=True):

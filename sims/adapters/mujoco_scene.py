@@ -13,6 +13,7 @@ from sims.adapters.scene_file import Condition, check_name, read_scene
 from sims.errors import UserError
 from sims.experts.named import load_expert_function
 from sims.mujoco.cameras import MujocoCameras
+from sims.mujoco.detail import Detail
 from sims.numbers.ranges import PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
@@ -31,6 +32,7 @@ class MujocoSceneConfig:
     expert: str | None = None
     image_size: tuple[PositiveInt, PositiveInt] = (64, 64)
     fast_rendering: bool = True
+    detail: Detail = "full"
     max_steps: PositiveInt = 100
     num_envs: PositiveInt = 8
     latency: Latency = field(default_factory=Latency)
@@ -175,9 +177,14 @@ class MujocoScene:
         if not self.scene.cameras:
             return
         if self._cameras is None:
-            size, fast = self.config.image_size, self.config.fast_rendering
-            groups = tuple(range(3))
-            self._cameras = MujocoCameras(self._model, self.scene.cameras, image_size=size, fast=fast, groups=groups)
+            self._cameras = MujocoCameras(
+                self._model,
+                self.scene.cameras,
+                image_size=self.config.image_size,
+                fast=self.config.fast_rendering,
+                groups=range(3),
+                detail=self.config.detail,
+            )
         self._cameras.render(self._data, images)
 
     def close(self) -> None:

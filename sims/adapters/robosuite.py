@@ -43,8 +43,7 @@ class RobosuiteConfig:
 
     ``state``: observables, in order. ``reward`` "shaped": robosuite's shaped reward.
     ``reload``: build a new model at every reset, with new sizes and textures where the task draws them; takes seconds.
-    ``fast_rendering``: without shadows, reflections and multisampling. ``detail`` "low": pictures without
-    what is smaller than a pixel at 30 cm, in less time and memory.
+    ``fast_rendering``: without shadows, reflections and multisampling.
     """
 
     name: Literal["robosuite"] = "robosuite"
