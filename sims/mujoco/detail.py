@@ -60,7 +60,8 @@ def _shrink_texture(model: Any, texture: Any, longest: int, write: Any) -> None:
     factor = -(-width // longest)
     rows, columns = height // faces // factor, width // factor
     blocks = pixels[:, : rows * factor, : columns * factor].reshape(faces, rows, factor, columns, factor, channels)
-    small = blocks.mean(axis=(2, 4)).round().astype(np.uint8).reshape(-1)
+    sums = blocks.sum(axis=2, dtype=np.uint32).sum(axis=3, dtype=np.uint32)
+    small = np.round(sums / factor**2).astype(np.uint8).reshape(-1)
     write("tex_data", slice(start, start + len(small)), small)
     write("tex_height", texture, faces * rows)
     write("tex_width", texture, columns)
@@ -76,8 +77,7 @@ def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.nd
     vertices: [v, 3], m. faces: int [n, 3] into them. cell: its edge, m.
     """
     cells = np.floor((vertices - vertices.min(axis=0)) / cell).astype(np.int64)
-    _, group = np.unique(cells, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    _, group = np.unique(cells @ _places(cells.max() + 1), return_inverse=True)
     size = np.bincount(group)
     mean = np.stack([np.bincount(group, axis) / size for axis in vertices.T], axis=1)
     nearest_first = np.lexsort((np.square(vertices - mean[group]).sum(axis=1), group))
@@ -85,6 +85,11 @@ def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.nd
     merged = group[faces]
     a, b, c = merged.T
     whole = np.flatnonzero((a != b) & (b != c) & (a != c))
-    _, distinct = np.unique(np.sort(merged[whole], axis=1), axis=0, return_index=True)
+    _, distinct = np.unique(np.sort(merged[whole], axis=1) @ _places(len(size)), return_index=True)
     remaining = whole[np.sort(distinct)]
     return chosen[merged[remaining]], remaining
+
+
+def _places(base: int) -> np.ndarray:
+    """Three digits below ``base`` times these make one number, int [3]."""
+    return np.array([base * base, base, 1], dtype=np.int64)
