@@ -37,7 +37,8 @@ ACTION_M = 0.1  # end-effector motion of a full action of pd_ee_delta_pose, mete
 
 @dataclass(frozen=True, kw_only=True)
 class ManiSkillConfig:
-    """``state``: "given" is the state that ManiSkill returns with images, "full" adds the poses of objects.
+    """``robot``: a registered one instead of the task's own, as panda_wristcam, which has a ``hand_camera``.
+    ``state``: "given" is the state that ManiSkill returns with images, "full" adds the poses of objects.
 
     ``reward`` "shaped": ManiSkill's normalized dense reward.
     ``backend``: physx_cpu runs one process per environment, physx_cuda all environments on one GPU. ``reconfigure``:
@@ -49,6 +50,7 @@ class ManiSkillConfig:
 
     name: Literal["maniskill"] = "maniskill"
     task: str = "PickCube-v1"
+    robot: str | None = None
     control_mode: str = "pd_ee_delta_pose"
     cameras: Names = ("base_camera",)
     image_size: ImageSize = (128, 128)
@@ -160,6 +162,7 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
         sim_backend=config.backend,
         render_backend="sapien_cpu" if config.backend == "physx_cpu" and not config.workers.devices else "sapien_cuda",
         sensor_configs={"width": width, "height": height},
+        **_robot(config),
     ).unwrapped
     # ``get_obs`` in ``step`` returns the state only; images are rendered in ``render``.
     env._get_obs_with_sensor_data = lambda info, **_: env._get_obs_state_dict(info)
@@ -167,6 +170,16 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
     if missing:
         raise UserError(f"sim.cameras: {config.task} has no {missing[0]!r}; it has {sorted(env.scene.sensors)}")
     return env
+
+
+def _robot(config: ManiSkillConfig) -> dict[str, str]:
+    if config.robot is None:
+        return {}
+    from mani_skill.agents.registration import REGISTERED_AGENTS
+
+    if config.robot not in REGISTERED_AGENTS:
+        raise UserError(f"sim.robot: ManiSkill has no {config.robot!r}; it has {sorted(REGISTERED_AGENTS)}")
+    return {"robot_uids": config.robot}
 
 
 def action_bounds(env: Any) -> tuple[np.ndarray, np.ndarray]:
