@@ -172,7 +172,7 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
     return env
 
 
-def _robot(config: ManiSkillConfig) -> dict[str, str]:
+def _robot(config: ManiSkillConfig) -> dict[str, Any]:
     if config.robot is None:
         return {}
     from mani_skill.agents.registration import REGISTERED_AGENTS

@@ -40,3 +40,22 @@ def test_task_steps_and_renders(task: str) -> None:
 def test_error_of_an_unregistered_task() -> None:
     with pytest.raises(UserError, match="PickCub-v1"):
         SubprocVectorEnv(ManiSkillConfig(task="PickCub-v1", num_envs=1), ManiSkill)
+
+
+def test_error_of_an_unregistered_robot() -> None:
+    with pytest.raises(UserError, match=r"sim.robot: ManiSkill has no 'panda_wrist'; it has .*'panda_wristcam'"):
+        SubprocVectorEnv(ManiSkillConfig(robot="panda_wrist", num_envs=1), ManiSkill)
+
+
+def test_another_robot_brings_its_camera() -> None:
+    cameras = ("base_camera", "hand_camera")
+    config = ManiSkillConfig(robot="panda_wristcam", cameras=cameras, num_envs=1, image_size=(32, 32))
+    env = SubprocVectorEnv(config, ManiSkill)
+    try:
+        env.reset(start=[StartState(task=0, seed=3)])
+        base, hand = env.observe().images[0].int()
+        assert (base - hand).abs().float().mean() > 5
+        env.step(torch.full((1, env.spec.action_dim), 0.5))
+        assert (env.observe().images[0, 1].int() - hand).abs().float().mean() > 1  # moves with the hand
+    finally:
+        env.close()
