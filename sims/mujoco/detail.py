@@ -72,7 +72,8 @@ def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.nd
 
     Vertex clustering (Rossignac and Borrel, 1993, "Multi-resolution 3D approximations for rendering complex scenes"):
     all vertices in one cell of a cubic grid become that nearest to their mean, so none moves further than a cell's
-    diagonal; triangles whose corners meet are dropped, of those with the same corners all but the first.
+    diagonal; triangles whose corners meet are dropped, and all but the first of those with the same corners in the same
+    sense.
 
     vertices: [v, 3], m. faces: int [n, 3] into them. cell: its edge, m.
     """
@@ -85,7 +86,9 @@ def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.nd
     merged = group[faces]
     a, b, c = merged.T
     whole = np.flatnonzero((a != b) & (b != c) & (a != c))
-    _, distinct = np.unique(np.sort(merged[whole], axis=1) @ _places(len(size)), return_index=True)
+    least = merged[whole].argmin(axis=1)[:, None]
+    turned = np.take_along_axis(merged[whole], (least + np.arange(3)) % 3, axis=1)  # the least corner first
+    _, distinct = np.unique(turned @ _places(len(size)), return_index=True)
     remaining = whole[np.sort(distinct)]
     return chosen[merged[remaining]], remaining
 

@@ -142,7 +142,8 @@ def test_no_corner_moves_further_than_the_diagonal_of_a_cell(cell: float) -> Non
     assert np.all(moved <= cell * np.sqrt(3))
     assert np.all(np.diff(remaining) > 0)
     assert all(len(set(triangle)) == 3 for triangle in corners.tolist())
-    assert len({tuple(sorted(triangle)) for triangle in corners.tolist()}) == len(corners)
+    turned = {min((a, b, c), (b, c, a), (c, a, b)) for a, b, c in corners.tolist()}
+    assert len(turned) == len(corners)
     assert (len(corners) == 0) == (cell == 1.0)
 
 
@@ -151,3 +152,18 @@ def test_vertices_in_cells_of_their_own_keep_every_triangle() -> None:
     corners, remaining = cluster(vertices, faces, 1e-5)
     np.testing.assert_array_equal(corners, faces)
     np.testing.assert_array_equal(remaining, np.arange(len(faces)))
+
+
+def test_a_plate_thinner_than_a_cell_keeps_both_sides() -> None:
+    """Only the side of a triangle is drawn from which its corners turn to the left."""
+    side = np.stack(np.meshgrid(np.arange(20) * 0.004, np.arange(20) * 0.004, [0.0]), -1).reshape(-1, 3)
+    corner = np.arange(400).reshape(20, 20)
+    a, b, c, d = corner[:-1, :-1], corner[1:, :-1], corner[:-1, 1:], corner[1:, 1:]
+    above = np.concatenate([np.stack([a, b, c], -1), np.stack([c, b, d], -1)]).reshape(-1, 3)
+    thickness = np.array([0.0, 0.0, 0.002])
+    vertices, faces = np.concatenate([side, side + thickness]), np.concatenate([above[:, ::-1], above + 400])
+    corners, _ = cluster(vertices, faces, 0.009)
+    a, b, c = vertices[corners].transpose(1, 0, 2)
+    doubled_area = np.cross(b - a, c - a)[:, 2]
+    for sign in (1, -1):
+        assert doubled_area[np.sign(doubled_area) == sign].sum() == pytest.approx(sign * 2 * 0.076**2, rel=0.3)
