@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.learning import mean_row
 from vla_rl.bench.record import RESULTS, read_record
+from vla_rl.intervals import seeds_interval
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -189,16 +190,23 @@ def imagination() -> str:
     for name, task in tasks.items():
         record = read_record(name)
         by_name = {row["name"]: row for row in record["rows"]}
-        cells = [
-            share(by_name.get(arm, by_name.get(f"success, {before}, all seeds"))) for arm, (before, _) in arms.items()
-        ]
-        rows.append([task, *cells])
+        cells = [by_name.get(arm, _over_seeds(record, f"success, {before}, all")) for arm, (before, _) in arms.items()]
+        rows.append([task, *map(share, cells)])
         sources.append(source(name, record))
     return (
         table(["task", *(title for _, title in arms.values())], rows)
         + "\n\n"
         + "\n".join(f"* {one}" for one in sources)
     )
+
+
+def _over_seeds(record: Mapping[str, Any], name: str, episodes: int = 200) -> dict[str, Any] | None:
+    """Of results of before, which have a row of ``episodes`` starts for each seed; None if there are none."""
+    values = [row["value"] for row in record["rows"] if row["name"] == name]
+    if not values:
+        return None
+    counts = [round(value * episodes) for value in values]
+    return {"value": mean(values), "interval": seeds_interval(counts, [episodes] * len(values))}
 
 
 def imagined_logs() -> str:
@@ -232,15 +240,16 @@ def imagination_baselines() -> str:
 
 
 def off_policy() -> str:
-    """A residual learned off-policy, and PPO of the same cloned policy, after as many control steps."""
+    """A residual learned off-policy, and PPO of the same cloned policy, after about as many control steps."""
     record = read_record("off_policy_resfit_pick")
     rows = []
     for arm, text in {"full": "residual, off-policy", "ppo": "PPO"}.items():
-        seconds = mean(run["curve"][-1]["cpu_s"] for run in record["curves"][arm])
+        seconds, steps = (
+            mean(run["curve"][-1][key] for run in record["curves"][arm]) for key in ("cpu_s", "control_steps")
+        )
         cells = (share(named(record, f"{arm}, success {when}")) for when in ("before", "after"))
-        rows.append([text, *cells, f"{seconds:.0f}"])
-    steps = mean(run["curve"][-1]["control_steps"] for run in record["curves"]["full"])
-    head = ["`pick`", "before", f"after {steps:,.0f} control steps", "processor time [s]"]
+        rows.append([text, *cells, f"{steps:,.0f}", f"{seconds:.0f}"])
+    head = ["`pick`", "before", "after", "control steps", "processor time [s]"]
     note = over_seeds("off_policy_resfit_pick", record, named(record, "full, success after"))
     return f"{table(head, rows)}\n\n{note}"
 
