@@ -106,7 +106,8 @@ class ManiSkill:
 
     @property
     def demonstrates(self) -> bool:
-        return self.config.task in EXPERTS and self.config.control_mode == "pd_ee_delta_pose"
+        config = self.config
+        return config.task in EXPERTS and config.control_mode == "pd_ee_delta_pose" and config.robot in EXPERT_ROBOTS
 
     def demonstrate(self) -> np.ndarray:
         """An action of pd_ee_delta_pose, [7]."""
@@ -133,6 +134,9 @@ def _positions(*things: Any) -> list[np.ndarray]:
 
 
 EXPERTS: Mapping[str, Callable[[Any], tuple[np.ndarray, bool]]] = {"PickCube-v1": _pick_cube, "PushCube-v1": _push_cube}
+
+
+EXPERT_ROBOTS = (None, "panda", "panda_wristcam")  # others open their grippers where these close
 
 
 def _registered() -> Any:

@@ -74,7 +74,7 @@ class MujocoScene:
         """Raises UserError for a name of the scene that the model does not have."""
         model, scene, path = self._model, self.scene, self.config.scene
         names = {
-            kind: {getattr(model, kind)(i).name for i in range(count)}
+            kind: {getattr(model, kind)(i).name for i in range(count)} - {""}  # a name is optional
             for kind, count in (
                 ("actuator", model.nu),
                 ("joint", model.njnt),
@@ -125,7 +125,8 @@ class MujocoScene:
         for name, limit in self.scene.vary_joints.items():
             change = limit * rng.uniform(-1, 1)
             data.joint(name).qpos[0] += change
-            data.ctrl[model.actuator_trnid[:, 0] == model.joint(name).id] += change
+            of_joint = np.isin(model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+            data.ctrl[of_joint & (model.actuator_trnid[:, 0] == model.joint(name).id)] += change
         mujoco.mj_forward(model, data)
 
     def step(self, action: np.ndarray) -> StepResult:

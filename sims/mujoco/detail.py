@@ -39,11 +39,13 @@ def low_detail(model: Any, image_size: tuple[int, int]) -> Iterator[None]:
 
 
 def _coarsen_mesh(model: Any, mesh: Any, cell: float, write: Any) -> None:
-    """Write the triangles that remain over the first of the mesh's, and their number."""
+    """Write the triangles that remain over the first of the mesh's, and their number; one that is too thin stays."""
     start, first = model.mesh_faceadr[mesh], model.mesh_vertadr[mesh]
     faces = slice(start, start + model.mesh_facenum[mesh])
     vertices = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
     corners, remaining = cluster(vertices, model.mesh_face[faces], cell)
+    if not len(remaining) or np.any(np.ptp(vertices, axis=0) - np.ptp(vertices[corners], axis=(0, 1)) > 2 * cell):
+        return  # a part of it, or all, is too thin
     begin = slice(start, start + len(remaining))
     for name in ("mesh_facenormal", "mesh_facetexcoord"):
         write(name, begin, getattr(model, name)[start + remaining])
@@ -57,11 +59,12 @@ def _shrink_texture(model: Any, texture: Any, longest: int, write: Any) -> None:
     height, width = model.tex_height[texture], model.tex_width[texture]
     faces = 6 if height == 6 * width else 1
     pixels = model.tex_data[start : start + height * width * channels].reshape(faces, height // faces, width, channels)
-    factor = -(-width // longest)
-    rows, columns = height // faces // factor, width // factor
-    blocks = pixels[:, : rows * factor, : columns * factor].reshape(faces, rows, factor, columns, factor, channels)
+    across = -(-width // longest)
+    down = min(across, height // faces)
+    rows, columns = height // faces // down, width // across
+    blocks = pixels[:, : rows * down, : columns * across].reshape(faces, rows, down, columns, across, channels)
     sums = blocks.sum(axis=2, dtype=np.uint32).sum(axis=3, dtype=np.uint32)
-    small = np.round(sums / factor**2).astype(np.uint8).reshape(-1)
+    small = np.round(sums / (down * across)).astype(np.uint8).reshape(-1)
     write("tex_data", slice(start, start + len(small)), small)
     write("tex_height", texture, faces * rows)
     write("tex_width", texture, columns)

@@ -10,6 +10,8 @@ import numpy as np
 from sims.numbers.ranges import NonNegativeFloat
 from sims.numbers.seeding import spawn_seed
 
+DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1.0], dtype=np.float32)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MujocoRandomization:
@@ -41,6 +43,8 @@ class RandomizedModel:
     def __init__(self, model: Any, randomization: MujocoRandomization) -> None:
         self.model, self.randomization = model, randomization
         self._nominal = {name: getattr(model, name).copy() for name in self.FIELDS}
+        # MuJoCo draws a geometry in its material's color only while its own is exactly the default
+        self._of_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA).all(axis=1)
 
     def draw(self, seed: int) -> None:
         """Randomize the model; the result depends on ``seed`` alone."""
@@ -52,6 +56,8 @@ class RandomizedModel:
         for name in ("mat_rgba", "geom_rgba"):
             tinted = nominal[name].copy()
             tinted[:, :3] = np.clip(tinted[:, :3] * self._around_one(rng, ranges.color, (len(tinted), 3)), 0, 1)
+            if name == "geom_rgba":
+                tinted[self._of_material] = nominal[name][self._of_material]
             self._set(name, tinted)
         fixed = self.model.cam_bodyid == 0  # cameras on a robot stay where they are mounted
         shift = rng.uniform(-ranges.camera_m, ranges.camera_m, nominal["cam_pos"].shape) * fixed[:, None]

@@ -59,3 +59,10 @@ def test_another_robot_brings_its_camera() -> None:
         assert (env.observe().images[0, 1].int() - hand).abs().float().mean() > 1  # moves with the hand
     finally:
         env.close()
+
+
+@pytest.mark.parametrize(("robot", "demonstrates"), [(None, True), ("panda_wristcam", True), ("xarm6_robotiq", False)])
+def test_the_expert_drives_a_panda_alone(robot: str | None, demonstrates: bool) -> None:
+    env = object.__new__(ManiSkill)
+    env.config = ManiSkillConfig(robot=robot)
+    assert env.demonstrates == demonstrates

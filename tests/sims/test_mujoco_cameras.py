@@ -43,6 +43,7 @@ def scattered(seed: int) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_string(f"""<mujoco><compiler angle="radian"/><asset>
         <texture type="2d" name="wide" builtin="gradient" width="300" height="120" rgb1="1 0 0" rgb2="0 1 0"/>
         <texture type="cube" name="sides" builtin="gradient" width="200" rgb1=".2 .9 0" rgb2="0 .1 1"/>
+        <texture type="2d" name="line" builtin="flat" width="300" height="1" rgb1=".9 .5 .1"/>
         <texture type="2d" name="small" builtin="checker" width="64" height="64" rgb1="1 1 1" rgb2=".2 .2 .2"/>
         <material name="sides" texture="sides"/>
         <mesh name="ball" vertex="{" ".join(map(str, vertices.ravel()))}" face="{" ".join(map(str, faces.ravel()))}"/>
@@ -123,8 +124,8 @@ def test_detail_is_low_only_within_and_not_after_an_error(forwarded: tuple[mujoc
     assert model.mesh_facenum[0] > FEW
     with low_detail(model, (16, 8)):
         assert 50 < model.mesh_facenum[0] < own["mesh_facenum"][0] / 4
-        assert model.tex_width.tolist() == [100, 100, 64]  # at most 8 x 16 = 128
-        assert model.tex_height.tolist() == [40, 600, 64]
+        assert model.tex_width.tolist() == [100, 100, 100, 64]  # at most 8 x 16 = 128
+        assert model.tex_height.tolist() == [40, 600, 1, 64]
         cube = model.tex_data[model.tex_adr[1] :][: 600 * 100 * 3].reshape(6, 100, 100, 3)
         whole = own["tex_data"][model.tex_adr[1] :][: 1200 * 200 * 3].reshape(6, 200, 200, 3)
         np.testing.assert_allclose(cube.mean((1, 2)), whole.mean((1, 2)), atol=0.5)
@@ -167,3 +168,23 @@ def test_a_plate_thinner_than_a_cell_keeps_both_sides() -> None:
     doubled_area = np.cross(b - a, c - a)[:, 2]
     for sign in (1, -1):
         assert doubled_area[np.sign(doubled_area) == sign].sum() == pytest.approx(sign * 2 * 0.076**2, rel=0.3)
+
+
+def test_a_mesh_that_would_vanish_stays_whole() -> None:
+    """A rod of 4 mm; a plate with a pin of 4 mm, which is longer than the plate is wide."""
+    around, along = np.meshgrid(np.linspace(0, 2 * np.pi, 24, endpoint=False), np.linspace(0, 0.3, 20))
+    rod = np.stack([0.002 * np.cos(around), 0.002 * np.sin(around), along], -1).reshape(-1, 3)
+    corner = np.arange(480).reshape(20, 24)
+    a, b, c = corner[:-1], np.roll(corner, -1, axis=1)[:-1], corner[1:]
+    faces = np.stack([a, b, c], -1).reshape(-1, 3)
+    ball_vertices, ball_faces = ball()
+    for vertices, triangles in (
+        (rod, faces),
+        (np.concatenate([rod, ball_vertices]), np.concatenate([faces, ball_faces + len(rod)])),
+    ):
+        model = mujoco.MjModel.from_xml_string(f"""<mujoco><asset><mesh name="thin" inertia="shell"
+            vertex="{" ".join(map(str, vertices.ravel()))}" face="{" ".join(map(str, triangles.ravel()))}"/></asset>
+            <worldbody><geom type="mesh" mesh="thin"/></worldbody></mujoco>""")
+        whole = int(model.mesh_facenum[0])
+        with low_detail(model, (64, 64)):
+            assert model.mesh_facenum[0] == whole

@@ -97,3 +97,25 @@ def test_a_wrong_scene_is_one_message(tmp_path: Path, old: str, new: str, messag
     (tmp_path / "scene.yaml").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=message):
         MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
+
+
+TENDON = """<mujoco><worldbody>
+  <body><joint name="turn" type="hinge" axis="0 0 1"/><geom size=".1"/></body>
+  <body><joint name="left" type="slide" axis="1 0 0"/><geom size=".05"/></body>
+  <body><joint name="right" type="slide" axis="-1 0 0"/><geom size=".05"/></body></worldbody>
+  <tendon><fixed name="both"><joint joint="left" coef=".5"/><joint joint="right" coef=".5"/></fixed></tendon>
+  <actuator><position name="turn" joint="turn" ctrlrange="-3 3"/>
+    <position name="grip" tendon="both" ctrlrange="0 .04"/></actuator></mujoco>"""
+
+
+def test_a_varied_joint_moves_the_target_of_its_own_actuator_alone(tmp_path: Path) -> None:
+    """The tendon has the same number as the joint."""
+    (tmp_path / "scene.xml").write_text(TENDON)
+    (tmp_path / "scene.yaml").write_text(
+        "model: scene.xml\naction: {turn: 0.1, grip: range}\nstate: [turn]\nvary: {turn: 0.5}\n"
+        "tasks: [{instruction: turn, goal: [{open: turn, above: 2}]}]\n"
+    )
+    env = MujocoScene(MujocoSceneConfig(scene=tmp_path / "scene.yaml"))
+    env.reset(task=0, seed=1)
+    assert env.joint("turn") != 0.0
+    np.testing.assert_array_equal(env._data.ctrl, [env.joint("turn"), 0.0])

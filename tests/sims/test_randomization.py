@@ -92,3 +92,23 @@ def test_what_maniskill_cannot_do_on_a_gpu_is_refused(setting: dict[str, Any]) -
 def test_latency_covers_its_range() -> None:
     drawn = {draw_latency(Latency(least=1, most=3), seed) for seed in range(100)}
     assert drawn == {1, 2, 3}
+
+
+def drawn_colors(model: mujoco.MjModel) -> dict[str, np.ndarray]:
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    scene = mujoco.MjvScene(model, 10)
+    mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, mujoco.MjvCamera(), 7, scene)
+    return {model.geom(geom.objid).name: geom.rgba[:3].copy() for geom in scene.geoms[: scene.ngeom]}
+
+
+def test_a_color_of_a_material_stays_that_of_the_material() -> None:
+    """MuJoCo draws it while the geometry's own color is exactly the default."""
+    model = mujoco.MjModel.from_xml_string("""<mujoco><asset><material name="red" rgba=".9 .1 .1 1"/></asset><worldbody>
+        <geom name="of_material" size=".1" material="red"/><geom name="default" size=".1"/>
+        <geom name="own" size=".1" material="red" rgba=".1 .8 .1 1"/></worldbody></mujoco>""")
+    nominal = drawn_colors(model)
+    RandomizedModel(model, MujocoRandomization(color=0.2)).draw(3)
+    for name, color in drawn_colors(model).items():
+        assert not np.array_equal(color, nominal[name]), name
+        np.testing.assert_allclose(color, nominal[name], rtol=0.2 + 1e-6, err_msg=name)
