@@ -4,7 +4,7 @@
 memory, so every operation computes real numbers, but as on CUDA
 
 * an operation that mixes them with CPU tensors raises, unless it is a copy, or the CPU tensor is 0-d in an operation of
-  two operands or the index of another tensor;
+  two operands or the index of one of theirs;
 * ``numpy()`` refuses them, ``.cpu()`` and ``.item()`` work;
 * a random draw needs ``torch.Generator("fakegpu")``, whose states a CPU generator does not take.
 
@@ -184,6 +184,10 @@ def _map(function: Callable[[Any], Any], value: Any) -> Any:
 def _refuse_mixture(func: Any, tensors: list[Tensor]) -> None:
     if func in COPIES:
         return
+    if func in INDEXING and not isinstance(tensors[0], FakeDeviceTensor):
+        raise RuntimeError(
+            f"indices should be either on cpu or on the same device as the indexed tensor (cpu) ({func})"
+        )
     for tensor in tensors[1:] if func in INDEXING else tensors:
         number = tensor.dim() == 0 and len(tensors) == 2
         index = func in INDEXING and tensor.dtype in (torch.int64, torch.bool)

@@ -20,7 +20,7 @@ from sims.chunk import ChunkStep, step_chunk
 from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from sims.numbers.finite import check_finite, check_observation
-from sims.tensor_dataclass import TensorDataclass
+from sims.tensor_dataclass import TensorDataclass, index_of
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
 from vla_rl.rollouts.experience import Experience, clear_invalid
@@ -385,10 +385,12 @@ def _indices(flags: Bool[Tensor, " N"]) -> list[int]:
 
 def scatter(record: R, env_ids: Tensor, num_envs: int) -> R:
     """``record`` placed at ``env_ids`` among ``num_envs`` environments, zeros elsewhere."""
-    return record.map(lambda tensor: tensor.new_zeros(num_envs, *tensor.shape[1:]).index_copy(0, env_ids, tensor))
+    return record.map(
+        lambda tensor: tensor.new_zeros(num_envs, *tensor.shape[1:]).index_copy(0, index_of(tensor, env_ids), tensor)
+    )
 
 
 def put(record: R, env_ids: Tensor, into: R) -> R:
     """``into`` with its entries at ``env_ids`` replaced by ``record``."""
     flat = iter(record.tensors())
-    return into.map(lambda tensor: tensor.index_copy(0, env_ids, next(flat)))
+    return into.map(lambda tensor: tensor.index_copy(0, index_of(tensor, env_ids), next(flat)))

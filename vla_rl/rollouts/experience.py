@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sims.devices.crossing import crossing
-from sims.tensor_dataclass import TensorDataclass
+from sims.tensor_dataclass import TensorDataclass, index_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Experience(TensorDataclass):
 
     def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
         """These environments of [T, N]."""
-        return self.map(lambda tensor: tensor[:, env_ids])
+        return self.map(lambda tensor: tensor[:, index_of(tensor, env_ids)])
 
     def valid_chunks(self) -> Experience:
         """The valid chunks of [T, N], flat [B]."""

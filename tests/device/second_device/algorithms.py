@@ -13,10 +13,26 @@ import torch
 
 from episodes.store import EpisodeStore
 from policies.device import CPU
+from policies.pretrained.storage import StorageConfig
 from tests import dot_episodes
 from tests.device.second_device import DEVICE
-from tests.device.small_models import ALGORITHMS, SECOND, SIDES, algorithm, rewarded, weights
+from tests.device.small_models import (
+    ALGORITHMS,
+    GROUPS,
+    SECOND,
+    SIDES,
+    UPDATE,
+    algorithm,
+    policy_of,
+    rewarded,
+    weights,
+)
+from tests.policies.test_every_policy import CONFIGS
 from tests.rewards.test_fit import SMALL as SMALL_CLASSIFIER
+from tests.worlds import PointEnv
+from vla_rl.algorithms.algorithm import Algorithm
+from vla_rl.algorithms.grpo import GRPO
+from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.bench.transfers import TransferCounter
 from vla_rl.rewards.bundle import CLASSIFIER, PROGRESS, load_reward_model
 from vla_rl.rewards.labels import LabeledEpisodes
@@ -43,6 +59,26 @@ def test_an_algorithm_trains_and_only_named_tensors_cross(name: str, side: torch
     assert any(not torch.equal(after[key], value) for key, value in before.items())
     assert {parameter.device for parameter in learner.policy.parameters()} == {DEVICE}
     assert {tensor.device for tensor in learner.collector._state.tensors()} <= {DEVICE}
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_prefixes_may_be_kept_in_the_hosts_memory(name: str) -> None:
+    env = PointEnv(num_envs=4, max_steps=24, device=DEVICE)
+    kept = dataclasses.replace(CONFIGS["smolvla"], storage=StorageConfig(where="host"))
+    policy, changed = policy_of(env, SECOND, kept), {"frozen": ("encoder",), "reference_weight": 0.0}
+    learner: Algorithm
+    if name == "ppo":
+        update = dataclasses.replace(UPDATE, **changed)
+        learner = PPO(PPOConfig(chunks=2, critic_warmup=0, update=update), policy, env, seed=1)
+    else:
+        learner = GRPO(
+            dataclasses.replace(GROUPS, update=dataclasses.replace(GROUPS.update, **changed)), policy, env, seed=1
+        )
+    with TransferCounter() as counter:
+        metrics = learner.iterate()
+    assert counter.unnamed == {}
+    assert "prefixes" in counter.counts
+    assert 0 <= metrics["kl"] <= 1e-9  # the update computes the log-probs of the rollout
 
 
 @pytest.mark.parametrize("side", SIDES.values(), ids=SIDES.keys())

@@ -36,6 +36,7 @@ def test_the_device_refuses_what_cuda_refuses() -> None:
         lambda: torch.stack([here, there]),
         lambda: here.clamp(torch.tensor(0.0), torch.tensor(1.0)),
         lambda: here.numpy(),
+        lambda: there[torch.tensor([0], device=DEVICE)],
         lambda: torch.randn(3, device=DEVICE, generator=torch.Generator()),
         lambda: torch.randn(3, generator=torch.Generator(DEVICE)),
         lambda: torch.Generator(DEVICE).set_state(torch.Generator().get_state()),
