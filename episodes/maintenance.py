@@ -14,9 +14,10 @@ from typing import Any
 
 from episodes.archive import verify_archive
 from episodes.catalog import Entry
+from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
-from episodes.overlays import DELETED, append_changes, read_changes, read_labels
+from episodes.overlays import DELETED, Labels, append_changes, read_changes, read_labels
 from episodes.schema import CorruptEpisode, EpisodeError, StoreFull
 from episodes.store import EpisodeStore
 from sims.errors import is_disk_full
@@ -67,9 +68,7 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
         labels, _ = read_labels(store.path)
         present = {entry.id for entry in store.entries()}
         damaged |= {str(other.path / name) for name in other.corrupt}
-        missing = [
-            entry for entry in other.entries() if entry.id not in present and not labels.get(entry.id, {}).get(DELETED)
-        ]
+        missing = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
         _check_layouts(store, other, missing)
         for entry in missing:
             try:
@@ -86,7 +85,7 @@ def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[E
     """EpisodeError unless the ``missing`` episodes of ``other`` that are not deleted are alike, and like those here."""
     here, labels = store_layout(store), read_labels(other.path)[0]
     for entry in missing:
-        if labels.get(entry.id, {}).get(DELETED):
+        if _deleted(entry, labels):
             continue
         with contextlib.suppress(CorruptEpisode):  # named by ``merge``
             there = layout_of(other, entry)
@@ -96,6 +95,11 @@ def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[E
                     f"{other.file(entry.id)} has {there}, but the other episodes have {here}: nothing was copied; "
                     "merge it into a store of its own, or delete there what does not fit"
                 )
+
+
+def _deleted(entry: Entry, labels: Labels) -> bool:
+    """Whether the recorded episode is, or all parts that it is split into are."""
+    return all(part.labels.get(DELETED) for part in parts_of(entry.id, entry.steps, labels))
 
 
 def _copy(file: Path, store: EpisodeStore) -> None:

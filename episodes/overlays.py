@@ -27,7 +27,10 @@ Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
 
 @dataclass(frozen=True, kw_only=True)
 class LabelChange:
-    """One line of the file. ``undoes``: number of the line that it takes back."""
+    """One line of the file. ``undoes``: number of the line that it takes back.
+
+    ``undone``: that line itself, in changes that go to another folder, whose lines have other numbers; in no file.
+    """
 
     episode: str
     key: str
@@ -35,6 +38,7 @@ class LabelChange:
     author: str
     time_s: float
     undoes: int | None = None
+    undone: LabelChange | None = None
 
 
 def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
@@ -55,14 +59,31 @@ def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | No
 
 
 def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
-    """Append changes that were made in another folder, but for those that are here already."""
+    """Append changes that were made in another folder, but for those that are here already.
+
+    An undo takes back the line here that is its ``undone``; where there is none, it counts as a label.
+    """
     with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        known = set(read_changes(folder))
+        here = [(i, change) for i, change in _changes(folder) if change is not None]
+        known = {_moved(change) for _, change in here}
+        labels = {_moved(change): i for i, change in here if change.undoes is None}
+        number = len(_lines(folder))
         for change in changes:
-            moved = replace(change, undoes=None)  # it counts the lines of the other folder
-            if moved not in known:
-                _append(file, moved)
+            moved = _moved(change)
+            if moved in known:
+                continue
+            undoes = None if change.undone is None else labels.get(_moved(change.undone))
+            _append(file, replace(moved, undoes=undoes))
+            known.add(moved)
+            if undoes is None:
+                labels[moved] = number
+            number += 1
+
+
+def _moved(change: LabelChange) -> LabelChange:
+    """Without what differs between folders."""
+    return replace(change, undoes=None, undone=None)
 
 
 def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None:
@@ -106,14 +127,20 @@ def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
 
 
 def read_changes(folder: Path) -> list[LabelChange]:
-    """Every complete line, oldest first."""
-    return [change for _, change in _changes(folder) if change is not None]
+    """Every complete line, oldest first, for another folder: undos have their ``undone``."""
+    changes = dict(_changes(folder))
+    return [
+        change if change.undoes is None else replace(change, undone=changes.get(change.undoes))
+        for change in changes.values()
+        if change is not None
+    ]
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:
     size = file.seek(0, os.SEEK_END)
     incomplete = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a writer was killed within a line
-    record = {name: value for name, value in asdict(change).items() if name != "undoes" or value is not None}
+    optional = ("undoes", "undone")
+    record = {name: value for name, value in asdict(change).items() if name not in optional or value is not None}
     file.write((b"\n" if incomplete else b"") + json.dumps(record).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())
@@ -121,11 +148,15 @@ def _append(file: BinaryIO, change: LabelChange) -> None:
 
 def _changes(folder: Path) -> Iterator[tuple[int, LabelChange | None]]:
     """(line number, change) of every line that is not empty; None for an incomplete one."""
-    path = folder / LABELS_NAME
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
+    for number, line in enumerate(_lines(folder)):
         if not line.strip():
             continue
         try:
             yield number, LabelChange(**json.loads(line))
         except (ValueError, TypeError):
             yield number, None
+
+
+def _lines(folder: Path) -> list[bytes]:
+    path = folder / LABELS_NAME
+    return path.read_bytes().splitlines() if path.exists() else []

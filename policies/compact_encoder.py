@@ -255,10 +255,14 @@ def _landmark_head(width: int, landmarks: int) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedContext(TensorDataclass):
-    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update."""
+    """``obs`` is kept beside its encoding, for records that the encoder is to read again in the update.
+
+    ``added``: to ``encoding.pooled``, by a policy that is conditioned.
+    """
 
     encoding: Encoding
     obs: Observation | None
+    added: Float[Tensor, "*B pooled_width"] | None = None
 
 
 def store_encoded(encoder: CompactEncoder, context: EncodedContext) -> TensorDataclass:

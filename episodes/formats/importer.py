@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, Float32, UInt8
 
 from episodes.formats.recording import ImportMapping, Recording
 from episodes.formats.registry import read_recordings
@@ -61,6 +61,7 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
     if steps < 1:
         raise EpisodeError(f"{recording.name} has one action and no observation after it, so nothing can be learned")
     instruction, control_hz = _instruction(recording, mapping), _control_hz(recording, mapping)
+    low, high = _limits(recording, mapping)
     success = successes(recording, mapping.success)
     success = np.append(success[: steps - 1], success[-1])
     last = np.arange(steps) == steps - 1
@@ -69,7 +70,7 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
         state=_state(recording, mapping),
         images={camera: _images(recording, key, mapping) for camera, key in mapping.cameras.items()},
         observation_steps=np.arange(steps + 1, dtype=np.int32),
-        action=_scale_actions(recording, mapping)[:steps],
+        action=_scale_actions(recording, low, high)[:steps],
         reward=_reward(recording, steps),
         terminated=last & terminated,
         truncated=last & (not terminated),
@@ -121,6 +122,11 @@ def _observed(recording: Recording, key: str) -> np.ndarray:
 
 def _images(recording: Recording, key: str, mapping: ImportMapping) -> UInt8[np.ndarray, "L height width 3"]:
     images, orientation = _observed(recording, key), mapping.orientation
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise EpisodeError(
+            f"{recording.name}: {key!r} is {images.dtype} {list(recording.column(key).shape)}; --camera needs images "
+            "of uint8 [T, height, width, 3], 0 to 255, with the colors last: name another key, or convert the file"
+        )
     upright = images if orientation == "as_recorded" else images[:, ::-1]
     turned = np.ascontiguousarray(upright[:, :, ::-1] if orientation == "half_turn" else upright)
     return turned if mapping.image_size is None else resize(turned, mapping.image_size)
@@ -145,9 +151,29 @@ def resize(
     return out
 
 
-def _scale_actions(recording: Recording, mapping: ImportMapping) -> Float32[np.ndarray, "T action_dim"]:
+def _limits(
+    recording: Recording, mapping: ImportMapping
+) -> tuple[Float[np.ndarray, " action_dim"], Float[np.ndarray, " action_dim"]]:
+    """What becomes -1 and 1 in each dimension of the action. EpisodeError where they are no such range."""
+    dims = recording.action.shape[-1]
+    for option, limits in (("--action-low", mapping.action_low), ("--action-high", mapping.action_high)):
+        if len(limits) not in (1, dims):
+            said = f"{option} has {len(limits)} numbers for {dims} action dimensions: give one, or {dims}"
+            raise EpisodeError(f"{recording.name}: {said}")
+    low, high = (np.broadcast_to(np.asarray(limits), dims) for limits in (mapping.action_low, mapping.action_high))
+    if not ((high > low) & np.isfinite(high - low)).all():
+        lowest, highest = (", ".join(f"{limit:g}" for limit in limits) for limits in (low, high))
+        raise EpisodeError(
+            f"{recording.name}: --action-high [{highest}] must be above --action-low [{lowest}] in every dimension, "
+            "and both finite: give the limits of the recording's actions"
+        )
+    return low, high
+
+
+def _scale_actions(
+    recording: Recording, low: Float[np.ndarray, " action_dim"], high: Float[np.ndarray, " action_dim"]
+) -> Float32[np.ndarray, "T action_dim"]:
     """Actions in [-1, 1]."""
-    low, high = np.asarray(mapping.action_low), np.asarray(mapping.action_high)
     action = 2.0 * (recording.action - low) / (high - low) - 1.0
     largest = np.abs(action).max()
     if largest > 1.0 + ACTION_TOLERANCE:

@@ -33,7 +33,7 @@ def is_lerobot(path: Path) -> bool:
 
 def read_lerobot(root: Path) -> Iterator[Recording]:
     """Every episode in order. Raises EpisodeError where a file is missing or of another version."""
-    info = json.loads((root / "meta" / "info.json").read_text())
+    info = json.loads((root / "meta" / "info.json").read_bytes())
     version = str(info.get("codebase_version", ""))
     if not version.startswith(("v2.", "v3.")):
         raise EpisodeError(f"{root}: LeRobot version {version!r}; 2.x and 3.0 can be read")
@@ -131,7 +131,18 @@ def _tasks(root: Path, *, packed: bool) -> dict[int, str]:
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
+    lines = enumerate(path.read_bytes().split(b"\n"), start=1)
+    return [_json_line(path, number, line) for number, line in lines if line.strip()]
+
+
+def _json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise EpisodeError(f"{path}, line {number} is not a JSON object: {line[:60]!r}")
+    return found
 
 
 @functools.lru_cache(maxsize=1)  # in 3.0 the next episode is mostly in the same file

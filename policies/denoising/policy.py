@@ -184,7 +184,7 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
 
     def conditioned(self, context: EncodedContext, embedding: Float[Tensor, "B width"]) -> EncodedContext:
         encoding = replace(context.encoding, pooled=context.encoding.pooled + embedding)
-        return replace(context, encoding=encoding)
+        return replace(context, encoding=encoding, added=embedding)
 
     # -- learning by likelihood -------------------------------------------------------------------------------------
 
@@ -247,10 +247,11 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         """The frozen copy, if there is one, bound to its own encoding: it must not change with the trained encoder."""
         if self.frozen_expert is None or self.frozen_encoder is None:
             return None
-        encoding = context.encoding
+        added = context.added
         if context.obs is not None and is_trained(self.encoder):
-            encoding = self._encoding(self.frozen_encoder, context.obs)
-        return self._bind(self.frozen_expert, self._prefill(encoding, self.frozen_expert))
+            context = replace(context, encoding=self._encoding(self.frozen_encoder, context.obs))
+            context = context if added is None else self.conditioned(context, added)
+        return self._bind(self.frozen_expert, self._prefill(context.encoding, self.frozen_expert))
 
     def _prefill(self, encoding: Encoding, expert: ActionExpert) -> Prefill:
         with self.autocast():

@@ -19,12 +19,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 from benchmarks.fleet import Fleet
+from episodes.overlays import append_changes, read_changes
 from episodes.store import EpisodeStore
 from policies.bundle import BundleError, BundleInfo, install_bundle, read_bundle_info, save_bundle
 from real_robot.corrections.web import Address
 from real_robot.fleet.deliveries import DamagedDelivery, Deliveries
 from real_robot.fleet.hub import Hub
-from real_robot.fleet.messages import Report
+from real_robot.fleet.messages import CHANGES, Report
 from real_robot.fleet.server import JOIN, serving_fleet
 from real_robot.serving.published import KEPT, PublishedVersions
 from sims.errors import UserError
@@ -199,6 +200,25 @@ def test_the_hub_lets_nobody_in_without_its_token(tmp_path: Path):
         assert ask("GET", "/api/fleet", join["token"]) == 401  # people's, with a session
     with serving_fleet(tmp_path, address=HUB, max_behind=3):
         assert json.loads((tmp_path / JOIN).read_text())["token"] == join["token"]
+
+
+def test_an_undo_that_is_delivered_later_takes_back_the_line_at_the_hub(tmp_path: Path):
+    """As a message: without what was delivered before, and from a robot of an older version."""
+    robot, hub = tmp_path / "robot", tmp_path / "hub"
+    hub.mkdir()
+    with EpisodeStore(robot, create=True) as own:
+        id = own.add(make_episode())
+        shutil.copy(own.file(id), hub)
+        with EpisodeStore(hub) as opened:
+            opened.label(id, "note", "first line", author="hub")
+        own.label(id, "success", True, author="Anna")
+        own.undo(id, author="Anna")
+        for change in read_changes(robot):
+            append_changes(hub, CHANGES.validate_json(CHANGES.dump_json([change])))
+        append_changes(hub, [replace(change, undone=None) for change in read_changes(robot)])
+        with EpisodeStore(hub) as opened:
+            assert [change.undoes for change in opened.history(id)] == [None, None, 1]
+            assert opened.undo(id, author="hub").key == "note"  # type: ignore[union-attr]
 
 
 def test_a_wrong_file_or_name_is_said(tmp_path: Path):

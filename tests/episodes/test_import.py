@@ -289,6 +289,44 @@ def test_lerobot_2(tmp_path: Path) -> None:
     assert [episode.succeeded for episode in episodes] == [True, False]
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\xe9"])
+def test_a_line_of_a_jsonl_file_ends_at_a_newline_only_and_is_utf_8(tmp_path: Path, character: str) -> None:
+    root, task = lerobot_2(tmp_path / "pusht"), f"push{character}the T"
+    lines = json.dumps({"task_index": 0, "task": task}, ensure_ascii=False) + "\r\n\n"
+    (root / "meta/tasks.jsonl").write_bytes(lines.encode())
+    first, _ = imported(root, tmp_path, **PIXELS)
+    assert first.instruction == task
+
+
+@pytest.mark.parametrize("text", [b'{"task_index": 0, "ta', b"7", b'{"task": "\xff"}'])
+def test_a_damaged_line_of_a_jsonl_file_is_named(tmp_path: Path, text: bytes) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    with (root / "meta/tasks.jsonl").open("ab") as file:
+        file.write(text)
+    with pytest.raises(EpisodeError, match=r"meta/tasks.jsonl, line 2 is not a JSON object"):
+        imported(root, tmp_path, **PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (frames(0) / np.float32(255), r"'wrist' is float32 \[5, 16, 24, 3\]"),
+        (np.moveaxis(frames(0), -1, 1), r"'wrist' is uint8 \[5, 3, 16, 24\]"),
+        (frames(0)[..., 0], r"'wrist' is uint8 \[5, 16, 24\]"),
+    ],
+)
+@pytest.mark.parametrize("size", [None, (8, 8)])
+def test_images_of_another_kind_are_refused(
+    tmp_path: Path, images: np.ndarray, said: str, size: tuple[int, int] | None
+) -> None:
+    source = robomimic(tmp_path / "demo.hdf5")
+    with h5py.File(source, "a") as file:
+        file["data/demo_0/obs/wrist"] = images
+    mapping = {"cameras": {"wrist": "wrist"}, "state": ("robot0_eef_pos",), "instruction": "lift", "image_size": size}
+    with pytest.raises(EpisodeError, match=rf"demo_0: {said}; --camera needs images of uint8 \[T, height, width, 3\]"):
+        imported(source, tmp_path, **mapping, orientation="half_turn")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -296,6 +334,11 @@ def test_lerobot_2(tmp_path: Path) -> None:
         ({"state": ()}, r"name the keys of the state: --state, of agentview_image, robot0_eef_pos"),
         ({"instruction": None}, "give --instruction"),
         ({"action_low": (-0.1,), "action_high": (0.1,)}, "--action-low and --action-high"),
+        ({"action_low": (-1.0,) * 3}, "--action-low has 3 numbers for 2 action dimensions: give one, or 2"),
+        ({"action_high": ()}, "--action-high has 0 numbers for 2 action dimensions: give one, or 2"),
+        ({"action_low": (1.0,)}, r"--action-high \[1, 1\] must be above --action-low \[1, 1\] in every dimension"),
+        ({"action_high": (1.0, -2.0)}, r"--action-high \[1, -2\] must be above --action-low \[-1, -1\]"),
+        ({"action_high": (float("inf"),)}, r"--action-high \[inf, inf\] must be above"),
     ],
 )
 def test_missing_or_wrong_mappings_are_reported(tmp_path: Path, change: dict, message: str) -> None:

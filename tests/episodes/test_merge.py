@@ -48,6 +48,57 @@ def test_episodes_and_labels_of_another_store_are_copied_once(tmp_path: Path) ->
         merge(here, here)
 
 
+def label_lines(path: Path) -> list[str]:
+    return (path / "labels.jsonl").read_text().splitlines()
+
+
+def test_an_undo_stays_an_undo_and_is_merged_once(tmp_path: Path) -> None:
+    """The line that it takes back has another number in the other store."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    (other,), (id,) = stored(here, 1), stored(there, 1)
+    with EpisodeStore(here) as copy, EpisodeStore(there) as store:
+        copy.label(other, "note", "first line", author="bob")
+        with (here / "labels.jsonl").open("a") as file:
+            file.write('{"episode": "its writer was kil')
+        store.label(id, "note", "slow", author="ann")
+        store.label(id, "success", True, author="ann")
+        store.undo(id, author="ann")
+        merge(here, there)
+        store.label(id, "success", True, author="ann")
+        merge(there, here)
+        assert store.labels(id) == {"note": "slow", "success": True}  # the undo came before
+        undone = copy.undo(id, author="bob")
+        assert undone and (undone.key, copy.labels(id)) == ("note", {})  # the last label, not the undo
+        assert copy.undo(id, author="bob") is None
+        merge(there, here)
+        assert store.labels(id) == {"success": True}
+        merge(here, there)
+        assert copy.labels(id) == {"success": True}
+        counts = [len(label_lines(path)) for path in (here, there)]
+        merge(here, there), merge(there, here)
+        assert [len(label_lines(path)) for path in (here, there)] == counts
+        assert store.undo(id, author="ann") and store.labels(id) == {}
+        assert store.undo(id, author="ann") is None
+
+
+def test_undos_that_were_merged_as_labels_before_are_read_as_such(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (id,) = stored(there, 1)
+    with EpisodeStore(there) as store:
+        store.label(id, "success", True, author="ann")
+        store.undo(id, author="ann")
+        merge(here, there)
+        lines = [{**json.loads(line), "undoes": None} for line in label_lines(here)]
+        (here / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        store.label(id, "success", False, author="ann")
+        assert merge(there, here)["copied"] == 0
+        assert store.labels(id) == {"success": False}
+        merge(here, there)
+    with EpisodeStore(here) as store:
+        assert store.labels(id) == {"success": False}
+        assert store.undo(id, author="bob") and store.labels(id) == {}
+
+
 def test_the_command_merges_and_names_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (id,) = stored(tmp_path / "there", 1)
     main(["data", "merge", str(tmp_path / "here"), "--source", str(tmp_path / "there"), "--json"])
@@ -125,3 +176,26 @@ def test_what_is_deleted_goes_for_good_and_does_not_come_back(tmp_path: Path) ->
         assert not store.file(gone).exists()
         assert store.file(split).exists()
         assert store.select()[0].id == kept
+
+
+def test_an_episode_whose_parts_are_all_deleted_does_not_come_back(tmp_path: Path) -> None:
+    """Neither does it when it is split and deleted in the other store, where it need not fit."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    kept, split = stored(there, 2)
+    merge(here, there)
+    with EpisodeStore(here) as store:
+        before, after = store.split(split, 2, author="ada")
+        store.delete(before, author="ada")
+        first, last = store.split(after, 2, author="ada")
+        store.delete(first, author="ada")
+        assert merge(here, there)["copied"] == 0
+        store.delete(last, author="ada")
+    assert compact(here)["removed"] == 1
+    assert merge(here, there)["copied"] == 0
+    assert read_ids(here) == [kept]
+    with EpisodeStore(there) as store:
+        wrong = store.add(make_episode(action=np.zeros((6, 2), np.float32)))
+        for part in store.split(wrong, 2, author="ada"):
+            store.delete(part, author="ada")
+    merge(here, there)
+    assert read_ids(here) == [kept]

@@ -13,7 +13,8 @@ from torch import Tensor
 from episodes.sampler import Targets
 from policies.bundle import load_bundle, save_bundle
 from policies.denoising.denoise import between
-from policies.denoising.kernels import Prediction
+from policies.denoising.kernels import DDIMConfig, DDPMConfig, Prediction
+from policies.denoising.objectives import DiffusionConfig
 from policies.policy import Policy, set_frozen, trained_parameters
 from policies.registry import build_policy
 from policies.residual.conditioned import GOOD, NOT_GOOD, NOT_SAID, ConditionedPolicy, conditioned
@@ -136,6 +137,33 @@ def test_what_is_explored_scores_under_the_good_label() -> None:
     context, _ = policy.encode(observe(B), policy.initial_state(B))
     sample = policy.sample(context, generator())
     torch.testing.assert_close(policy.log_prob(context, sample.trace), sample.log_prob, atol=1e-4, rtol=1e-4)
+
+
+DPPO: dict[str, dict[str, Any]] = {
+    "denoising": {"objective": DiffusionConfig(), "act": DDIMConfig(steps=4, train_last=1)},
+    "diffusion_policy": {},
+    "diffusion_transformer": {},
+}
+
+
+@pytest.mark.parametrize("name", DPPO)
+@pytest.mark.parametrize("frozen", [(), ("encoder",)])
+def test_steps_that_are_not_trained_are_explored_under_the_good_label_too(name: str, frozen: tuple[str, ...]) -> None:
+    """DPPO's copy, which encodes the observation again where the encoder is trained."""
+    base: Any = base_of(name, **DPPO[name], explore=DDPMConfig(steps=4, train_last=2))
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator(4))
+    policy = told(conditioned(base, guidance=1.0), spread=1.0)
+    policy.prepare_to_explore()
+    set_frozen(policy, frozen)
+    context, _ = policy.encode(observe(B), policy.initial_state(B))
+    good = policy.labelled(context, torch.full((B,), GOOD))
+    x_t, t = torch.randn(B, 1, *policy.spec.noise_shape, generator=generator(5)), torch.full((B, 1), 0.5)
+    inner: Any = policy.base
+    plain, labelled = (inner.frozen_predict(one)(x_t, t).target for one in (context, good))
+    torch.testing.assert_close(labelled, inner.predict(good)(x_t, t).target)
+    assert (labelled - plain).abs().max() > 1e-3
 
 
 def test_what_cannot_be_told_is_refused() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from sims.devices.env_on_device import EnvOnDevice
+from sims.errors import UserError
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
 from sims.vector_env import StartState
@@ -47,6 +49,13 @@ def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     record = {"stage": "x", "env_id": 0, "pid": 1, "request": "observe", "cause": "y", "stderr": ""}
     (tmp_path / "failures.jsonl").write_text(json.dumps(record) + '\n{"stage": "it')
     assert read_failures(tmp_path) == [record]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "failures.jsonl").write_text('{"stage": "it\n')
+    with pytest.raises(UserError, match=r"failures.jsonl: line 1 is not a JSON record"):
+        write_report(tmp_path)
 
 
 def test_environments_that_cannot_fail_have_no_log(tmp_path: Path) -> None:

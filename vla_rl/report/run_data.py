@@ -94,7 +94,7 @@ def read_run(path: Path) -> RunData:
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
         raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
     try:
-        metrics, imitation = read_metrics(path), read_metrics(path / "imitation")
+        metrics, imitation, failures = read_metrics(path), read_metrics(path / "imitation"), read_failures(path)
         result = json.loads(_text(path / "result.json") or "{}")
         rounds = _rounds(path, json.loads(_text(path / "stages.json") or "{}"))
     except ValueError as error:
@@ -108,7 +108,7 @@ def read_run(path: Path) -> RunData:
         result=result,
         command=_text(path / "command.txt").strip(),
         videos=_videos(path / "videos"),
-        failures=read_failures(path),
+        failures=failures,
         rounds=rounds,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.rollouts.failures import FreshFailures
+from vla_rl.runs.metrics import read_records
 
 if TYPE_CHECKING:
     from sims.vector_env import VectorEnv
@@ -36,9 +37,5 @@ class FailureLog:
 
 
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every record: {stage, env_id, pid, request, cause, stderr}; an incomplete last line is left out."""
-    path = run_dir / FAILURES_FILE
-    if not path.exists():
-        return []
-    *lines, _incomplete = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines]
+    """Every record: {stage, env_id, pid, request, cause, stderr}, as ``read_metrics``."""
+    return read_records(run_dir / FAILURES_FILE)

@@ -93,7 +93,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
     Raises ValueError where a line before the last is not a record.
     """
-    path = run_dir / METRICS_FILE
+    return read_records(run_dir / METRICS_FILE)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Of any file with a JSON record per line, as ``read_metrics``."""
     if not path.exists():
         return []
     *lines, _incomplete = path.read_bytes().split(b"\n")

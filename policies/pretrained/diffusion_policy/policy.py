@@ -26,6 +26,7 @@ from policies.pretrained.checkpoint import Layout, PublishedWeights, load_publis
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.network import DiffusionTransformer, UNet
 from policies.pretrained.diffusion_policy.vision import ImageEncoder
+from sims.errors import UserError
 from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation
 
@@ -59,11 +60,15 @@ class Memory(TensorDataclass):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryContext(TensorDataclass):
-    """``features``: of each observation. ``state``: the present one. ``history``: for records encoded again."""
+    """``features``: of each observation. ``state``: the present one. ``history``: for records encoded again.
+
+    ``added``: by ``conditioned`` to the features of each observation.
+    """
 
     features: Float[Tensor, "*B T width"]
     state: Float[Tensor, "*B state_dim"]
     history: History | None
+    added: Float[Tensor, "*B width"] | None = None
 
 
 class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
@@ -72,6 +77,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
 
     def __init__(self, config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
+        _check_crop(config, robot)
         self.config, past = config, config.obs_steps - 1
         cameras = len(config.convention.cameras or robot.cameras)
         width = robot.state_dim + cameras * 2 * config.keypoints
@@ -171,7 +177,7 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         return self.spec.value_dim // self.config.obs_steps
 
     def conditioned(self, context: HistoryContext, embedding: Float[Tensor, "B width"]) -> HistoryContext:
-        return replace(context, features=context.features + embedding.unsqueeze(1))
+        return replace(context, features=context.features + embedding.unsqueeze(1), added=embedding)
 
     # -- learning from demonstrations --------------------------------------------------------------------------------
 
@@ -197,8 +203,10 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
         """The copy, bound to the features of its own encoder: they must not change with the trained encoder."""
         if self.frozen_network is None:
             return None
+        added = context.added
         if context.history is not None and is_trained(self.network["encoder"]):
             context = self._encode(context.history, self.frozen_network["encoder"])
+            context = context if added is None else self.conditioned(context, added)
         return self._bind(self.frozen_network["denoiser"], context)
 
     def _bind(self, denoiser: nn.Module, context: HistoryContext) -> Predict:
@@ -215,6 +223,15 @@ class DiffusionChunkPolicy(DenoisedChunks[HistoryContext]):
     def to_action(self, x_0: Float[Tensor, "B chunk A"], context: HistoryContext) -> Float[Tensor, "B H A"]:
         action = self.normalizer.unnormalize_action(x_0[:, self.executed])
         return self.config.convention.to_robot(action, context.state)
+
+
+def _check_crop(config: DiffusionPolicyConfig, robot: RobotSpec) -> None:
+    height, width = robot.image_size
+    if config.crop is not None and config.crop > min(height, width):
+        raise UserError(
+            f"policy.crop is {config.crop} pixels, but the robot's images are {height}x{width}: give the policy larger "
+            f"images, or set policy.crop to at most {min(height, width)}, or null for the whole image"
+        )
 
 
 def _like(present: History, past: History) -> History:

@@ -16,6 +16,7 @@ from policies.pretrained.checkpoint import CheckpointError, PublishedWeights, Sc
 from policies.pretrained.diffusion_policy.config import DiffusionPolicyConfig, UNetConfig
 from policies.pretrained.diffusion_policy.policy import DiffusionChunkPolicy
 from policies.registry import build_policy
+from sims.errors import UserError
 from sims.vector_env import Observation, encode_instructions
 from tests.policies.pretrained.golden import read_golden
 from tests.policies.pretrained.toy import DIFFUSION_POLICY, DIFFUSION_TRANSFORMER
@@ -65,6 +66,15 @@ def test_a_checkpoint_of_other_sizes_stops() -> None:
     weights["diffusion.unet.final_conv.1.bias"] = torch.zeros(4)
     with pytest.raises(CheckpointError, match=r"final_conv\.1\.bias \[4\], expected \[7\]"):
         load(weights)
+
+
+def test_a_crop_that_is_larger_than_the_images_is_refused() -> None:
+    for size in ((64, 96), (96, 64)):
+        robot = replace(ROBOT, image_size=size)
+        message = rf"policy.crop is 65 pixels, but the robot's images are {size[0]}x{size[1]}: .* at most 64, or null"
+        with pytest.raises(UserError, match=message):
+            build_policy(replace(TINY, crop=65), robot)
+        build_policy(replace(TINY, crop=64), robot)
 
 
 @BOTH
