@@ -1,7 +1,8 @@
 """``vla-rl robot teleop`` and ``record``: a person drives the arm, and demonstrations go into an episode store.
 
 Same control loop, safety filter, stop inputs and recorder as for a policy. Input: a leader arm, or the keyboard: two
-keys for each dimension of the action. Neither the leader nor the arm need ROS.
+keys for each dimension of the action. Neither the leader nor the arm need ROS. A key moves its own dimension alone:
+where actions are positions, the others stay where the arm was sent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,18 +21,24 @@ import numpy as np
 from jaxtyping import Float
 
 from real_robot.arm_connection import ArmConnection
-from real_robot.control.embodiment import Embodiment
-from real_robot.control.human_source import INPUT_AGE_S, HumanSource, Leader
+from real_robot.control.embodiment import Embodiment, JointSteps
+from real_robot.control.human_source import INPUT_AGE_S, HumanSource, Leader, action_towards, position_dimensions
 from real_robot.control.loop import ControlLoop
 from real_robot.recorder import Recorder
 from real_robot.robot_file import Robot
 
-KEYS = ("qa", "ws", "ed", "rf", "tg", "yh", "uj", "ik", "ol")  # one pair per dimension: more, less
-HELP = "n new episode   y success   x failure   SPACE stop   c resume after a stop   0 quit"
+KEYS = ("qa", "ws", "ed", "rf", "tg", "hb", "uj", "ik", "ol")  # one pair per dimension: more, less
+COMMANDS = {"n": "new episode", "y": "success", "x": "failure", " ": "stop", "c": "resume after a stop", "0": "quit"}
+HELP = "   ".join(f"{'SPACE' if key == ' ' else key} {meaning}" for key, meaning in COMMANDS.items())
+OUTSIDE = 1.0 + 1e-3  # an action that is a position can only be met by a motion
+POSITION_SPEED = 0.4  # [1/s] of an action that is a position: five seconds from -1 to 1
 
 
 class KeyboardInput:
-    """Keys on a terminal; a key counts as held for ``INPUT_AGE_S`` after it was last seen. ``commands``: other keys."""
+    """Keys on a terminal; a key counts as held for ``INPUT_AGE_S`` after it was last seen.
+
+    ``motions``: which keys move what; ``commands``: other keys that were pressed.
+    """
 
     def __init__(self, stream: TextIO, action_dim: int, *, size: float = 0.5) -> None:
         self.commands: list[str] = []
@@ -39,6 +46,7 @@ class KeyboardInput:
         self._pressed = np.zeros(action_dim, dtype=np.float32)
         self._seen_s = -INPUT_AGE_S
         self._meaning = {pair[i]: (dim, (1, -1)[i]) for dim, pair in enumerate(KEYS[:action_dim]) for i in (0, 1)}
+        self.motions = "   ".join(f"{pair[0]}/{pair[1]} action {dim}" for dim, pair in enumerate(KEYS[:action_dim]))
         self._thread = threading.Thread(target=self._read, name="keyboard", daemon=True)
         self._thread.start()
 
@@ -56,6 +64,43 @@ class KeyboardInput:
             self._pressed, self._seen_s = pressed, time.monotonic()
 
 
+class KeyboardMotion:
+    """The keys as motions, also in the dimensions that are ``positions``: away from where the arm was ``sent``.
+
+    A position without a key stays where the arm was sent, so that a gripper goes on pressing on what it holds.
+    """
+
+    def __init__(
+        self, keyboard: KeyboardInput, embodiment: Embodiment, positions: Sequence[int], *,
+        sent: Callable[[], Sequence[float]], control_hz: float,
+    ) -> None:  # fmt: skip
+        self._keyboard, self._embodiment, self._positions, self._sent = keyboard, embodiment, list(positions), sent
+        self._step = POSITION_SPEED / control_hz
+        self._moves = self._goal = np.zeros(len(self._positions), dtype=np.float32)
+
+    def action(self, joints: Sequence[float]) -> Float[np.ndarray, " A"] | None:
+        action, before = self._keyboard.action(joints), self._moves
+        self._moves = np.zeros_like(before) if action is None else np.sign(action[self._positions])
+        if action is None or not self._positions:
+            return action
+        rest, most = self._at(self._sent()), JointSteps.MAX_AHEAD * self._step
+        if np.abs(rest).max() > OUTSIDE:
+            return None
+        goes_on = (self._moves != 0) & (self._moves == before)
+        self._goal = np.where(goes_on, self._goal, rest) + self._step * self._moves
+        self._goal = action[self._positions] = np.clip(self._goal, rest - most, rest + most)
+        return action
+
+    def problem(self, joints: Sequence[float]) -> str:
+        """Why keys cannot move an arm at ``joints``, or ""."""
+        outside = [dim for dim, value in zip(self._positions, self._at(joints), strict=True) if abs(value) > OUTSIDE]
+        return f"the arm is beyond what the actions {outside} reach; move it there by hand" if outside else ""
+
+    def _at(self, joints: Sequence[float]) -> Float[np.ndarray, " P"]:
+        """The positions of an arm at ``joints``, as actions."""
+        return action_towards(self._embodiment, joints, joints)[self._positions]
+
+
 class TeleopSession:
     """One arm driven by a person with ``leader``; None: with the keyboard. ``keyboard`` is on ``stream``."""
 
@@ -65,9 +110,13 @@ class TeleopSession:
     ) -> None:  # fmt: skip
         self._recorder = Recorder(store) if store else None
         self._robot_name, self._control_hz = name, control_hz
-        self.keyboard = KeyboardInput(stream, embodiment.action_dim)
+        self.keyboard = KeyboardInput(stream, 0 if leader else embodiment.action_dim)
         self._connection, self._leader = connection, leader
-        device = leader or self.keyboard
+        self._motion = KeyboardMotion(
+            self.keyboard, embodiment, position_dimensions(embodiment, robot.limits.axes),
+            sent=lambda: self.control.loop.filter.positions, control_hz=control_hz,
+        )  # fmt: skip
+        device = leader or self._motion
         self._source = HumanSource(device, embodiment, connection.cameras, self._recorder, image_size=image_size)
         loop = ControlLoop(
             robot.limits, control_hz=control_hz, embodiment=embodiment, source=self._source, lead_s=robot.lead_s
@@ -78,6 +127,9 @@ class TeleopSession:
     def begin(self, instruction: str, *, task: str, seed: int = 0) -> None:
         """Start an episode where the arm is. ValueError says why it cannot."""
         if reason := self._connection.problem():
+            raise ValueError(reason)
+        measured = self._connection.joints.measure()
+        if self._leader is None and measured and (reason := self._motion.problem(measured.positions)):
             raise ValueError(reason)
         self._source.begin_episode()
         if self._recorder is not None:
@@ -126,7 +178,7 @@ class TeleopSession:
 
 def run_teleop(session: TeleopSession, instruction: str, task: str) -> None:
     """Until the key 0: keys as in ``HELP``; problems are printed, never raised."""
-    print(f"{HELP}\n" + "   ".join(f"{pair[0]}/{pair[1]} action {dim}" for dim, pair in enumerate(KEYS)), flush=True)
+    print(f"{HELP}\n{session.keyboard.motions}", flush=True)
     settings = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     if settings is not None:
         tty.setcbreak(sys.stdin)

@@ -15,6 +15,7 @@ from real_robot.control.embodiment import Embodiment
 from real_robot.control.executed_steps import ExecutedSteps
 from real_robot.control.loop import Action
 from real_robot.safety.commands import Measurement
+from real_robot.safety.stopping import AxisLimits
 
 INPUT_AGE_S = 0.15  # older input is a release
 
@@ -54,6 +55,13 @@ class Cameras(Protocol):
 def action_towards(embodiment: Embodiment, joints: Sequence[float], wanted: Sequence[float]) -> Float[np.ndarray, " A"]:
     """The action that leads an arm from ``joints`` to a leader's position ``wanted``."""
     return embodiment.achieved(np.zeros(embodiment.action_dim, dtype=np.float32), joints, wanted)
+
+
+def position_dimensions(embodiment: Embodiment, axes: Sequence[AxisLimits]) -> list[int]:
+    """The dimensions of an action that are positions, not motions: action 0 there does not leave the arm as it is."""
+    poses = [[low + share * (high - low) for low, high in (axis.position for axis in axes)] for share in (0.4, 0.6)]
+    rest = [np.abs(action_towards(embodiment, joints, joints)) for joints in poses]
+    return list(np.flatnonzero(np.max(rest, axis=0) > 1e-3).tolist())
 
 
 class HumanSource:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from policies.policy import RobotSpec
 from real_robot.arm_connection import ArmConnection
+from real_robot.control.human_source import action_towards, position_dimensions
 from real_robot.control.loop import Action, ControlLoop
 from real_robot.control.registry import build_embodiment
 from real_robot.control.stepped_source import SteppedSource
@@ -30,7 +31,6 @@ from sims.vector_env import CannotCapture, EnvSpec, Observation, StartState, Ste
 READY_S = 10.0  # for the first joints and images, and for the arm to come to rest
 TAKEN_PERIODS = 4  # an action that is not taken within so many control periods is withdrawn
 SHOWN_S = 0.5  # for a picture of the arm at rest
-POSE_CHANGE = 0.05  # [rad or m]
 
 
 class ArmEnv:
@@ -210,14 +210,10 @@ class ArmEnv:
 
     def rest_action(self) -> Float32[np.ndarray, " A"]:
         """The action of an arm that stays where it is, its gripper included."""
-        return self._achieved_at_rest(0.0)
-
-    def _achieved_at_rest(self, change: float) -> Float32[np.ndarray, " A"]:
-        """What an arm does that rests ``change`` [rad or m] beyond its joints' positions, as an action."""
         measured = self._connection.joints.measure()
         assert measured is not None
-        joints, action = [q + change for q in measured.positions], np.zeros(self.spec.action_dim, dtype=np.float32)
-        return np.clip(self._embodiment.achieved(action, joints, joints), -1.0, 1.0).astype(np.float32)
+        rest = action_towards(self._embodiment, measured.positions, measured.positions)
+        return np.clip(rest, -1.0, 1.0).astype(np.float32)
 
     def pictures(self, size: int) -> UInt8[np.ndarray, "cameras size size 3"]:
         """The newest, for people."""
@@ -241,13 +237,11 @@ class ArmEnv:
 
     def _check_motions(self, held: Sequence[int]) -> None:
         """RobotError unless action 0 leaves the arm where it is, but for the dimensions ``held``."""
-        others = [dim for dim in range(self.spec.action_dim) if dim not in held]
-        for change in (0.0, POSE_CHANGE):
-            if np.abs(self._achieved_at_rest(change)[others]).max(initial=0.0) > 1e-3:
-                raise RobotError(
-                    f"a person corrects by motions, and actions of {self._robot.control.embodiment} are positions; "
-                    "use a robot file and a policy with another embodiment, such as joint_steps"
-                )
+        if set(position_dimensions(self._embodiment, self._robot.limits.axes)) - set(held):
+            raise RobotError(
+                f"a person corrects by motions, and actions of {self._robot.control.embodiment} are positions; "
+                "use a robot file and a policy with another embodiment, such as joint_steps"
+            )
 
 
 class ExecutedActions(SteppedSource):

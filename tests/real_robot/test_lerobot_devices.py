@@ -138,7 +138,7 @@ def test_keys_drive_an_arm_of_ours_in_lerobot(plugins: None, tmp_path: Path, mon
             at = arm.goal[0]
             drive(robot, teleop, 0.3)
             assert arm.goal[0] == pytest.approx(at, abs=0.5)
-            print("y", end="", file=person, flush=True)  # the gripper, which stays closed
+            print("h", end="", file=person, flush=True)  # the gripper, which stays closed
             wait(lambda: teleop.get_action()["action_5"] == 1.0)
             time.sleep(0.3)
             assert list(teleop.get_action().values()) == [0.0] * 5 + [1.0]

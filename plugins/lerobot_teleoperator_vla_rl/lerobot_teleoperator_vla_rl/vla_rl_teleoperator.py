@@ -14,12 +14,12 @@ from jaxtyping import Float
 from lerobot.teleoperators import Teleoperator
 
 from lerobot_teleoperator_vla_rl.config_vla_rl import VlaRlTeleoperatorConfig
-from real_robot.control.human_source import InputDevice, Leader
+from real_robot.control.human_source import InputDevice, Leader, position_dimensions
 from real_robot.lerobot.devices import make_teleoperator
 from real_robot.lerobot.leader import LeRobotLeader
 from real_robot.lerobot.values import ActionValues, action_values
 from real_robot.robot_file import Robot, RobotError, read_robot
-from real_robot.teleop import KEYS, KeyboardInput
+from real_robot.teleop import KeyboardInput
 from real_robot.waiting import wait_until_ready
 
 READY_S = 5.0
@@ -108,9 +108,8 @@ class _Keyboard:
         self._settings = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
         if self._settings is not None:
             tty.setcbreak(sys.stdin)
-        pairs = "   ".join(f"{pair[0]}/{pair[1]} action {dim}" for dim, pair in enumerate(KEYS[: len(self._last)]))
-        print(f"{pairs}   any other key: stop", flush=True)
         self._keys = KeyboardInput(sys.stdin, len(self._last))
+        print(f"{self._keys.motions}   any other key: stop", flush=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -131,15 +130,12 @@ class _Keyboard:
 
 def _check_motions(robot: Robot, actions: ActionValues, held: Sequence[int]) -> None:
     """RobotError unless action 0 leaves the arm where it is, but for the dimensions ``held``."""
-    moving = [dim for dim in range(len(actions.names)) if dim not in held]
-    for share in (0.4, 0.6):
-        joints = [low + share * (high - low) for low, high in (axis.position for axis in robot.limits.axes)]
-        still = np.zeros(len(actions.names), dtype=np.float32)
-        if np.abs(actions.embodiment.achieved(still, joints, joints)[moving]).max(initial=0.0) > 1e-3:
-            raise RobotError(
-                f"keys move an arm by motions, and actions of {robot.control.embodiment} are positions in "
-                f"some of the dimensions {moving}; name these in held, or use a leader"
-            )
+    positions = position_dimensions(actions.embodiment, robot.limits.axes)
+    if moving := [dim for dim in positions if dim not in held]:
+        raise RobotError(
+            f"keys move an arm by motions, and actions of {robot.control.embodiment} are positions in the dimensions "
+            f"{moving}; name these in held, or use a leader"
+        )
 
 
 def _leader(robot: Robot, actions: ActionValues) -> LeRobotLeader:

@@ -1,0 +1,198 @@
+"""An arm driven by keys: simulated servos behind LeRobot's interface, the keys through a pipe as from a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import string
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pytest
+import yaml
+
+from episodes.store import EpisodeStore
+from real_robot import teleop
+from real_robot.control.human_source import position_dimensions
+from real_robot.control.panda_end_effector import PandaEndEffector
+from real_robot.control.registry import build_embodiment
+from real_robot.lerobot.arm import LeRobotArm, LeRobotConnection
+from real_robot.operation import teleop_session
+from real_robot.robot_file import load_robot
+from sims.tabletop.layout import START_JOINTS
+from tests.real_robot.lerobot_plugins.simulated_device import SimulatedServos
+from tests.real_robot.test_control_thread import wait
+from tests.real_robot.test_lerobot import so101
+from tests.real_robot.test_safety_streams import ROBOTS
+
+POSE = np.array([20.0, -30.0, 40.0, 10.0, -50.0, 60.0])  # degrees; the gripper in percent
+OPTIONS: dict[str, Any] = {"control_hz": 25.0, "image_size": (24, 32), "name": "so101"}
+LARGEST = len(teleop.KEYS)
+
+
+@pytest.fixture
+def servos(monkeypatch: pytest.MonkeyPatch) -> SimulatedServos:
+    """In place of LeRobot's driver, which needs LeRobot."""
+    made = SimulatedServos()
+    made.at = made.goal = POSE
+    monkeypatch.setattr("real_robot.arm_connection.make_driver", lambda section: made)
+    return made
+
+
+@contextmanager
+def by_keys(path: Path, *, store: Path | None = None) -> Iterator[tuple[teleop.TeleopSession, TextIO]]:
+    """The session, and where a person types."""
+    read, write = os.pipe()
+    robot = load_robot(path)
+    with (
+        os.fdopen(read) as keys,
+        os.fdopen(write, "w") as person,
+        teleop_session(robot, leader="", stream=keys, store=store, **OPTIONS) as session,
+    ):
+        wait(lambda: session._connection.joints.fresh(0.1))
+        yield session, person
+        person.close()  # ends the thread that reads
+
+
+def without_leader(folder: Path, **control: Any) -> Path:
+    """The SO-101, whose actions are positions; ``control``: changes of that section."""
+    path = so101(folder)
+    document = yaml.safe_load(path.read_text())
+    del document["leader"]
+    document["control"] |= control
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def hold(key: str, person: TextIO, seconds: float) -> None:
+    """As a terminal repeats a key that is held."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        print(key, end="", file=person, flush=True)
+        time.sleep(0.03)
+    time.sleep(0.5)
+
+
+@pytest.mark.real_time
+def test_a_key_moves_its_joint_alone_where_actions_are_positions(servos: SimulatedServos, tmp_path: Path) -> None:
+    with by_keys(without_leader(tmp_path)) as (session, person):
+        session.begin("by hand", task="by hand")
+        hold("q", person, 1.0)
+        first = servos.goal.copy()
+        assert 5.0 < first[0] - POSE[0] < 60.0  # degrees; 44 per second
+        np.testing.assert_allclose(first[1:], POSE[1:], atol=1e-3)
+        hold("s", person, 1.0)  # the next joint, the other way
+        assert -60.0 < servos.goal[1] - POSE[1] < -5.0
+        np.testing.assert_allclose(np.delete(servos.goal, 1), np.delete(first, 1), atol=1e-3)
+        session.end(success=False)
+        second = servos.goal.copy()
+        session.begin("by hand", task="by hand")
+        hold("h", person, 1.0)
+        assert servos.goal[5] > second[5] + 1.0
+        np.testing.assert_allclose(servos.goal[:5], second[:5], atol=1e-3)
+
+
+@pytest.mark.real_time
+def test_keys_do_not_begin_where_an_action_cannot_express_the_pose(servos: SimulatedServos, tmp_path: Path) -> None:
+    ranges = yaml.safe_load((ROBOTS / "so101.yaml").read_text())["control"]["joint_range"]
+    path = without_leader(tmp_path, joint_range=ranges | {"elbow_flex": ["-0.1 rad", "0.1 rad"]})
+    with by_keys(path) as (session, _), pytest.raises(ValueError, match=r"beyond what the actions \[2\] reach"):
+        session.begin("by hand", task="by hand")
+
+
+@pytest.mark.real_time
+def test_y_ends_an_episode_of_six_joints_as_a_success(
+    servos: SimulatedServos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    with by_keys(without_leader(tmp_path), store=store) as (session, person):
+        monkeypatch.setattr(sys, "stdin", session.keyboard._stream)
+
+        def types() -> None:
+            print("n", end="", file=person, flush=True)
+            time.sleep(0.5)
+            hold("q", person, 0.5)
+            print("y0", end="", file=person, flush=True)
+
+        typing = threading.Thread(target=types)
+        typing.start()
+        teleop.run_teleop(session, "by hand", "by hand")
+        typing.join()
+        wait(lambda: session._recorder is not None and session._recorder.recorded == 1)
+    (entry,) = EpisodeStore(store).select()
+    assert EpisodeStore(store).read(entry.id).succeeded
+
+
+@pytest.mark.parametrize("action_dim", range(LARGEST + 1))
+def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
+    commands, motions = "nyx c0", "".join(teleop.KEYS[:action_dim])
+    assert len(set(commands + motions)) == len(commands + motions)
+    stream = io.StringIO(commands + motions)
+    keyboard = teleop.KeyboardInput(stream, action_dim)
+    wait(lambda: stream.tell() == len(commands + motions) and not keyboard._thread.is_alive())
+    assert "".join(keyboard.commands) == commands == "".join(teleop.COMMANDS)
+    assert keyboard.motions.count("action") == action_dim
+
+
+class StillLeader:
+    """A leader that says nothing."""
+
+    problem = "it is silent"
+
+    def action(self, joints: object) -> None:
+        return None
+
+
+def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: Path) -> None:
+    robot, keys = load_robot(so101(tmp_path)), string.ascii_lowercase
+    embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
+    with LeRobotArm(servos, robot) as arm:
+        session = teleop.TeleopSession(
+            robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=io.StringIO(keys), store=None,
+            **OPTIONS,
+        )  # fmt: skip
+        wait(lambda: not session.keyboard._thread.is_alive())
+        assert "".join(session.keyboard.commands) == keys
+        assert session.keyboard.motions == ""
+        session.close()
+
+
+def pressed(key: str, sent: list[float]) -> list[float]:
+    """The action of a Panda that was sent to the joints ``sent``, for a key."""
+    axes = load_robot(ROBOTS / "fake_arm.yaml").limits.axes
+    panda = PandaEndEffector(axes)
+    keys = teleop.KeyboardInput(io.StringIO(key), panda.action_dim)
+    keys._thread.join()
+    motion = teleop.KeyboardMotion(keys, panda, position_dimensions(panda, axes), sent=lambda: sent, control_hz=20.0)
+    action = motion.action([*START_JOINTS, 0.02])  # where the fingers are does not matter: they press on an object
+    assert action is not None
+    return list(action.tolist())
+
+
+def test_the_gripper_stays_closed_while_keys_move_the_arm() -> None:
+    step = 0.4 / 20.0
+    assert pressed("q", [*START_JOINTS, 0.0]) == pytest.approx([0.5, 0, 0, 0, 0, 0, 1.0])
+    assert pressed("d", [*START_JOINTS, 0.01]) == pytest.approx([0, 0, -0.5, 0, 0, 0, 0.5])
+    assert pressed("u", [*START_JOINTS, 0.01]) == pytest.approx([0, 0, 0, 0, 0, 0, 0.5 + step])
+    assert pressed("j", [*START_JOINTS, 0.01]) == pytest.approx([0, 0, 0, 0, 0, 0, 0.5 - step])
+
+
+POSITIONS: dict[str, tuple[str, Callable[[int], list[int]]]] = {
+    "so101": ("joint_positions", lambda dims: list(range(dims))),
+    "fake_arm": ("panda_end_effector", lambda dims: [dims - 1]),
+    "ur5e": ("joint_steps", lambda dims: []),
+}
+
+
+@pytest.mark.parametrize("file", POSITIONS)
+def test_dimensions_that_are_positions_are_known(file: str) -> None:
+    robot, (name, expected) = load_robot(ROBOTS / f"{file}.yaml"), POSITIONS[file]
+    assert robot.control.embodiment == name
+    embodiment = build_embodiment(name, robot.limits.axes, robot.control.scales)
+    assert position_dimensions(embodiment, robot.limits.axes) == expected(embodiment.action_dim)
