@@ -2,8 +2,8 @@
 
 The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
-whatever was recorded (``outcome_unknown``). ``success_from``, a recorded control step, is read by success classifiers:
-from there on observations show success. A label of null takes the key away, so that what was recorded counts again.
+whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
+show success (``labelled_success``). A label of null takes the key away, so that what was recorded counts again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import Bool, Int
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
@@ -49,6 +52,23 @@ def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
 def is_success(labels: Mapping[str, LabelValue], recorded: bool) -> bool:
     """As it is labelled now."""
     return bool(labels.get(SUCCESS, recorded)) and not outcome_unknown(labels)
+
+
+def labelled_success(
+    labels: Mapping[str, LabelValue], at: Int[np.ndarray, " L"], *, recorded: bool, first: int, success_steps: int = 0
+) -> Bool[np.ndarray, " L"] | None:
+    """Which of the observations at control steps ``at`` labels say show success; None: those of the record.
+
+    ``recorded``: whether any step is recorded as a success; where none is, a success is one for its last
+    ``success_steps`` steps. ``first``: the recorded step that is step 0.
+    """
+    if outcome_unknown(labels) or not labels.get(SUCCESS, True):
+        return np.zeros(len(at), dtype=bool)
+    if SUCCESS_FROM in labels:
+        return at >= int(labels[SUCCESS_FROM]) - first
+    if SUCCESS in labels and not recorded:
+        return at >= max(1, at[-1] - success_steps)
+    return None
 
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:

@@ -209,6 +209,10 @@ class EpisodeStore:
 
     def select(self, where: Selection = EVERYTHING) -> list[Entry]:
         """Entries of the episodes that match, oldest first, with labels applied and without the deleted ones."""
+        return [entry for entry, _ in self.select_labelled(where)]
+
+    def select_labelled(self, where: Selection = EVERYTHING) -> list[tuple[Entry, dict[str, LabelValue]]]:
+        """As ``select``, each with its labels."""
         selected = []
         for entry, labels in self.labelled():
             if labels.get(DELETED):
@@ -216,7 +220,7 @@ class EpisodeStore:
             if (success := is_success(labels, entry.success)) != entry.success:
                 entry = dataclasses.replace(entry, success=success)
             if where.matches(entry):
-                selected.append(entry)
+                selected.append((entry, labels))
         return selected
 
     def labelled(self) -> list[tuple[Entry, dict[str, LabelValue]]]:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from episodes.overlays import LabelValue
 from episodes.store import EpisodeStore
 from tests import dot_episodes
+from tests.episodes.episode_examples import make_episode
 from world_models.data.clip import FAILED, RUNNING, SUCCESS, Part, part_of
 from world_models.data.clip_sampler import ClipSampler
 from world_models.world_model import WorldModelError
@@ -55,6 +57,75 @@ def test_status_is_as_recorded(clips: ClipSampler) -> None:
         assert len(clips.with_status(status)) == count > 0
     near_end = clips.observations(clips.running_near_end(within=3))
     assert (near_end.status == RUNNING).all()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "labels", "status"),
+    [
+        (True, {}, [RUNNING, RUNNING, RUNNING, SUCCESS]),
+        (True, {"success": True}, [RUNNING, RUNNING, RUNNING, SUCCESS]),
+        (True, {"success": False}, [RUNNING, RUNNING, RUNNING, FAILED]),
+        (True, {"outcome": "abort"}, [RUNNING, RUNNING, RUNNING, RUNNING]),
+        (True, {"success_from": 4}, [RUNNING, RUNNING, SUCCESS, SUCCESS]),
+        (True, {"success_from": 4, "success": False}, [RUNNING, RUNNING, RUNNING, FAILED]),
+        (False, {}, [RUNNING, RUNNING, RUNNING, RUNNING]),
+        (False, {"success": True}, [RUNNING, RUNNING, RUNNING, SUCCESS]),
+        (False, {"success": True, "success_from": 2}, [RUNNING, SUCCESS, SUCCESS, SUCCESS]),
+        (False, {"success_from": 2}, [RUNNING, RUNNING, RUNNING, RUNNING]),  # the episode still counts as a failure
+        (False, {"success": False}, [RUNNING, RUNNING, RUNNING, RUNNING]),
+    ],
+)
+def test_status_is_as_labelled(
+    recorded: bool, labels: dict[str, LabelValue], status: list[int], tmp_path: Path
+) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    last = np.arange(6) == 5
+    id = store.add(
+        make_episode(
+            steps=6, every=2, success=last & recorded, terminated=last & recorded, truncated=last & (not recorded)
+        )
+    )
+    for key, value in labels.items():
+        store.label(id, key, value, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    assert clips.observations(np.arange(4)).status.tolist() == status
+    assert clips.entries[0].success == (SUCCESS in status)
+
+
+def test_success_from_counts_recorded_steps_of_a_trimmed_episode(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    id = store.add(make_episode(steps=6))
+    store.label(id, "success_from", 4, author="anna")
+    store.trim(id, 2, 6, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    assert clips.observations(np.arange(5)).status.tolist() == [RUNNING, RUNNING, SUCCESS, SUCCESS, SUCCESS]
+    assert clips.undecided_steps(0) == 2
+    assert clips.undecided_from(np.arange(5)).tolist() == [2, 1, 0, -1, -2]
+
+
+def test_a_success_that_is_cut_off_is_shown_nowhere(tmp_path: Path) -> None:
+    """It counts as one until somebody labels it, but none of its observations shows it."""
+    store = EpisodeStore(tmp_path, create=True)
+    store.split(store.add(make_episode(steps=6)), 3, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    assert clips.with_status(SUCCESS).tolist() == [7]
+
+
+def test_running_near_an_end_is_before_a_labelled_success(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    store.label(store.add(make_episode(steps=8)), "success_from", 4, author="anna")
+    assert ClipSampler([store], action_horizon=H).running_near_end(within=2).tolist() == [2, 3]
+
+
+def test_outcomes_tell_what_labels_change(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    id = store.add(make_episode(steps=6))
+    told = [ClipSampler([store], action_horizon=H).outcomes()]
+    assert told == [f"{id} True\n"]
+    for step in (4, 5):
+        store.label(id, "success_from", step, author="anna")
+        told.append(ClipSampler([store], action_horizon=H).outcomes())
+    assert len(set(told)) == 3
 
 
 def _failed(clips: ClipSampler, episode: int) -> bool:

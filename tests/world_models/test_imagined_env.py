@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from sims.chunk import step_chunk
 from sims.vector_env import StartState, decode_instructions
 from tests import dot_episodes
@@ -123,6 +124,16 @@ def test_keyframes_are_before_the_end_or_at_an_episodes_start(clips: ClipSampler
     assert near.choose(StartState(task=0, seed=4)) == near.choose(StartState(task=0, seed=4))
     with pytest.raises(WorldModelError, match="no recorded episode of task 'fly' to start from; recorded are"):
         Keyframes(clips, KeyframeConfig(), tasks=("fly",))
+
+
+def test_keyframes_are_before_a_labelled_success(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    id = store.add(dot_episodes.episode(0, steps=12))
+    store.label(id, "success", True, author="anna")
+    store.label(id, "success_from", 6, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    near = Keyframes(clips, KeyframeConfig(episode_starts=0.0, before_end=(1, 3)), tasks=("go",))
+    assert {near.choose(StartState(task=0, seed=seed))[1] for seed in range(30)} == {3, 4, 5}
 
 
 def test_recorded_starts_are_found_by_their_seed(clips: ClipSampler) -> None:

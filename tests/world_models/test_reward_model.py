@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from episodes.store import EpisodeStore
 from policies.compact_encoder import CompactEncoder, CompactEncoderConfig, Forecast, HasCompactEncoder
 from policies.normalizer import Normalizer
 from tests import dot_episodes
@@ -22,6 +23,7 @@ from world_models.training.reward_model import (
     imagine_observations,
     label_recorded,
     set_failed_threshold,
+    success_observations,
 )
 from world_models.world_model import WorldModelError
 
@@ -96,6 +98,50 @@ def test_too_few_successes_are_refused(tmp_path: Path) -> None:
     model.config = dataclasses.replace(model.config, min_successes=4)
     with pytest.raises(WorldModelError, match=r"the episodes hold \d successes, a reward needs at least 4"):
         RewardModelFit(model, clips, imagined, seed=0)
+
+
+def test_successes_that_only_people_know_of_are_successes(tmp_path: Path) -> None:
+    """As on an arm: nothing is recorded as a success, and no episode ends by itself."""
+    store = EpisodeStore(tmp_path, create=True)
+    for seed in range(10):
+        recorded = dot_episodes.episode(seed, steps=4)
+        no = np.zeros(recorded.num_steps, dtype=bool)
+        id = store.add(dataclasses.replace(recorded, success=no, terminated=no))
+        store.label(id, "success", seed % 2 == 0, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    config = dataclasses.replace(dot_episodes.REWARD_MODEL, min_successes=5)
+    labeled = label_recorded(clips, success_observations(clips, config))
+    assert labeled.status.tolist() == [SUCCESS] * 5
+    assert labeled.success.all()
+    assert torch.equal(labeled.state, labeled.end_state)
+
+
+def test_a_false_success_trains_as_none(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path, 40)
+    false = [entry.id for entry in store.select() if entry.success][::2]
+    for id in false:
+        store.label(id, "success", False, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    dynamics, model = dot_episodes.models()
+    dynamics.fit_scales(*clips.statistics())
+    imagined = imagine_observations(dynamics, clips, model.config, count=40, seed=0)
+    for examples in (imagined, label_recorded(clips, clips.with_status(SUCCESS))):
+        assert (examples.status == SUCCESS).any()
+        assert examples.success[examples.status == SUCCESS].all()
+
+
+def test_nothing_within_a_labelled_success_is_predicted_as_running(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path, create=True)
+    for seed in range(4):
+        store.label(store.add(dot_episodes.episode(seed, steps=8)), "success", True, author="anna")
+    for entry in store.select():
+        store.label(entry.id, "success_from", 1, author="anna")
+    clips = ClipSampler([store], action_horizon=H)
+    dynamics, model = dot_episodes.models()
+    dynamics.fit_scales(*clips.statistics())
+    imagined = imagine_observations(dynamics, clips, model.config, count=20, seed=0)
+    assert set(imagined.status.tolist()) == {SUCCESS}
+    assert not imagined.before_end.any()
 
 
 def test_a_policy_of_another_robot_is_refused() -> None:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.overlays import SUCCESS, SUCCESS_FROM, LabelValue, outcome_unknown
+from episodes.overlays import LabelValue, labelled_success
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore
 from sims.tensor_dataclass import TensorDataclass
@@ -60,22 +60,22 @@ class LabeledEpisodes:
         success_steps: int = 0,
         early_steps: int = 0,
     ) -> None:
-        chosen = [(store, entry) for store in stores for entry in store.select()]
+        chosen = [(store, entry, labels) for store in stores for entry, labels in store.select_labelled()]
         if not chosen:
             names = ", ".join(str(store.path) for store in stores)
             raise RewardModelError(f"{names}: no episodes; record some with: vla-rl collect CONFIG --failures")
-        for store, entry in chosen:
+        for store, entry, _ in chosen:
             store.verify([entry])
-        self.entries: list[Entry] = [entry for _, entry in chosen]
-        self._arrays: list[Arrays] = [store.map(entry) for store, entry in chosen]
+        self.entries: list[Entry] = [entry for _, entry, _ in chosen]
+        self._arrays: list[Arrays] = [store.map(entry) for store, entry, _ in chosen]
         self.sensors = _sensors(self._arrays[0], cameras, f"{chosen[0][0].file(chosen[0][1].id)}")
-        for (store, entry), arrays in zip(chosen, self._arrays, strict=True):
+        for (store, entry, _), arrays in zip(chosen, self._arrays, strict=True):
             _check(f"{store.file(entry.id)}", arrays, self.sensors)
         self.instructions = encode_instructions([entry.instruction for entry in self.entries])  # of each episode
         steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         labels = [
-            _labels(arrays, at, store.labels(entry.id), success_steps, first=entry.span[0] if entry.span else 0)
-            for (store, entry), arrays, at in zip(chosen, self._arrays, steps, strict=True)
+            _labels(arrays, at, labels, success_steps, first=entry.span[0] if entry.span else 0)
+            for (_, entry, labels), arrays, at in zip(chosen, self._arrays, steps, strict=True)
         ]
         self.episode: Int[np.ndarray, " F"] = np.repeat(np.arange(len(steps)), [len(at) for at in steps])
         self.step: Int[np.ndarray, " F"] = np.concatenate(steps)
@@ -140,13 +140,12 @@ def _labels(
 ) -> Bool[np.ndarray, " L"]:
     """Which of the observations at control steps ``at`` show success. ``first``: the recorded step that is step 0."""
     recorded = np.flatnonzero(np.asarray(arrays["success"]))
-    if outcome_unknown(labels) or (SUCCESS in labels and not labels[SUCCESS]):
+    labelled = labelled_success(labels, at, recorded=len(recorded) > 0, first=first, success_steps=success_steps)
+    if labelled is not None:
+        return labelled
+    if not len(recorded):
         return np.zeros(len(at), dtype=bool)
-    if SUCCESS_FROM in labels:
-        return at >= int(labels[SUCCESS_FROM]) - first
-    if len(recorded):
-        return at >= max(1, recorded[0] + 1 - success_steps)  # the observation after the step that succeeded
-    return (at >= max(1, at[-1] - success_steps)) & bool(labels.get(SUCCESS, False))
+    return at >= max(1, recorded[0] + 1 - success_steps)  # the observation after the step that succeeded
 
 
 def _sensors(arrays: Arrays, cameras: Sequence[str] | None, name: str) -> Sensors:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from episodes.catalog import Entry
 from episodes.store import EpisodeStore
 from policies.device import CPU, Device, make_generator
 from policies.policy import RobotSpec
@@ -106,7 +105,7 @@ def fit_world_model(
     robot = robot_of(stores, clips)
     success_observations(clips, config.reward_model)
     earlier = load_world_model(start, device) if start is not None else None
-    _note_fit(directory, config, [*clips.entries, *calibration.entries], seed=seed, start=earlier)
+    _note_fit(directory, config, [clips, calibration], seed=seed, start=earlier)
     if not (directory / WORLD_MODEL_FILE).exists():
         dynamics = fit_dynamics(
             config, config.dynamics, clips, robot, directory / "dynamics", seed=seed, start=earlier, device=device
@@ -129,12 +128,17 @@ def fit_world_model(
 
 
 def _note_fit(
-    directory: Path, config: WorldModelConfig, entries: Sequence[Entry], *, seed: int, start: FittedWorldModel | None
+    directory: Path,
+    config: WorldModelConfig,
+    clips: Sequence[ClipSampler],
+    *,
+    seed: int,
+    start: FittedWorldModel | None,
 ) -> None:
     """Leave in ``directory`` what its models depend on. WorldModelError where that differs."""
     settings = {name: value for name, value in flat_settings(config).items() if not name.startswith(USE_SETTINGS)}
     settings["imagined_env.reward_every"] = config.imagined_env.reward_every  # thresholds are set with it
-    episodes = hashlib.sha256("".join(f"{entry.id} {entry.success}\n" for entry in entries).encode()).hexdigest()
+    episodes = hashlib.sha256("".join(part.outcomes() for part in clips).encode()).hexdigest()
     fitted_to = {"settings": settings, "seed": seed, "episodes": episodes, "start": start and start.sha256}
     otherwise = WorldModelError(
         f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "

@@ -5,18 +5,23 @@
 
 Where an episode was observed more often than once per chunk, some gaps are drawn shorter, so that a model is fitted to
 every length in 1..H. Clips that reach the end of an episode are padded with length 0.
+
+Labels on episodes count, as for success classifiers (``labelled_success``). An episode that is labelled a failure shows
+no success; where the environment ended it, it failed there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from episodes.catalog import Entry
+from episodes.overlays import LabelValue, labelled_success, outcome_unknown
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.vector_env import encode_instructions
@@ -43,19 +48,21 @@ class ClipSampler:
         where: Selection = EVERYTHING,
         part: Part = "all",
     ) -> None:
-        chosen = [(s, e) for s in stores for e in s.select(where) if part in ("all", part_of(e))]
+        found = [(store, entry, labels) for store in stores for entry, labels in store.select_labelled(where)]
+        chosen = [one for one in found if part in ("all", part_of(one[1]))]
         names = ", ".join(str(store.path) for store in stores)
         if not chosen:
             among = "" if part == "all" else f" in the part {part!r}, a tenth or more of all starts, by task and seed"
             raise WorldModelError(f"{names}: no episode matches {where}{among}; record some with: vla-rl collect")
-        for store, entry in chosen:
+        for store, entry, _ in chosen:
             store.verify([entry])
         self.action_horizon = action_horizon
-        self._arrays: list[Arrays] = [store.map(entry) for store, entry in chosen]
-        self.entries = [entry for _, entry in chosen]
+        self._arrays: list[Arrays] = [store.map(entry) for store, entry, _ in chosen]
+        self.entries = [entry for _, entry, _ in chosen]
+        self._labels = [labels for _, _, labels in chosen]
         sizes = frame_sizes(self._arrays[0])
         self.cameras = tuple(sizes) if cameras is None else tuple(cameras)
-        for (store, entry), arrays in zip(chosen, self._arrays, strict=True):
+        for (store, entry, _), arrays in zip(chosen, self._arrays, strict=True):
             _check(f"{store.file(entry.id)}", arrays, self._arrays[0], self.cameras)
         self.image_size = sizes[self.cameras[0]]
         self._steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
@@ -70,7 +77,12 @@ class ClipSampler:
 
     def _index(self) -> None:
         """Tables over the observations of all episodes."""
-        self._status_of = [_status(arrays) for arrays in self._arrays]
+        episodes = list(zip(self._arrays, self.entries, self._labels, strict=True))
+        self._labelled = [_labelled(*episode) for episode in episodes]
+        self._status_of = [
+            _status(arrays, labelled, known=not outcome_unknown(labels))
+            for (arrays, _, labels), labelled in zip(episodes, self._labelled, strict=True)
+        ]
         counts = [len(steps) for steps in self._steps]
         self._first = np.cumsum([0, *counts[:-1]])  # of each episode
         self._episode = np.repeat(np.arange(len(counts)), counts)
@@ -78,6 +90,8 @@ class ClipSampler:
         self._starts = np.flatnonzero(np.concatenate([np.arange(n) < n - 1 for n in counts]))
         self._status = np.concatenate(self._status_of)
         self._to_end = np.concatenate([steps[-1] - steps for steps in self._steps])
+        self._undecided = np.array([self.undecided_steps(e) for e in range(len(counts))])[self._episode]
+        self._undecided -= np.concatenate(self._steps)
 
     def __len__(self) -> int:
         """Number of observations that another one follows."""
@@ -101,6 +115,18 @@ class ClipSampler:
     def observation_steps(self, episode: int) -> Int[np.ndarray, " L"]:
         """Control steps before each observation of an episode."""
         return self._steps[episode]
+
+    def undecided_steps(self, episode: int) -> int:
+        """Control steps of an episode before it was decided: all, or those before a success is labelled to begin."""
+        labelled = self._labelled[episode]
+        if labelled is None or not labelled.any():
+            return self.entries[episode].steps
+        return int(self._steps[episode][labelled][0])
+
+    def outcomes(self) -> str:
+        """A line on every episode: its id, its success, and the observations that labels say show success."""
+        shown = ["" if one is None else f" {np.flatnonzero(one).tolist()}" for one in self._labelled]
+        return "".join(f"{e.id} {e.success}{labelled}\n" for e, labelled in zip(self.entries, shown, strict=True))
 
     def actions(self, episode: int) -> Float[Tensor, "T A"]:
         """All actions of an episode."""
@@ -212,6 +238,10 @@ class ClipSampler:
         """Indices of the first observations of these observations' episodes."""
         return self._first[self._episode[index]]
 
+    def undecided_from(self, index: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        """The ``undecided_steps`` that are left at these observations; negative within a success."""
+        return self._undecided[index]
+
     def episode_ends(self, index: Int[np.ndarray, " B"]) -> tuple[Float[Tensor, "B state_dim"], Bool[Tensor, " B"]]:
         """The last state of these observations' episodes, and whether they succeeded."""
         episodes = self._episode[index]
@@ -223,8 +253,9 @@ class ClipSampler:
         return np.flatnonzero(self._status == status)
 
     def running_near_end(self, *, within: int) -> Int[np.ndarray, " N"]:
-        """Indices of running observations at most ``within`` control steps before their episode's end."""
-        return np.flatnonzero((self._status == RUNNING) & (self._to_end <= within) & (self._to_end > 0))
+        """Indices of running observations at most ``within`` control steps before their episode was decided."""
+        near = np.minimum(self._to_end, self._undecided) <= within
+        return np.flatnonzero((self._status == RUNNING) & near & (self._to_end > 0))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -242,13 +273,23 @@ class ClipSampler:
         return torch.from_numpy(np.stack([frame(arrays, camera, observation) for camera in self.cameras]))
 
 
-def _status(arrays: Arrays) -> Int[np.ndarray, " L"]:
-    """Status of the episode at every observation, from the flags of the step before it."""
+def _labelled(arrays: Arrays, entry: Entry, labels: Mapping[str, LabelValue]) -> Bool[np.ndarray, " L"] | None:
+    """``labelled_success`` of the episode's observations; none of them where it counts as a failure."""
+    steps, recorded = np.asarray(arrays["observation_steps"], dtype=np.int64), bool(np.asarray(arrays["success"]).any())
+    shown = labelled_success(labels, steps, recorded=recorded, first=entry.span[0] if entry.span else 0)
+    return None if shown is None else shown & entry.success
+
+
+def _status(arrays: Arrays, labelled: Bool[np.ndarray, " L"] | None, *, known: bool) -> Int[np.ndarray, " L"]:
+    """Status of the episode at every observation: as ``labelled``, else from the flags of the step before it.
+
+    ``known``: whether its outcome is; otherwise its end is no failure.
+    """
     steps = np.asarray(arrays["observation_steps"], dtype=np.int64)
     before = np.maximum(steps - 1, 0)
-    success = np.asarray(arrays["success"])[before]
-    ended = np.asarray(arrays["terminated"])[before]
-    return np.where(steps == 0, RUNNING, np.where(success, SUCCESS, np.where(ended, FAILED, RUNNING))).astype(np.int64)
+    success = np.asarray(arrays["success"])[before] & (steps > 0) if labelled is None else labelled
+    ended = np.asarray(arrays["terminated"])[before] & (steps > 0) & known
+    return np.where(success, SUCCESS, np.where(ended, FAILED, RUNNING)).astype(np.int64)
 
 
 def _check(name: str, arrays: Arrays, first: Arrays, cameras: Sequence[str]) -> None:

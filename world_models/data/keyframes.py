@@ -93,7 +93,7 @@ class Keyframes:
 
     def _near_end(self, episode: int) -> list[tuple[int, int]]:
         steps = self.clips.observation_steps(episode)
-        left = self.clips.entries[episode].steps - steps
+        left = self.clips.undecided_steps(episode) - steps
         low, high = self.config.before_end
         return [(episode, int(at)) for at in np.flatnonzero((left >= low) & (left <= high) & (steps > 0))]
 

@@ -199,8 +199,9 @@ def _imagine_clip(
         exists = length > 0
         shown = exists.to(model.device)
         label(model.decode(imagined.latent)[shown], imagined.state[shown], exists, status[exists], before_end=False)
-        ends = (status != RUNNING) & (length > 1) & (config.near_end_steps > 0)
-        earlier = 1 + (torch.from_numpy(rng.random(len(length))) * (length - 1)).long()
+        running_for = torch.minimum(length, torch.from_numpy(clips.undecided_from(clip.index[:, i].numpy())))
+        ends = (status != RUNNING) & (running_for > 1) & (config.near_end_steps > 0)
+        earlier = 1 + (torch.from_numpy(rng.random(len(length))) * (running_for - 1)).long()
         if ends.any():
             at = ends.to(model.device)
             within = model.sample_chunk(prefill[at], action[at], earlier[ends].to(model.device), noise[at])
