@@ -56,7 +56,8 @@ def run_fit(
 
     Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates; the first update is iteration 1. The
     newest checkpoint is kept, the last one after the last update. There is one every ``checkpoint_every`` updates, and
-    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it.
+    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it,
+    which an update may lack: the earlier value stays.
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -71,7 +72,7 @@ def run_fit(
             with quarantine(directory, "step", fit.step):
                 metrics = fit.update()
                 check_metrics(metrics, where=title)
-                advance(note=f"{shown} {metrics[shown]:.4f}")
+                advance(note=f"{shown} {metrics[shown]:.4f}" if shown in metrics else "")
                 if fit.step % record_every == 0:
                     record.write(fit.step, metrics)
                 due = fit.step % checkpoint_every == 0 or time.monotonic() - saved_s > checkpoint_s
