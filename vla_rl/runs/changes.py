@@ -65,10 +65,11 @@ def _changeable(key: str, before: Mapping[str, Any], wanted: Experiment) -> bool
     if wanted.imagination is not None and key in FIXED_IN_IMAGINATION:
         return False
     moved = key not in before or before[key] is not None
-    return _among(key, CHANGEABLE) or (moved and _among(key, PATHS))
+    return among(key, CHANGEABLE) or (moved and among(key, PATHS))
 
 
-def _among(key: str, settings: Sequence[str]) -> bool:
+def among(key: str, settings: Sequence[str]) -> bool:
+    """Whether the setting is one of these, or in one of these sections."""
     return any(key == one or key.startswith(one + ".") for one in settings)
 
 
