@@ -6,6 +6,7 @@ precision, so that a few MB ship inside the package, and used in single precisio
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -57,8 +58,7 @@ def copy_backbone(
     name: str | Path, encoder: CompactEncoder, normalizer: Normalizer, *, cameras: Sequence[str], state_dim: int
 ) -> None:
     """As ``load_backbone``, into the parts of any network that looks through these cameras."""
-    shipped = SHIPPED / f"{name}.safetensors"
-    path = shipped if shipped.exists() else Path(name)
+    path = _file(name)
     header, stored = _read(path)
     differing = [
         f"{part}.{key} is {value}, the backbone has {header[part].get(key)}"
@@ -72,6 +72,16 @@ def copy_backbone(
         for key, tensor in _tensors(encoder, normalizer).items():
             tensor.copy_(stored[key])
     normalizer.state_fixed = True
+
+
+def backbone_sha256(name: str | Path) -> str:
+    """Of the file that ``copy_backbone`` reads."""
+    return hashlib.sha256(_file(name).read_bytes()).hexdigest()
+
+
+def _file(name: str | Path) -> Path:
+    shipped = SHIPPED / f"{name}.safetensors"
+    return shipped if shipped.exists() else Path(name)
 
 
 def _read(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, Tensor]]:

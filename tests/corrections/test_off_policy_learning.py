@@ -217,6 +217,18 @@ def test_a_round_learns_from_failures_too_and_publishes(tmp_path: Path, name: st
     assert {"actor_loss", "q_loss" if name == "hil_serl" else "value_loss"} <= set(metrics[-1])
 
 
+def test_a_round_without_a_known_return_trains_the_actor_alone(tmp_path: Path) -> None:
+    """No update has a value loss then, and none is invented."""
+    for id in folder_of(tmp_path):
+        with EpisodeStore(tmp_path / EPISODES) as store:
+            store.label(id, "outcome", "abort", author="anna")
+    learn_round(tmp_path, recipe("recap", tmp_path, "--learning.demonstrations=[]"))
+    ((path, _),) = read_rounds(tmp_path)
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert metrics and all("value_loss" not in record for record in metrics)
+    assert all(record["critic_grad_norm"] == 0.0 and record["actor_loss"] is not None for record in metrics)
+
+
 def test_a_residual_that_is_there_goes_on_with_its_own_settings_or_not_at_all(tmp_path: Path) -> None:
     folder_of(tmp_path)
     learn_round(tmp_path, recipe("hil_serl", tmp_path))

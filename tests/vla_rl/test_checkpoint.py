@@ -134,6 +134,18 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path):
     assert load_tree(latest_checkpoint(tmp_path)) == {"iteration": 4}
 
 
+def test_checkpoints_of_a_million_updates_and_more_are_in_order(tmp_path: Path):
+    for iteration in (999_800, 1_000_000, 1_000_200):
+        latest = save_checkpoint(tmp_path, iteration, {"iteration": iteration}, keep=2)
+        assert latest_checkpoint(tmp_path) == latest
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["iteration_1000000", "iteration_1000200"]
+    save_checkpoint(tmp_path, 999_800, {"iteration": 999_800}, keep=3)
+    earlier = tmp_path / "iteration_1000000.safetensors"
+    earlier.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"Delete iteration_1000000\.safetensors to resume from iteration_999800"):
+        load_tree(earlier)
+
+
 def test_what_killed_writers_left_is_deleted_by_the_next_checkpoint(tmp_path: Path):
     (tmp_path / "iteration_000001.safetensors.tmp").write_bytes(b"half a checkpoint")
     save_checkpoint(tmp_path, 2, {"iteration": 2})

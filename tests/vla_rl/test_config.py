@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from sims.errors import UserError
 from tests.vla_rl.unread_fields import _reads, unread_fields
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
@@ -20,7 +21,7 @@ from vla_rl.config.packaged import PACKAGED, find_config
 from vla_rl.config.renamed import find_hint
 from vla_rl.config.schema import config_fields
 from vla_rl.config.yaml_tree import dump_tree, parse_scalar, read_tree
-from vla_rl.runs.changes import CHANGEABLE
+from vla_rl.runs.changes import CHANGEABLE, EVALUATIONS, PATHS, check_changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +301,26 @@ def test_extends_takes_a_packaged_file_by_its_name_from_any_folder(write):
 def test_the_page_lists_what_may_change_when_a_run_is_resumed():
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     listed = page.partition("With `--resume` these settings may differ")[2].partition("elsewhere now.")[0]
-    assert set(re.findall("`([^`]+)`", listed)) == set(CHANGEABLE)
+    assert set(re.findall("`([^`]+)`", listed)) == {*CHANGEABLE, *PATHS}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["--algorithm.update.audit_tolerance=0.01"],
+        ["--wandb=project"],
+        ["--evaluation.seed=3"],
+        ["--cluster.collectors=1"],
+        ["--cluster.threads=1"],
+        ["--cluster.device=cpu"],
+    ],
+)
+def test_a_setting_that_was_null_may_change_and_a_path_that_was_null_may_not(write, settings):
+    path = write("cluster: {address: auto}\nalgorithm: {rollout_shards: 2}\n")
+    started = load_config(Experiment, path)
+    assert check_changes(started, load_config(Experiment, path, settings), done=0, where="run") <= set(EVALUATIONS)
+    with pytest.raises(UserError, match=r"start\.store was None, is .*and where the same files are: start\.store"):
+        check_changes(started, load_config(Experiment, path, ["--start.store=demos"]), done=0, where="run")
 
 
 def test_circular_extends_is_refused(write):

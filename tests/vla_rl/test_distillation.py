@@ -23,6 +23,7 @@ from vla_rl.config.loader import load_config
 from vla_rl.report.table import distillation_lines
 from vla_rl.runners.distill import distill, fit_student
 
+TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 ROBOT = RobotSpec.of(PointEnv(num_envs=1).spec)
 
 
@@ -79,9 +80,7 @@ def test_a_student_with_a_trained_encoder_is_refused(tmp_path: Path) -> None:
     """Its encoding would drift, and with it what the teacher is asked to do."""
     store = demonstrations(tmp_path / "store", observe_every=3)
     teacher = cloned(store)
-    experiment = load_config(
-        Experiment, Path(__file__).parents[1] / "data" / "tiny.yaml", ["--distillation.fit.frozen", "[]"]
-    )
+    experiment = load_config(Experiment, TINY, ["--distillation.fit.frozen", "[]"])
     with pytest.raises(UserError, match=r"distillation\.fit\.frozen must name what encodes observations"):
         fit_student(make_student(teacher, 1), teacher, store, experiment, tmp_path / "out")
 
@@ -90,7 +89,7 @@ def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
     """Started again, it continues: nothing is recorded or fitted twice."""
     settings = ("distillation.episodes", "2", "distillation.fit.steps", "4", "distillation.fit.batch_size", "4")
     overrides = [f"--{word}" if "." in word else word for word in settings]
-    experiment = load_config(Experiment, Path(__file__).parents[1] / "data" / "tiny.yaml", overrides)
+    experiment = load_config(Experiment, TINY, overrides)
     with closing(make_env(experiment.sim)) as env:
         save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), tmp_path / "teacher")
     result = distill(experiment, tmp_path / "teacher", tmp_path / "out")
@@ -99,4 +98,13 @@ def test_a_bundle_of_one_step_and_both_success_rates(tmp_path: Path) -> None:
     again = distill(experiment, tmp_path / "teacher", tmp_path / "out")
     assert len(EpisodeStore(tmp_path / "out" / "episodes").entries()) == 2
     assert read_bundle_info(Path(again["bundle"])).sha256 == read_bundle_info(Path(result["bundle"])).sha256
+    for changes in (("distillation.denoising_steps", "2"), ("distillation.fit.steps", "5"), ("seed", "9")):
+        other = load_config(Experiment, TINY, [*overrides, f"--{changes[0]}", changes[1]])
+        with pytest.raises(UserError, match=r"holds a student of another policy, .*choose another --out"):
+            distill(other, tmp_path / "teacher", tmp_path / "out")
+    with closing(make_env(experiment.sim)) as env:
+        save_bundle(DenoisingPolicy(SMALL, RobotSpec.of(env.spec)), tmp_path / "teacher")
+    with pytest.raises(UserError, match="holds a student of another policy"):
+        distill(experiment, tmp_path / "teacher", tmp_path / "out")
+    assert len(EpisodeStore(tmp_path / "out" / "episodes").entries()) == 2
     assert distillation_lines(again).splitlines()[1].startswith("student: success ")

@@ -35,6 +35,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.distributed.arrays import PackedRecord
 from vla_rl.rollouts.ahead import Asked
+from vla_rl.rollouts.starts import UCBConfig
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.reinforce import load_algorithm, place_rollouts
 from vla_rl.runs.run_dir import open_run
@@ -157,6 +158,25 @@ def test_an_address_without_a_cluster_is_one_message(tmp_path: Path) -> None:
 def test_grpo_on_one_collector_equals_one_process(tmp_path: Path, address: str) -> None:
     run_to_end(tmp_path / "one", experiment(GRPO))
     run_to_end(tmp_path / "cluster", experiment(GRPO, cluster(address, collectors=1)))
+    assert_same(tmp_path / "cluster", tmp_path / "one")
+
+
+class Interrupted(Exception):
+    """Stands for KeyboardInterrupt, which would end the test run."""
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+@pytest.mark.slow
+def test_drawn_tasks_of_one_shard_are_exact_from_the_first_checkpoint_on(tmp_path: Path, address: str) -> None:
+    algorithm = replace(GRPO, rollout_shards=1, task_ucb=UCBConfig())
+    run_to_end(tmp_path / "one", experiment(algorithm))
+    with pytest.raises(Interrupted):  # after the first iteration, with the checkpoint before it
+        run_to_end(tmp_path / "cluster", experiment(algorithm, cluster(address)), recorded=interrupt)
+    assert [path.stem for path in (tmp_path / "cluster/checkpoints").iterdir()] == ["iteration_000000"]
+    run_to_end(tmp_path / "cluster", experiment(algorithm, cluster(address)))
     assert_same(tmp_path / "cluster", tmp_path / "one")
 
 

@@ -302,3 +302,5 @@ def test_imagined_episodes_are_halved_for_every_missed_threshold(config: Path) -
     assert branch_steps(good | {"copy_psnr": [20.0, 20.5]}, thresholds, 64, 100) == 32
     assert branch_steps(good | {"success_auc": 0.7, "hallucinated_success": 0.5}, thresholds, 64, 100) == 16
     assert branch_steps(good | {"hallucinated_success": None}, thresholds, 64, 100) == 64
+    for configured, longest in ((8, 100), (None, 8)):  # shorter than what halving stops at: not lengthened
+        assert branch_steps(good | {"success_auc": 0.7}, thresholds, configured, longest) == 8

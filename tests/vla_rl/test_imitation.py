@@ -5,6 +5,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,9 @@ from tests.worlds import PointEnv
 from vla_rl.algorithms.bc import BC, BCConfig, bc_loss, encoded_bc_loss
 from vla_rl.algorithms.encoded_windows import EncodedWindows
 from vla_rl.algorithms.shards import GradientShards
+from vla_rl.config.experiment import EvaluationConfig, Experiment, Imitation
 from vla_rl.runners.demonstrations import Attempts, run_expert
-from vla_rl.runners.imitation import Cloned, clone
+from vla_rl.runners.imitation import Cloned, clone, imitate
 from vla_rl.runs.checkpoint import load_tree, save_tree
 
 SMALL = DenoisingPolicyConfig(encoder=CompactEncoderConfig(width=32, text_width=16), expert=ActionExpertConfig(depth=1))
@@ -103,6 +105,34 @@ def test_stores_without_a_success_are_passed_over(tmp_path: Path) -> None:
     assert cloned(stores["a"], stores["b"]).sha256 != alone.sha256
     with pytest.raises(EpisodeError, match="no episode matches"):
         cloned(empty)
+
+
+def test_a_folder_goes_on_with_what_was_cloned_in_it_alone(tmp_path: Path) -> None:
+    """Checkpoints of before there was a note of it go on."""
+    torch.set_num_threads(1)
+    store, folder = demonstrations(tmp_path / "store", observe_every=3).path, tmp_path / "out"
+    start = Imitation(policy=SMALL, bc=BCConfig(steps=2, warmup=1, batch_size=8))
+    experiment = Experiment(start=start, device="cpu")
+
+    def cloned(changed: Experiment) -> str:
+        return read_bundle_info(imitate(changed, folder, store=store)).sha256
+
+    def bc(**changes: Any) -> Experiment:
+        return replace(experiment, start=replace(start, bc=replace(start.bc, **changes)))
+
+    with pytest.raises(ValueError, match="frozen"):  # nothing is fitted: no reason to refuse what comes next
+        cloned(bc(frozen=("vision",)))
+    first = cloned(experiment)
+    refused = pytest.raises(UserError, match=r"holds a cloned policy.*with other settings.*choose another --out")
+    deeper = replace(SMALL, expert=ActionExpertConfig(depth=2))
+    for other in (bc(learning_rate=1e-4), bc(steps=3), replace(experiment, start=replace(start, policy=deeper))):
+        with refused:
+            cloned(other)
+    with refused:
+        cloned(replace(experiment, seed=1))
+    assert cloned(replace(experiment, evaluation=EvaluationConfig(episodes=3), compile=False)) == first
+    (folder / "fitted_to.json").unlink()
+    assert cloned(experiment) == first
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file as load_tensors
 
 from policies.backbone import load_backbone
 from policies.compact_encoder import CompactEncoderConfig
@@ -16,7 +17,7 @@ from sims.registry import pretraining_scenes
 from sims.tabletop import TabletopConfig
 from tests.worlds import PointEnv
 from vla_rl.algorithms.pretraining import Pretraining, PretrainingConfig, ScenePool
-from vla_rl.config.experiment import Experiment, Imitation
+from vla_rl.config.experiment import EvaluationConfig, Experiment, Imitation
 from vla_rl.runners.pretrain import pretrain
 
 SIM = TabletopConfig(image_size=(16, 16), num_envs=1)
@@ -37,6 +38,41 @@ def test_pretraining_leaves_a_backbone_and_reports_errors(tmp_path: Path) -> Non
     load_backbone(DenoisingPolicy(POLICY, ROBOT), str(out))
     further = replace(experiment, seed=1, pretraining=replace(FIT, start=out))
     assert pretrain(further, tmp_path / "further", out=out) != errors
+
+
+def test_a_folder_goes_on_with_what_was_pretrained_in_it_alone(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    experiment = Experiment(sim=SIM, start=Imitation(policy=POLICY), pretraining=replace(FIT, steps=1))
+    run_dir, out, other = (tmp_path / name for name in ("run", "a.safetensors", "b.safetensors"))
+    pretrain(experiment, run_dir, out=out)
+    for changes in (
+        {"seed": 1},
+        {"pretraining": replace(FIT, steps=1, start=out)},
+        {"pretraining": replace(FIT, steps=1, learning_rate=1e-4)},
+        {"sim": replace(SIM, cameras=("agent",))},
+    ):
+        with pytest.raises(UserError, match=r"holds a pretraining with other settings.*choose another --run-dir"):
+            pretrain(replace(experiment, **changes), run_dir, out=other)  # type: ignore[arg-type]
+    assert not other.exists()
+    elsewhere = replace(experiment, sim=replace(SIM, num_envs=2, threads=1), evaluation=EvaluationConfig(episodes=3))
+    pretrain(elsewhere, run_dir, out=other)
+    assert load_tensors(other).keys() == load_tensors(out).keys()
+    assert all(torch.equal(tensor, load_tensors(out)[name]) for name, tensor in load_tensors(other).items())
+
+
+def test_a_folder_goes_on_with_the_start_that_it_had(tmp_path: Path) -> None:
+    """Not with what is in that file now."""
+    torch.set_num_threads(1)
+    experiment = Experiment(sim=SIM, start=Imitation(policy=POLICY), pretraining=replace(FIT, steps=1))
+    start, out = tmp_path / "start.safetensors", tmp_path / "out.safetensors"
+    pretrain(experiment, tmp_path / "first", out=start)
+    further = replace(experiment, seed=1, pretraining=replace(FIT, steps=1, start=start))
+    pretrain(further, tmp_path / "run", out=out)
+    moved = start.rename(tmp_path / "moved.safetensors")
+    pretrain(replace(further, pretraining=replace(FIT, steps=1, start=moved)), tmp_path / "run", out=out)
+    pretrain(replace(experiment, seed=2), tmp_path / "second", out=moved)
+    with pytest.raises(UserError, match="another start"):
+        pretrain(replace(further, pretraining=replace(FIT, steps=1, start=moved)), tmp_path / "run", out=out)
 
 
 def test_an_interrupted_pretraining_continues_exactly() -> None:

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from policies.bundle import load_bundle
 from vla_rl.cli.main import main
+from vla_rl.runs.listing import summarize
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.run_dir import load_experiment
 
@@ -78,6 +79,21 @@ def test_a_finished_run_is_extended_and_equals_a_whole_one(project: Path, tmp_pa
     results = [json.loads((one / "result.json").read_text()) for one in (run, project / "whole")]
     assert results[0]["rl"] == results[1]["rl"]
     assert load_experiment(run).algorithm.iterations == ALL
+
+
+def test_an_extended_run_that_fails_has_no_result_of_before(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the simulator is gone")
+
+    run = copy(project, tmp_path)
+    assert (summarize(run).state, summarize(run).success) == ("finished", 0.0)
+    monkeypatch.setattr("vla_rl.runners.train.reinforce", fail)
+    with pytest.raises(SystemExit):
+        main(train(run.parent, "short", "--resume", f"--algorithm.iterations={ALL}"))
+    assert (summarize(run).state, summarize(run).success) == ("failed", None)
+    assert not (run / "result.json").exists() and not (run / "report.html").exists()
 
 
 def test_a_moved_and_renamed_run_is_resumed_from_another_directory(

@@ -153,7 +153,8 @@ class ClusterRollouts:
         starts = {"starts": self.starts.state_dict()}
         state: dict[str, Any] = {"shards": list(self._states)} | starts
         if self.shards == 1:
-            state = dict(self._states[0]) | (starts if self._whole_episodes else {})
+            ours = self._whole_episodes or self.starts.ucb is not None
+            state = dict(self._states[0]) | (starts if ours else {})
         if self.staleness:
             versions = {asked.version for asked in self._ahead}
             weights = {version: ray.get(self._weights[version]) for version in sorted(versions)}

@@ -93,12 +93,7 @@ def save_reward_model(kind: Kind[M], model: M, path: Path, *, tasks: tuple[str, 
 
 def load_reward_model(kind: Kind[M], path: Path, device: Device = CPU) -> M:
     """On ``device``, in eval mode, bit for bit as it was saved. Raises RewardModelError."""
-    what, manifest = kind.model.WHAT, path / f"{kind.name}.json"
-    if not manifest.is_file():
-        raise RewardModelError(
-            f"{path} is not a {what}: it has no {manifest.name}; fit one with: vla-rl reward {kind.fit} STORE"
-        )
-    info = read_manifest(manifest, kind.info, format=FORMAT, again="Fit it again", error_class=RewardModelError)
+    what, manifest, info = kind.model.WHAT, path / f"{kind.name}.json", _read_info(kind, path)
     weights = path / kind.file(info.sha256)
     try:
         data = weights.read_bytes()
@@ -117,6 +112,17 @@ def load_reward_model(kind: Kind[M], path: Path, device: Device = CPU) -> M:
     return device.place(model).eval()
 
 
+def _read_info(kind: Kind[Any], path: Path) -> Any:
+    """The manifest."""
+    manifest = path / f"{kind.name}.json"
+    if not manifest.is_file():
+        raise RewardModelError(
+            f"{path} is not a {kind.model.WHAT}: it has no {manifest.name}; fit one with: vla-rl reward {kind.fit} "
+            "STORE"
+        )
+    return read_manifest(manifest, kind.info, format=FORMAT, again="Fit it again", error_class=RewardModelError)
+
+
 def tells_progress(path: Path) -> bool:
     """Whether ``path`` is the folder of a model that does."""
     return PROGRESS.in_folder(path) or PREFERENCES.in_folder(path)
@@ -127,3 +133,9 @@ def load_progress_model(path: Path, device: Device = CPU) -> ProgressModel | Pre
     if PREFERENCES.in_folder(path):
         return load_reward_model(PREFERENCES, path, device)
     return load_reward_model(PROGRESS, path, device)
+
+
+def progress_sha256(path: Path) -> str:
+    """Of what ``load_progress_model`` reads, as its manifest says. Raises RewardModelError."""
+    sha256: str = _read_info(PREFERENCES if PREFERENCES.in_folder(path) else PROGRESS, path).sha256
+    return sha256

@@ -25,7 +25,7 @@ from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment
 from vla_rl.runners.demonstrations import record_policy
 from vla_rl.runners.evaluate import evaluate_policy
-from vla_rl.runners.fit import run_fit
+from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
 
 TIMED_CHUNKS = 50
@@ -36,18 +36,20 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
 
     The teacher's episodes lie in ``out``/episodes; started again, it continues. Returns what ``out``/result.json holds:
     success of teacher and student on the same held-out starts, and how long a chunk of one observation takes [ms].
-    Raises UserError for a policy that does not denoise, or has no more steps than that.
+    Raises UserError for a policy that does not denoise, or has no more steps than that, and where ``out`` holds a
+    student of another one or of other settings.
     """
     settings, device = experiment.distillation, experiment_device(experiment)
     env = make_env(experiment.sim)
     try:
         teacher = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=device)
         student = make_student(teacher, settings.denoising_steps)
+        parent = read_bundle_info(bundle).sha256
+        _note_fit(experiment, out, teacher=parent)
         store = EpisodeStore(out / "episodes", create=True)
         if (missing := settings.episodes - len(store.entries())) > 0:
             record_policy(experiment, env, store, bundle, episodes=missing)
         fit_student(student, teacher, store, experiment, out)
-        parent = read_bundle_info(bundle).sha256
         save_bundle(student, out / "bundle", provenance=Provenance(git_revision=git_revision(), parent=parent))
         policies = {"teacher": teacher, "student": student.eval()}
         result: dict[str, Any] = {name: judged(policy, env, experiment) for name, policy in policies.items()}
@@ -56,6 +58,16 @@ def distill(experiment: Experiment, bundle: Path, out: Path) -> dict[str, Any]:
     result |= {"bundle": str(out / "bundle"), "denoising_steps": settings.denoising_steps}
     write_json(out / "result.json", result)
     return result
+
+
+def _note_fit(experiment: Experiment, out: Path, *, teacher: str) -> None:
+    """Leave in ``out`` what the recorded episodes and the student depend on."""
+    settings = settings_of_fit(experiment, "seed", "precision", "sim", "start.observe_every", "distillation")
+    otherwise = UserError(
+        f"{out} holds a student of another policy, of other settings or another seed, or a part of its fit; choose "
+        "another --out, or delete this one"
+    )
+    note_fitted_to(out, {"settings": settings, "teacher": teacher}, otherwise=otherwise)
 
 
 def fit_student(student: Policy, teacher: Policy, store: EpisodeStore, experiment: Experiment, out: Path) -> None:

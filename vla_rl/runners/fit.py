@@ -12,6 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 from sims.devices.crossing import crossing
 from sims.errors import UserError
 from sims.numbers.finite import check_metrics
+from vla_rl.config.experiment import Experiment
+from vla_rl.config.loader import flat_settings
+from vla_rl.runs.changes import CHANGEABLE, PATHS, among
 from vla_rl.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.runs.metrics import MetricsWriter
 from vla_rl.runs.progress import progress
@@ -56,7 +59,8 @@ def run_fit(
 
     Metrics go to ``directory/metrics.jsonl`` every ``record_every`` updates; the first update is iteration 1. The
     newest checkpoint is kept, the last one after the last update. There is one every ``checkpoint_every`` updates, and
-    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it.
+    once the newest is ``checkpoint_s`` seconds old. ``title`` names the progress bar, ``shown`` the metric beside it,
+    which an update may lack: the earlier value stays.
     """
     checkpoints = directory / "checkpoints"
     if (latest := latest_checkpoint(checkpoints)) is not None:
@@ -71,7 +75,7 @@ def run_fit(
             with quarantine(directory, "step", fit.step):
                 metrics = fit.update()
                 check_metrics(metrics, where=title)
-                advance(note=f"{shown} {metrics[shown]:.4f}")
+                advance(note=f"{shown} {metrics[shown]:.4f}" if shown in metrics else "")
                 if fit.step % record_every == 0:
                     record.write(fit.step, metrics)
                 due = fit.step % checkpoint_every == 0 or time.monotonic() - saved_s > checkpoint_s
@@ -80,13 +84,21 @@ def run_fit(
                     saved_s = time.monotonic()
 
 
+def settings_of_fit(experiment: Experiment, *sections: str) -> dict[str, Any]:
+    """Those in ``sections`` that weights depend on, by dotted path; without paths, for which the hash of what is there
+    is to be noted."""
+    settings = flat_settings(experiment)
+    return {key: settings[key] for key in settings if among(key, sections) and not among(key, (*CHANGEABLE, *PATHS))}
+
+
 def note_fitted_to(folder: Path, fitted_to: Mapping[str, Any], *, otherwise: UserError) -> None:
     """Leave in ``folder`` what its fit depends on, as JSON values; raises ``otherwise`` where it is of something else.
 
-    Without this, checkpoints and models that are found there would be taken for those of the present settings.
+    Without this, checkpoints and models that are found there would be taken for those of the present settings. A note
+    that is alone there is of a fit that never began.
     """
     path = folder / "fitted_to.json"
-    if not path.exists():
+    if not path.exists() or list(folder.iterdir()) == [path]:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, dict(fitted_to))
     elif json.loads(path.read_text()) != json.loads(json.dumps(fitted_to)):

@@ -235,10 +235,14 @@ class Rounds:
 def branch_steps(
     report: dict[str, Any], thresholds: EvaluationThresholds, configured: int | None, longest: int
 ) -> int | None:
-    """The configured length of imagined episodes, halved once for everything that the evaluation misses."""
+    """The configured length of imagined episodes, halved once for everything that the evaluation misses.
+
+    Not below MIN_BRANCH by halving, and never longer than it was.
+    """
     branch = configured
     for _ in missed(report, thresholds):
-        branch = max(MIN_BRANCH, (branch or longest) // 2)
+        before = branch or longest
+        branch = min(before, max(MIN_BRANCH, before // 2))
     return branch
 
 

@@ -13,7 +13,7 @@ import torch
 from episodes.sampler import WindowSampler
 from episodes.schema import SOURCES
 from episodes.store import EpisodeStore, Selection
-from policies.backbone import load_backbone
+from policies.backbone import backbone_sha256, load_backbone
 from policies.bundle import Provenance, save_bundle
 from policies.device import Device
 from policies.policy import Policy, PolicySpec, RobotSpec
@@ -22,7 +22,8 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.bc import BC, BCConfig
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.fit import run_fit
+from vla_rl.rewards.bundle import progress_sha256
+from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
 from vla_rl.runs.run_dir import experiment_device, git_revision
 from world_models.data.clip import LEARNED_FROM
 
@@ -32,14 +33,32 @@ SUCCESSES = Selection(success=True)
 def imitate(experiment: Experiment, folder: Path, *, store: Path | None) -> Path:
     """``vla-rl imitate``: clone recorded episodes as ``start`` says, without its simulator; the bundle.
 
-    ``store``: instead of start.store. Raises UserError if there is none; started again, it continues.
+    ``store``: instead of start.store. Raises UserError if there is none, and where ``folder`` holds a fit of other
+    settings; started again, it continues.
     """
     start = experiment.start
     if not isinstance(start, Imitation) or (store := store or start.store) is None:
         raise UserError("imitate needs episodes: give --store STORE, or start.store in a configuration that imitates")
     policy = new_policy(start, recorded_robot(store), seed=experiment.seed, device=experiment_device(experiment))
     source = cloned_from(experiment, store)
+    _note_fit(experiment, start, folder)
     return clone(policy, [source], start.bc, folder, seed=experiment.seed, fit_normalizer=True)
+
+
+def _note_fit(experiment: Experiment, start: Imitation, folder: Path) -> None:
+    """Leave in ``folder`` what the weights depend on beside the episodes, which a checkpoint names (WindowSampler)."""
+    settings = settings_of_fit(experiment, "seed", "precision", "start.policy", "start.bc")
+    del settings["start.bc.progress"]
+    otherwise = UserError(
+        f"{folder} holds a cloned policy, or a part of its fit, with other settings, another seed or another backbone; "
+        "choose another --out, or delete this one"
+    )
+    fitted_to = {
+        "settings": settings,
+        "backbone": None if start.backbone is None else backbone_sha256(start.backbone),
+        "progress": None if start.bc.progress is None else progress_sha256(start.bc.progress),
+    }
+    note_fitted_to(folder, fitted_to, otherwise=otherwise)
 
 
 def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device) -> Policy:

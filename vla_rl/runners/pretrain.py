@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from policies.backbone import load_backbone, save_backbone
+from policies.backbone import backbone_sha256, load_backbone, save_backbone
 from policies.policy import Policy, RobotSpec
 from sims.errors import UserError
 from sims.registry import pretraining_scenes
 from vla_rl.algorithms.pretraining import Pretraining
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.fit import run_fit
+from vla_rl.runners.fit import note_fitted_to, run_fit, settings_of_fit
 from vla_rl.runners.imitation import new_policy
 from vla_rl.runs.run_dir import experiment_device, git_revision, write_json
 
@@ -22,7 +22,7 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     """Fit the encoder of ``experiment.start.policy`` and write it to ``out``; ``run_dir`` has the checkpoints.
 
     Returns the errors on scenes that were never trained on, which are also in the file's header and in
-    ``run_dir/pretraining.json``. Raises UserError.
+    ``run_dir/pretraining.json``. Raises UserError, also where ``run_dir`` has a fit of other settings or another start.
     """
     config = experiment.pretraining
     policy = _new_policy(experiment)
@@ -31,6 +31,7 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     source = pretraining_scenes(experiment.sim)
     try:
         fit = Pretraining(policy, config, source, seed=experiment.seed, fit_normalizer=config.start is None)
+        _note_fit(experiment, policy, run_dir)
         run_fit(fit, run_dir, title="pretrain", shown="landmark_loss")
         errors = {name: round(value, 4) for name, value in fit.evaluate().items()}
     finally:
@@ -48,6 +49,23 @@ def pretrain(experiment: Experiment, run_dir: Path, *, out: Path) -> dict[str, A
     save_backbone(policy, out, notes=notes)
     write_json(run_dir / "pretraining.json", notes)
     return errors
+
+
+def _note_fit(experiment: Experiment, policy: Policy, run_dir: Path) -> None:
+    """Leave in ``run_dir`` what the weights depend on: of the simulator, what its scenes show."""
+    settings = settings_of_fit(experiment, "seed", "precision", "sim.name", "start.policy", "pretraining")
+    del settings["pretraining.start"]
+    start = experiment.pretraining.start
+    otherwise = UserError(
+        f"{run_dir} holds a pretraining with other settings, another seed or another start; choose another --run-dir, "
+        "or delete this one"
+    )
+    fitted_to = {
+        "settings": settings,
+        "robot": asdict(policy.spec.robot),
+        "start": None if start is None else backbone_sha256(start),
+    }
+    note_fitted_to(run_dir, fitted_to, otherwise=otherwise)
 
 
 def _new_policy(experiment: Experiment) -> Policy:

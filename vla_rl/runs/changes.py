@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sims.errors import UserError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import flat_settings
 
-# A setting, or a section as a whole. Paths: the same files may be elsewhere now.
+# A setting, or a section as a whole.
 CHANGEABLE = (
-    *(
-        "algorithm.iterations",
-        "evaluation",
-        "checkpoint_every",
-        "device",
-        "compile",
-        "wandb",
-        "cluster",
-        "trace",
-        "watchdog_s",
-        "algorithm.update.audit_tolerance",
-        "sim.threads",
-        "sim.workers",
-    ),
-    *("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores"),
+    "algorithm.iterations",
+    "evaluation",
+    "checkpoint_every",
+    "device",
+    "compile",
+    "wandb",
+    "cluster",
+    "trace",
+    "watchdog_s",
+    "algorithm.update.audit_tolerance",
+    "sim.threads",
+    "sim.workers",
 )
+# The same files may be elsewhere now; files where there were none are another run.
+PATHS = ("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores")
 # In a world model the iterations are those of every round, of which some are complete.
 FIXED_IN_IMAGINATION = ("algorithm.iterations",)
 CONTROLS = ("evaluate_controls",)
@@ -52,7 +51,7 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
         raise UserError(
             f"{where} was started with other settings: {listed}{more}. Set them back or choose another --run-dir; "
-            f"only these may change: {', '.join(CHANGEABLE)}"
+            f"only these may change: {', '.join(CHANGEABLE)}; and where the same files are: {', '.join(PATHS)}"
         )
     if wanted.algorithm.iterations < done:
         raise UserError(
@@ -65,9 +64,13 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
 def _changeable(key: str, before: Mapping[str, Any], wanted: Experiment) -> bool:
     if wanted.imagination is not None and key in FIXED_IN_IMAGINATION:
         return False
-    # no store, then one: another run
-    moved = key not in before or before[key] is not None or key == "cluster"
-    return moved and any(key == one or key.startswith(one + ".") for one in CHANGEABLE)
+    moved = key not in before or before[key] is not None
+    return among(key, CHANGEABLE) or (moved and among(key, PATHS))
+
+
+def among(key: str, settings: Sequence[str]) -> bool:
+    """Whether the setting is one of these, or in one of these sections."""
+    return any(key == one or key.startswith(one + ".") for one in settings)
 
 
 def _show(settings: Mapping[str, Any], key: str) -> str:

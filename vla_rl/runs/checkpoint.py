@@ -58,7 +58,7 @@ def save_checkpoint(directory: Path, iteration: int, state: Any, *, keep: int = 
     for partial in directory.glob(f"*{PARTIAL}"):  # a run has one writer
         partial.unlink()
     save_tree(path, state)
-    for old in sorted(directory.glob(PATTERN))[:-keep]:
+    for old in sorted(directory.glob(PATTERN), key=iteration_of)[:-keep]:
         old.unlink()
     for folder in directory.glob(f"*{PARTS}"):
         if not folder.with_name(folder.name.rsplit(".", 2)[0]).exists():
@@ -78,7 +78,12 @@ def load_checkpoint(path: Path, *, unread: Collection[str] = ()) -> Any:
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint of ``directory``, or None."""
-    return max(directory.glob(PATTERN), default=None)
+    return max(directory.glob(PATTERN), key=iteration_of, default=None)
+
+
+def iteration_of(path: Path) -> int:
+    """Of a checkpoint, from its name. Not by the name's order: from 1,000,000 on it has more digits."""
+    return int(path.stem.rpartition("_")[2])
 
 
 def _check_finite(path: Path, state: Any) -> None:
@@ -173,9 +178,9 @@ def _read(tree: Any) -> Any:
 
 
 def _next_step(path: Path) -> str:
-    earlier = [other for other in sorted(path.parent.glob(PATTERN)) if other < path]
+    earlier = [other for other in path.parent.glob(PATTERN) if iteration_of(other) < iteration_of(path)]
     return (
-        f"Delete {path.name} to resume from {earlier[-1].name}"
+        f"Delete {path.name} to resume from {max(earlier, key=iteration_of).name}"
         if earlier
         else "There is no earlier one: start the run again"
     )

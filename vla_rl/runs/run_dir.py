@@ -18,12 +18,13 @@ from sims.errors import UserError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
-from vla_rl.runs.checkpoint import latest_checkpoint
+from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
 from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
+OUTCOME = ("result.json", "report.html")  # made of all stages, when the last is complete
 LOCK_S = 1.0  # how long a lock is waited for: who asks whether a run is locked holds it for an instant
 
 
@@ -142,19 +143,21 @@ def check_folder(experiment: Experiment, directory: Path, *, resume: bool) -> se
         raise UserError(f"{directory} already holds a run; add --resume to continue, or choose another --run-dir")
     read_stages(directory)
     latest = latest_checkpoint(directory / CHECKPOINTS)
-    done = int(latest.stem.rpartition("_")[2]) if latest is not None else 0
+    done = iteration_of(latest) if latest is not None else 0
     return check_changes(load_config(Experiment, config), experiment, done=done, where=str(directory))
 
 
 def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: str) -> Run:
     """Create the folder, or open it again. ``command``: how to start the same run again in a shell.
 
-    The traceback of an earlier attempt is removed. Raises UserError as ``check_folder``, if this machine lacks the
-    device, and if another process is writing the folder.
+    The traceback of an earlier attempt is removed, and the result where stages that it is of are repeated. Raises
+    UserError as ``check_folder``, if this machine lacks the device, and if another process is writing the folder.
     """
     device, repeated = experiment_device(experiment), check_folder(experiment, directory, resume=resume)
     lock = lock_folder(directory)
     if repeated:
+        for name in OUTCOME:
+            (directory / name).unlink(missing_ok=True)
         kept = {name: result for name, result in read_stages(directory).items() if name not in repeated}
         write_json(directory / STAGES_FILE, kept)
     (directory / "command.txt").write_text(command + "\n")
