@@ -72,9 +72,10 @@ class LeRobotArm(DeviceThread):
             np.array([getattr(point, name) for point in path]) for name in PathPoint._fields[1:]
         )
         with self._lock:
-            if self._trajectory is None:
-                self._trajectory = Trajectory(positions[0], time.monotonic())
-            self._trajectory.follow(times, positions, velocities, accelerations, time.monotonic())
+            now_s = time.monotonic()
+            if self._trajectory is None or self._has_ended(now_s):  # the arm may have been moved by hand since
+                self._trajectory = Trajectory(positions[0], now_s)
+            self._trajectory.follow(times, positions, velocities, accelerations, now_s)
             self._end_s = times[-1]
 
     def halt(self) -> None:
@@ -117,10 +118,14 @@ class LeRobotArm(DeviceThread):
     def _write(self) -> None:
         with self._lock:
             now_s = time.monotonic()
-            if self._trajectory is None or now_s > self._end_s + 2.0 / self._section.rate_hz:
+            if self._trajectory is None or self._has_ended(now_s):
                 return
             positions = self._trajectory.sample(now_s)[0]
         self._made.send_action(self._units.values(positions.tolist()))
+
+    def _has_ended(self, now_s: float) -> bool:
+        """Whether the end of what was sent has reached the driver."""
+        return now_s > self._end_s + 2.0 / self._section.rate_hz
 
 
 class LeRobotConnection:

@@ -99,6 +99,25 @@ def test_a_key_moves_its_joint_alone_where_actions_are_positions(servos: Simulat
 
 
 @pytest.mark.real_time
+def test_an_arm_that_was_moved_by_hand_between_episodes_starts_where_it_is(
+    servos: SimulatedServos, tmp_path: Path
+) -> None:
+    with by_keys(without_leader(tmp_path)) as (session, person):
+        session.begin("by hand", task="by hand")
+        hold("q", person, 0.5)
+        session.end(success=False)
+        time.sleep(0.5)
+        servos.at = servos.goal = moved = POSE + 15.0  # without torque
+        time.sleep(0.2)
+        before = len(servos.sent)
+        session.begin("by hand", task="by hand")
+        time.sleep(0.5)
+        goals = [goal[:5] for _, goal in servos.sent[before:]]  # the gripper goes on pressing as before
+        assert goals
+        np.testing.assert_allclose(goals, [moved[:5]] * len(goals), atol=0.5)
+
+
+@pytest.mark.real_time
 def test_keys_do_not_begin_where_an_action_cannot_express_the_pose(servos: SimulatedServos, tmp_path: Path) -> None:
     ranges = yaml.safe_load((ROBOTS / "so101.yaml").read_text())["control"]["joint_range"]
     path = without_leader(tmp_path, joint_range=ranges | {"elbow_flex": ["-0.1 rad", "0.1 rad"]})
