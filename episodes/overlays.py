@@ -15,13 +15,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 
 LabelValue = bool | int | float | str
+Verdict = Literal["success", "failure", "unknown"]
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
 
 
@@ -45,6 +46,15 @@ def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
 def is_success(labels: Mapping[str, LabelValue], recorded: bool) -> bool:
     """As it is labelled now."""
     return bool(labels.get(SUCCESS, recorded)) and not outcome_unknown(labels)
+
+
+def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
+    """What the labels say: "unknown" also of what was deleted; None: nothing, and what was recorded counts."""
+    if labels.get(DELETED) or outcome_unknown(labels):
+        return "unknown"
+    if SUCCESS not in labels:
+        return None
+    return "success" if labels[SUCCESS] else "failure"
 
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
