@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -25,6 +25,7 @@ DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 
 LabelValue = bool | int | float | str
+Verdict = Literal["success", "failure", "unknown"]
 Labels = dict[str, dict[str, LabelValue]]  # episode id -> key -> value
 
 
@@ -69,6 +70,15 @@ def labelled_success(
     if SUCCESS in labels and not recorded:
         return at >= max(1, at[-1] - success_steps)
     return None
+
+
+def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
+    """What the labels say: "unknown" also of what was deleted; None: nothing, and what was recorded counts."""
+    if labels.get(DELETED) or outcome_unknown(labels):
+        return "unknown"
+    if SUCCESS not in labels:
+        return None
+    return "success" if labels[SUCCESS] else "failure"
 
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:

@@ -166,33 +166,36 @@ def _add_episodes(app: FastAPI, access: Access, browser: EpisodeBrowser, robot: 
     def frame(id: str, camera: str, index: int) -> Response:
         return Response(browser.frame(id, camera, index), media_type="image/jpeg")
 
+    def changed(id: str) -> dict[str, Any]:
+        if robot.session.count_verdict(id):
+            robot.command(lambda: None)  # the new list of versions is shown
+        return browser.read(id)
+
     @app.post("/api/episodes/{id}/label/{outcome}")
     def label(id: str, outcome: str, person: Person = labeller) -> dict[str, Any]:
         if outcome not in ("success", "failure", "abort"):
             raise HTTPException(422, "a label is success, failure or abort")
         browser.label(id, outcome, person=person.name)  # type: ignore[arg-type]
         audit.write("relabelled", person=person.name, episode=id, outcome=outcome)
-        if robot.session.count_verdict(id, outcome):  # type: ignore[arg-type]
-            robot.command(lambda: None)  # the new list of versions is shown
-        return browser.read(id)
+        return changed(id)
 
     @app.post("/api/episodes/{id}/success_from")
     def success_from(id: str, step: Annotated[int, Query(ge=1)], person: Person = labeller) -> dict[str, Any]:
         browser.success_from(id, step, person=person.name)
         audit.write("relabelled", person=person.name, episode=id, success_from=step)
-        return browser.read(id)
+        return changed(id)
 
     @app.post("/api/episodes/{id}/delete")
     def delete(id: str, person: Person = labeller) -> dict[str, Any]:
         browser.delete(id, person=person.name)
         audit.write("deleted", person=person.name, episode=id)
-        return browser.read(id)
+        return changed(id)
 
     @app.post("/api/episodes/{id}/undo")
     def undo(id: str, person: Person = labeller) -> dict[str, Any]:
         label, shown = browser.undo(id, person=person.name)
         audit.write("undone", person=person.name, episode=id, label=label)
-        return browser.read(shown)
+        return changed(shown)
 
 
 def _add_cuts(app: FastAPI, access: Access, browser: EpisodeBrowser, audit: AuditLog) -> None:
@@ -237,8 +240,8 @@ def _add_policy(app: FastAPI, access: Access, robot: RobotThread, origins: Origi
     def roll_back(person: Person = operator) -> dict[str, Any]:
         """The version before the newest serves from the next episode on."""
         versions = robot.session.versions
-        newest = versions.current.hello.fingerprint
-        done = versions.report_fault(newest, f"by {person.name}")
+        *earlier, newest = versions.kept
+        done = versions.report_fault(newest, f"by {person.name}") if earlier else ""
         if not done:
             raise HTTPException(409, "there is no earlier version to go back to")
         audit.write("rolled back", person=person.name, detail=done)

@@ -20,7 +20,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS
+from episodes.cuts import recorded_id
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv
@@ -103,7 +104,7 @@ class CorrectionSession:
         if self.paused:
             raise Refused(self.paused)
         if self.mode != "ended":
-            self._commit(label=None)
+            self._commit()
             self.mode = "ended"
         (start,) = self._starts.take(1)
         self.env.reset(start=[start])
@@ -125,7 +126,7 @@ class CorrectionSession:
         if self.attempt.ended and step == self.attempt.length:
             raise Refused("the episode has ended there; go back to an earlier step")
         if step < self.attempt.length and self.mode != "ended":
-            self._commit(label=None)
+            self._commit()
         if step < self.attempt.length and self.last_episode is not None:
             self.store.label(self.last_episode, REWOUND_AT, step, author=person)
         snapshot = self.attempt.snapshots[step]
@@ -138,14 +139,13 @@ class CorrectionSession:
     def end(self, outcome: Outcome, *, person: str) -> None:
         """The person's verdict. It ends an episode that is under way, and labels one that has just ended."""
         if self.mode != "ended":
-            self._commit(label=outcome)
-        elif self.last_episode is not None:
-            self.count_verdict(self.last_episode, outcome)
+            self._commit()
         if self.last_episode is not None:
-            judged = _success(outcome)
+            success = None if outcome == ABORT else outcome == "success"
             self.store.label(self.last_episode, OUTCOME, outcome, author=person)
-            if judged != self.store.labels(self.last_episode).get(SUCCESS):
-                self.store.label(self.last_episode, SUCCESS, judged, author=person)
+            if success != self.store.labels(self.last_episode).get(SUCCESS):
+                self.store.label(self.last_episode, SUCCESS, success, author=person)
+            self.count_verdict(self.last_episode)
         self.mode, self.outcome = "ended", outcome
         self._audit.write("labelled", person=person, outcome=outcome, episode=self.last_episode)
 
@@ -165,8 +165,8 @@ class CorrectionSession:
         if self.spec.can_capture and len(attempt.snapshots) == attempt.length:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
 
-    def _commit(self, *, label: Outcome | None) -> None:
-        """Store the attempt, if it has steps, and count it for its policy version."""
+    def _commit(self) -> None:
+        """Store the attempt, if it has steps, and count for its policy version what the environment says of it."""
         attempt = self.attempt
         self.last_episode = None
         self.arm.rest()
@@ -184,15 +184,19 @@ class CorrectionSession:
             fingerprint={"environment": self.spec.name, **self.spec.fingerprint},
         )
         self.last_episode = self.store.add(episode)
-        alone = (label == "success" or attempt.succeeded) and not attempt.intervened
-        known = attempt.ended or label in ("success", "failure")
-        outcome = ("success" if alone else "failure") if known else "unknown"
+        alone = attempt.succeeded and not attempt.intervened
+        outcome = ("success" if alone else "failure") if attempt.ended else "unknown"
         end = EpisodeEnd(fingerprint=attempt.policy_version, outcome=outcome, intervened=int(attempt.intervened))
         self._report_rule(self.versions.report(end, episode=self.last_episode))
 
-    def count_verdict(self, episode: str, outcome: Outcome) -> bool:
-        """Of an episode that was counted already; whether a version was rolled back for it. From any thread."""
-        return self._report_rule(self.versions.judge(episode, _success(outcome)))
+    def count_verdict(self, id: str) -> bool:
+        """Count an episode, of a part the whole, as its labels say now; whether a version was rolled back for it.
+
+        From any thread.
+        """
+        whole = recorded_id(id)
+        labels, _ = read_labels(self.store.path)
+        return self._report_rule(self.versions.judge(whole, judged(labels.get(whole, {}))))
 
     def _report_rule(self, rolled_back: str) -> bool:
         if rolled_back:
@@ -387,7 +391,7 @@ class CorrectionSession:
         if self.spec.can_capture:
             attempt.snapshots.append(Snapshot(start=self.env.capture()[0], memory=self._memory))
         if attempt.ended:
-            self._commit(label=None)
+            self._commit()
             self.mode, self.outcome = "ended", "success" if attempt.succeeded else "failure"
             self.reason = "success" if attempt.succeeded else "time limit" if attempt.steps[-1].truncated else "failure"
         return True
@@ -426,8 +430,3 @@ class CorrectionSession:
 def _visible(line: np.ndarray) -> list[Point]:
     """Without the points behind the camera."""
     return [(round(float(right), 4), round(float(down), 4)) for right, down in line if np.isfinite(right + down)]
-
-
-def _success(outcome: Outcome) -> bool | None:
-    """What a verdict says; None: the episode does not count."""
-    return None if outcome == ABORT else outcome == "success"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,10 +24,15 @@ class HubRefused(ValueError):
     """The hub answered, and not with what was asked for."""
 
 
+class Unacceptable(HubRefused):
+    """The hub does not take what was sent (422): it would refuse it again."""
+
+
 class HubClient:
     """``join``: the file that the hub wrote; read for each request, since a hub that starts again may have moved.
 
-    Every request raises OSError or HTTPException where the connection fails, HubRefused where the hub refuses.
+    Every request raises OSError or HTTPException where the connection fails, HubRefused where the hub refuses;
+    Unacceptable if it would refuse the same again.
     """
 
     def __init__(self, join: Path) -> None:
@@ -60,7 +66,8 @@ class HubClient:
             connection.close()
         if answer.status != 200:
             said = content[:200].decode(errors="replace").strip()
-            raise HubRefused(f"the hub answered {answer.status}: {said}")
+            refused = Unacceptable if answer.status == HTTPStatus.UNPROCESSABLE_ENTITY else HubRefused
+            raise refused(f"the hub answered {answer.status}: {said}")
         return content
 
     def _read(self) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class FleetLink:
         self._robot, self._hub = robot, HubClient(join)
         self._outbox = Outbox(robot.folder, self._hub)
         self._wants_page = True
-        self._said = ""
+        self._said = self._refused = ""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._thread.start()
@@ -82,14 +82,23 @@ class FleetLink:
     def _follow(self, orders: Orders) -> None:
         robot = self._robot
         for version in orders.rolled_back:
-            robot.versions.report_fault(version, "for the whole fleet")
-        live = robot.folder / "bundle"
-        if not robot.versions.knows(orders.version) and read_bundle_info(live).sha256 != orders.version:
-            manifest, tensors = (
-                self._hub.bundle_file(orders.version, name) for name in (MANIFEST, tensors_name(orders.version))
-            )
-            install_bundle(live, manifest=manifest, tensors=tensors)
+            if done := robot.versions.report_fault(version, "for the whole fleet"):
+                print(done, file=sys.stderr, flush=True)
+        if read_bundle_info(robot.folder / "bundle").sha256 != orders.version:
+            self._install(orders.version)
         robot.pause(orders.paused)
+
+    def _install(self, version: str) -> None:
+        """Where the robot takes it up, unless it was rolled back here; that is said once."""
+        try:
+            self._robot.versions.check(version)
+        except ValueError as error:
+            if version != self._refused:
+                self._refused = version
+                print(f"the fleet's policy is not served: {error}", file=sys.stderr, flush=True)
+            return
+        manifest, tensors = (self._hub.bundle_file(version, name) for name in (MANIFEST, tensors_name(version)))
+        install_bundle(self._robot.folder / "bundle", manifest=manifest, tensors=tensors)
 
     def _say(self, message: str) -> None:
         if message != self._said:

@@ -85,7 +85,11 @@ def follow(bundle: Path, load: Callable[[Path], ChunkBackend]) -> tuple[Versions
     if (there := read_bundle_info(bundle).sha256) in published.rolled_back:
         print(f"{bundle} is version {there[:12]}, which was rolled back: serving {newest[:12]}", file=sys.stderr)
     versions = open_versions(published, load_version)
-    return versions, BundleWatcher(versions, bundle, lambda bundle: load_version(published.newest()))
+
+    def load_newest(bundle: Path) -> ChunkBackend:
+        return load_version(published.newest(in_use=versions.kept))
+
+    return versions, BundleWatcher(versions, bundle, load_newest, tried=there)
 
 
 def default_token_file() -> Path:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from policies.bundle import MANIFEST, BundleError, install_bundle, read_bundle_info, write_atomically
@@ -22,8 +23,9 @@ KEPT = 5  # bundles that were not rolled back; also the others are known by thei
 class PublishedVersions:
     """What a learner publishes in ``folder``/bundle is kept in ``folder``/published, a folder for each. Thread-safe.
 
-    ``order``: SHA-256 of all of them, oldest first; ``rolled_back``: of those that failed. ``bundle``: another name of
-    the bundle, kept in ``folder``/published-NAME. ``restore``: after a roll-back the version before is put there again.
+    ``order``: SHA-256 of all of them, the one published last at the end; ``rolled_back``: of those that failed.
+    ``bundle``: another name of the bundle, kept in ``folder``/published-NAME. ``restore``: after a roll-back the
+    version before is put there again.
     """
 
     def __init__(self, folder: Path, *, bundle: str = "bundle", restore: bool = True) -> None:
@@ -35,19 +37,20 @@ class PublishedVersions:
         self.order: list[str] = known["order"]
         self.rolled_back: list[str] = known["rolled_back"]
 
-    def newest(self) -> str:
-        """SHA-256 of the version to serve, which is kept. Raises BundleError where there is none.
+    def newest(self, *, in_use: Collection[str] = ()) -> str:
+        """SHA-256 of the version to serve, which is kept, as are those ``in_use``. Raises BundleError if there is none.
 
         Never of one that was rolled back: where such a bundle was put there again, the newest other one replaces it.
+        An older one that was put there again is the newest.
         """
         with self._lock:
             sha256 = read_bundle_info(self._live).sha256
             if sha256 in self.rolled_back:
                 sha256 = self._standing()[-1]
                 self._publish(sha256)
-            if sha256 not in self.order:
-                self._keep(sha256)
-                self.order.append(sha256)
+            if sha256 not in self._standing()[-1:]:
+                self._keep(sha256, in_use)
+                self._move_to_end(sha256)
                 self._write()
             return sha256
 
@@ -68,7 +71,7 @@ class PublishedVersions:
             return sum(one not in self.rolled_back for one in later)
 
     def number(self, sha256: str) -> int | None:
-        """From 1 on, in the order of publication."""
+        """From 1 on, in the order in which they were last published."""
         with self._lock:
             return self.order.index(sha256) + 1 if sha256 in self.order else None
 
@@ -87,12 +90,18 @@ class PublishedVersions:
     def drop(self, failed: str, before: str) -> None:
         """A robot rolled ``failed`` back to ``before``, which is published again unless there is a newer one."""
         with self._lock:
+            replaced = read_bundle_info(self._live).sha256 == failed
+            if replaced:
+                self._move_to_end(before)
             self._drop(failed)
-            if read_bundle_info(self._live).sha256 == failed:
+            if replaced:
                 self._publish(before)
 
     def _standing(self) -> list[str]:
         return [one for one in self.order if one not in self.rolled_back]
+
+    def _move_to_end(self, sha256: str) -> None:
+        self.order = [*(one for one in self.order if one != sha256), sha256]
 
     def _drop(self, failed: str) -> None:
         self.rolled_back.append(failed)
@@ -106,7 +115,7 @@ class PublishedVersions:
         tensors = (folder / read_bundle_info(folder).tensors).read_bytes()
         install_bundle(self._live, manifest=(folder / MANIFEST).read_bytes(), tensors=tensors)
 
-    def _keep(self, sha256: str) -> None:
+    def _keep(self, sha256: str, in_use: Collection[str]) -> None:
         """A copy; raises BundleError if the learner replaces the bundle meanwhile."""
         being_replaced = BundleError(f"{self._live} is being replaced")
         if (info := read_bundle_info(self._live)).sha256 != sha256:
@@ -117,9 +126,9 @@ class PublishedVersions:
         except FileNotFoundError:
             raise being_replaced from None
         write_atomically(self.folder(sha256) / MANIFEST, manifest)
-        newest = self._standing()[-(KEPT - 1) :]
+        newest = [one for one in self._standing() if one != sha256][-(KEPT - 1) :]
         for old in self.order:
-            if old not in newest:
+            if old not in (sha256, *newest, *in_use):
                 shutil.rmtree(self.folder(old), ignore_errors=True)
 
     def _write(self) -> None:

@@ -1,7 +1,7 @@
-"""Which version of a policy a server offers: the newest that was not rolled back, never changed within an episode.
+"""Which version of a policy a server offers: the last on disk that was not rolled back, the same for a whole episode.
 
 bundle on disk changes -> loaded, verified, warmed up beside the running one -> offered from the next episode on
--> its episodes counted -> kept, or rolled back for good when it does worse than the one before it
+-> its episodes counted -> kept, or rolled back for good when it does worse than a version before it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from policies.bundle import read_bundle_info
 from real_robot.serving.backends import ChunkBackend
-from real_robot.serving.protocol import EpisodeEnd
+from real_robot.serving.protocol import EpisodeEnd, EpisodeOutcome
 from real_robot.serving.published import PublishedVersions
 from sims.errors import UserError
 
@@ -26,10 +26,11 @@ NUM_KEPT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackRule:
-    """A version with at least ``episodes`` known outcomes is rolled back when, against the one before it, its success
-    rate is lower by more than ``success_drop`` or its intervention rate is higher by more than ``intervention_rise``.
+    """A version with at least ``episodes`` known outcomes is rolled back when its success rate is lower by more than
+    ``success_drop``, or its intervention rate higher by more than ``intervention_rise``, than those of the newest
+    earlier version that has as many.
 
-    Rates are over the last ``window`` episodes of each version.
+    That one serves again, not those between, which showed too little. Rates are over the last ``window`` episodes.
     """
 
     episodes: int = 5
@@ -40,14 +41,18 @@ class RollbackRule:
 
 @dataclass
 class Result:
-    """Of an episode; ``success`` without a person, None while it is not known. ``episode``: id in a store, or ""."""
+    """Of an episode; ``success`` without a person, None while it is not known; ``reported``: the same at its end.
+
+    ``episode``: id in a store, or "".
+    """
 
     episode: str
+    reported: bool | None
     success: bool | None
     intervened: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Version:
     """A policy and the results of its last episodes."""
 
@@ -70,10 +75,11 @@ class Version:
 
 
 class Versions:
-    """The versions of one bundle, newest last; thread-safe. ``current`` serves the episodes that begin now.
+    """The versions of one bundle, the last offered at the end, which is ``current``: it serves the episodes that begin
+    now. Thread-safe.
 
     ``rolled_back``: before this start. ``record``: called with the fingerprints of one that is rolled back
-    now and of the one before it.
+    now and of the one that serves instead.
     """
 
     def __init__(
@@ -85,7 +91,8 @@ class Versions:
         record: Callable[[str, str], None] = lambda failed, before: None,
     ) -> None:
         self.rule = rule or RollbackRule()
-        self.rolled_back, self._record = set(rolled_back), record
+        self.rolled_back = dict.fromkeys(rolled_back, "in an earlier run")  # and why
+        self._record = record
         self._versions = [self._version(first)]
         self._lock = threading.Lock()
 
@@ -94,21 +101,35 @@ class Versions:
         with self._lock:
             return self._versions[-1].backend
 
-    def knows(self, fingerprint: str) -> bool:
-        """Whether this version is kept in memory or was rolled back."""
+    @property
+    def kept(self) -> list[str]:
+        """Fingerprints of the versions in memory."""
         with self._lock:
-            kept = [version.fingerprint for version in self._versions]
-            return fingerprint in self.rolled_back or fingerprint in kept
+            return [version.fingerprint for version in self._versions]
+
+    def check(self, fingerprint: str) -> None:
+        """ValueError if this version was rolled back."""
+        if fingerprint in self.rolled_back:
+            raise ValueError(f"version {fingerprint[:12]} was rolled back before: {self.rolled_back[fingerprint]}")
 
     def offer(self, backend: ChunkBackend) -> None:
-        """Serve ``backend`` from the next episode on. ValueError if it is for another robot, or was rolled back."""
+        """Serve ``backend`` from the next episode on; one that is kept goes on with its results.
+
+        ValueError if it is for another robot, or was rolled back.
+        """
+        new = backend.hello
         with self._lock:
-            old, new = self._versions[-1].backend.hello, backend.hello
-            if new.fingerprint in self.rolled_back:
-                raise ValueError(f"version {new.fingerprint[:12]} was rolled back before")
+            old = self._versions[-1].backend.hello
+            self.check(new.fingerprint)
             if replace(new, fingerprint="", max_prefix=0) != replace(old, fingerprint="", max_prefix=0):
                 raise ValueError(f"version {new.fingerprint[:12]} is for another robot: {new} instead of {old}")
-            self._versions = [*self._versions, self._version(backend)][-NUM_KEPT:]
+            known = [version for version in self._versions if version.fingerprint == new.fingerprint]
+            others = [version for version in self._versions if version.fingerprint != new.fingerprint]
+            failed = [version.fingerprint for version in others if version.fingerprint in self.rolled_back]
+            standing = [version for version in others if version.fingerprint not in self.rolled_back]
+            self._versions = self._to_keep([*standing, *(known or [self._version(backend)])])
+        for one in failed:  # it served for want of another
+            self._record(one, new.fingerprint)
 
     def report(self, end: EpisodeEnd, *, episode: str = "") -> str:
         """Count an episode of the version that it names; returns what was rolled back and why, or "".
@@ -119,34 +140,51 @@ class Versions:
         with self._lock:
             for version in self._versions:
                 if version.fingerprint == end.fingerprint and (episode or success is not None):
-                    version.results.append(Result(episode, success, bool(end.intervened)))
+                    version.results.append(Result(episode, success, success, bool(end.intervened)))
         return self._apply_rule()
 
-    def judge(self, episode: str, success: bool | None) -> str:
-        """A person's verdict on an episode that was reported counts instead; as ``report``."""
+    def judge(self, episode: str, outcome: EpisodeOutcome | None) -> str:
+        """What people say now of an episode that was reported counts instead; as ``report``.
+
+        "unknown": it does not count. None: nobody says anything, and what was reported counts.
+        """
         with self._lock:
             for result in (result for version in self._versions for result in version.results):
-                if result.episode == episode:
-                    result.success = success if success is None else success and not result.intervened
+                if result.episode == episode and outcome is None:
+                    result.success = result.reported
+                elif result.episode == episode:
+                    result.success = None if outcome == "unknown" else outcome == "success" and not result.intervened
         return self._apply_rule()
 
     def _apply_rule(self) -> str:
         with self._lock:
-            newest, reason = self._versions[-1].fingerprint, self._rollback_reason()
-        return self.report_fault(newest, reason) if reason else ""
+            newest, before = self._versions[-1], self._proven(self._versions[:-1])
+            reason = self._worse(newest, before) if before is not None else ""
+            if before is not None and reason:
+                between = [version for version in self._versions[:-1] if version is not before]
+                self._versions = [*between, before, newest]
+        return self.report_fault(newest.fingerprint, reason) if reason else ""
 
     def report_fault(self, fingerprint: str, reason: str) -> str:
-        """Roll back the version ``fingerprint`` at once, if there is one before it; returns what was done, or ""."""
+        """Roll back the version ``fingerprint`` for good; returns what was done, "" if that changes nothing in memory.
+
+        If it is the only one in memory it goes on serving until another one is offered.
+        """
         with self._lock:
-            if len(self._versions) < 2 or self._versions[-1].fingerprint != fingerprint:
+            if fingerprint in self.rolled_back:
                 return ""
-            self.rolled_back.add(self._versions.pop().fingerprint)
-            before = self._versions[-1].fingerprint
-        self._record(fingerprint, before)
-        return f"rolled back {fingerprint[:12]} to {before[:12]}: {reason}"
+            self.rolled_back[fingerprint] = reason
+            kept = [version.fingerprint for version in self._versions]
+            standing = [version for version in self._versions if version.fingerprint not in self.rolled_back]
+            self._versions = standing or self._versions
+            now = self._versions[-1].fingerprint
+        if now == fingerprint:
+            return f"version {now[:12]} failed and serves until there is another one: {reason}"
+        self._record(fingerprint, now)
+        return f"rolled back {fingerprint[:12]} to {now[:12]}: {reason}" if fingerprint in kept else ""
 
     def summary(self) -> list[dict[str, str | float | int | None]]:
-        """The versions that are kept, oldest first, with the results of their last episodes."""
+        """The versions that are kept, the last offered at the end, with the results of their last episodes."""
         with self._lock:
             return [
                 {
@@ -158,11 +196,19 @@ class Versions:
                 for version in self._versions
             ]
 
-    def _rollback_reason(self) -> str:
-        if len(self._versions) < 2:
-            return ""
-        rule, (before, now) = self.rule, self._versions[-2:]
-        if min(len(before.successes), len(now.successes)) < rule.episodes:
+    def _proven(self, versions: Sequence[Version]) -> Version | None:
+        """The newest of them with enough known outcomes."""
+        return next((one for one in reversed(versions) if len(one.successes) >= self.rule.episodes), None)
+
+    def _to_keep(self, versions: list[Version]) -> list[Version]:
+        """The last ``NUM_KEPT``; if no earlier one of them has enough known outcomes, one that has comes with them."""
+        last, proven = versions[-NUM_KEPT:], self._proven(versions[:-1])
+        return last if proven is None or proven in last else [proven, *last[1:]]
+
+    def _worse(self, now: Version, before: Version) -> str:
+        """Why ``now`` is rolled back, or ""."""
+        rule = self.rule
+        if len(now.successes) < rule.episodes:
             return ""
         old, new = _rate(before.successes), _rate(now.successes)
         if old - new > rule.success_drop:
@@ -199,10 +245,16 @@ def _rate(results: Sequence[bool]) -> float:
 
 
 class BundleWatcher:
-    """A thread that offers each new bundle at ``path``; one that cannot be loaded or does not fit is only reported."""
+    """A thread that offers each bundle that is put at ``path``, also an older one.
 
-    def __init__(self, versions: Versions, path: Path, load: Callable[[Path], ChunkBackend]) -> None:
-        self._versions, self._path, self._load = versions, path, load
+    One that was rolled back, cannot be loaded or does not fit is only reported. ``tried``: the fingerprint of one that
+    was dealt with already.
+    """
+
+    def __init__(
+        self, versions: Versions, path: Path, load: Callable[[Path], ChunkBackend], *, tried: str = ""
+    ) -> None:
+        self._versions, self._path, self._load, self._tried = versions, path, load, tried
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch-bundle", daemon=True)
         self._thread.start()
@@ -212,13 +264,15 @@ class BundleWatcher:
         self._thread.join()
 
     def _run(self) -> None:
-        tried = last_message = ""
+        tried, last_message = self._tried, ""
         while not self._closing.wait(POLL_S):
             try:
                 fingerprint = read_bundle_info(self._path).sha256
-                if fingerprint == tried or self._versions.knows(fingerprint):
+                serves = self._versions.current.hello.fingerprint
+                done, tried = fingerprint in (tried, serves), fingerprint
+                if done:
                     continue
-                tried = fingerprint
+                self._versions.check(fingerprint)
                 self._versions.offer(self._load(self._path))
                 message = f"serving version {fingerprint[:12]} from the next episode on"
             except Exception as error:  # whatever is wrong with a bundle, the version that serves goes on

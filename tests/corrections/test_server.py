@@ -343,7 +343,7 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
         assert published() == good  # what the next round of learning starts from
     with server(tmp_path) as again:
         assert again.robot.session.attempt.policy_version == good
-        assert again.robot.session.versions.knows(worse)  # not taken up again
+        assert worse in again.robot.session.versions.rolled_back  # not taken up again
     write_bundle(tmp_path / "out" / "bundle", seed=1)
     with server(tmp_path) as again:
         assert again.robot.session.attempt.policy_version == published() == good
@@ -354,6 +354,50 @@ def test_a_server_that_is_started_again_serves_the_version_that_was_rolled_back_
             origin, cookie = open_session(again.invite())
             rolled_back = ask(again, "/api/rollback", method="POST", cookie=cookie, Origin=origin)[0]
             assert rolled_back == (409 if newest == good else 200)  # at once, where there is one before it
+
+
+def test_every_change_of_an_episodes_labels_changes_what_the_rule_counts(tmp_path: Path):
+    with server(tmp_path, sim=replace(SIM, max_steps=12)) as one:
+        session = one.robot.session
+        deadline = time.monotonic() + 60
+        while session.mode != "ended":  # until the time is up: a failure, which nobody has judged
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        id = session.last_episode
+        origin, cookie = open_session(one.invite("Lara", "labeller"))
+
+        def counted(change: str, part: str = "") -> tuple:
+            path = f"/api/episodes/{id}{part}/{change}"
+            assert ask(one, path, method="POST", cookie=cookie, Origin=origin)[0] == 200
+            return tuple(session.versions.summary()[0][key] for key in ("episodes", "success"))
+
+        assert counted("label/success") == (1, 1.0)
+        assert counted("undo") == (1, 0.0)  # as the environment said
+        assert counted("success_from?step=4") == (1, 1.0)
+        assert counted("undo") == (1, 1.0)  # that it is a success is a label of its own
+        assert counted("delete") == (0, None)
+        assert counted("undo") == (1, 1.0)
+        assert counted("label/abort") == (0, None)
+        assert counted("undo") == (1, 1.0)  # the verdict is there again
+        assert counted("undo") == (1, 1.0)  # aborting took two changes
+        assert counted("undo") == (1, 0.0)
+        assert counted("split?at=4") == (1, 0.0)
+        assert counted("label/success", ".0-4") == (1, 0.0)  # of the whole
+
+
+def test_a_persons_verdict_that_is_undone_leaves_an_episode_that_does_not_count(tmp_path: Path):
+    with server(tmp_path) as one:
+        session = one.robot.session
+        deadline = time.monotonic() + 60
+        while session.attempt.length < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        one.robot.command(lambda: session.end("failure", person="Anna")).result(30)
+        assert session.versions.summary()[0]["episodes"] == 1
+        origin, cookie = open_session(one.invite("Lara", "labeller"))
+        path = f"/api/episodes/{session.last_episode}/undo"
+        assert ask(one, path, method="POST", cookie=cookie, Origin=origin)[0] == 200
+        assert session.versions.summary()[0]["episodes"] == 0
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -248,7 +248,7 @@ def test_a_policy_that_fails_while_a_person_drives_is_rolled_back_and_not_asked_
         robot.take_over(person="anna")
         assert ticks(robot, 12, AWAY) == 12
         assert len(asked) == 3  # of PATIENT's execute_steps each
-        assert robot.versions.knows(failed)
+        assert failed in robot.versions.rolled_back
         assert robot.versions.current.hello.fingerprint != failed
         last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
         assert (last["event"], failed[:12] in last["detail"]) == ("rolled back", True)

@@ -84,12 +84,90 @@ def test_a_bundle_with_weights_that_are_not_numbers_is_not_served(bundle: Path) 
 def test_a_version_that_fails_while_it_serves_is_rolled_back_at_once(bundle: Path) -> None:
     versions = Versions(load_backend(bundle))
     first, second = version(versions), write(bundle, 2)
-    assert versions.report_fault(first, "not finite") == ""  # there is none before it
     versions.offer(load_backend(bundle))
     assert version(versions) == second
     assert versions.report_fault(second, "not finite").endswith(f"to {first[:12]}: not finite")
     assert version(versions) == first
-    assert versions.knows(second)
+    assert list(versions.rolled_back) == [second]
+
+
+def test_the_only_version_serves_on_after_a_fault_until_another_comes_and_never_again(bundle: Path) -> None:
+    dropped: list[tuple[str, str]] = []
+    versions = Versions(load_backend(bundle), record=lambda *pair: dropped.append(pair))
+    first = version(versions)
+    said = versions.report_fault(first, "not finite")
+    assert said == f"version {first[:12]} failed and serves until there is another one: not finite"
+    assert versions.report_fault(first, "not finite") == ""  # said once
+    assert (version(versions), dropped) == (first, [])
+    second = write(bundle, 2)
+    versions.offer(load_backend(bundle))
+    assert (versions.kept, dropped) == ([second], [(first, second)])
+    versions.report_fault(second, "not finite")
+    assert version(versions) == second  # not the first one again
+    write(bundle, 1)
+    with pytest.raises(ValueError, match="was rolled back before: not finite"):
+        versions.offer(load_backend(bundle))
+
+
+def test_a_version_that_a_fleet_rolls_back_while_it_does_not_serve_is_not_gone_back_to(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle))
+    names = [version(versions)]
+    for seed in (2, 3):
+        names.append(write(bundle, seed))
+        versions.offer(load_backend(bundle))
+    assert versions.report_fault("another", "for the whole fleet") == ""
+    assert versions.report_fault(names[1], "for the whole fleet")
+    assert version(versions) == names[2]
+    versions.report_fault(names[2], "by hand")
+    assert version(versions) == names[0]
+
+
+def test_a_version_is_compared_with_the_newest_earlier_one_of_which_enough_is_known(bundle: Path) -> None:
+    versions = Versions(load_backend(bundle), rule=RollbackRule(episodes=3))
+    names = [version(versions)]
+
+    def offer(seed: int) -> None:
+        names.append(write(bundle, seed))
+        versions.offer(load_backend(bundle))
+
+    def report(number: int, outcome: EpisodeOutcome, times: int) -> str:
+        return "".join(versions.report(ended(names[number], outcome)) for _ in range(times))
+
+    report(0, "success", 3)
+    for seed in (2, 3, 4):  # too fast for the rule
+        offer(seed)
+        report(seed - 1, "success", 2 if seed < 4 else 0)
+    assert versions.kept == [names[0], *names[2:]]  # the one that is compared with stays
+    assert f"to {names[0][:12]}: success fell from 100% to 0% in 3" in report(3, "failure", 3)
+    assert versions.kept == [names[2], names[0]]  # the one between is unproven and does not serve
+    offer(3)
+    report(2, "success", 1)
+    offer(5)
+    assert f"to {names[2][:12]}: " in report(5, "failure", 3)
+
+
+def test_an_older_bundle_that_is_put_back_serves_again_unless_it_was_rolled_back(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, watcher = follow(bundle, load_backend)
+    first = version(versions)
+    versions.report(ended(first, "success"))
+    second = write(bundle, 2)
+    wait_for(lambda: version(versions) == second)
+    write(bundle, 1)
+    wait_for(lambda: version(versions) == first)
+    assert [(one["version"], one["episodes"]) for one in versions.summary()] == [(second[:12], 0), (first[:12], 1)]
+    versions.report_fault(second, "by hand")
+    capsys.readouterr()
+    write(bundle, 2)
+    time.sleep(3.5)  # several polls
+    watcher.close()
+    said = f"the new bundle is not served: version {second[:12]} was rolled back before: by hand"
+    assert capsys.readouterr().err.splitlines() == [said]
+    assert version(versions) == first
+    again, watcher = follow(bundle, load_backend)
+    watcher.close()
+    assert version(again) == first
 
 
 def test_more_interventions_roll_back_and_an_equal_version_stays(bundle: Path) -> None:
@@ -112,8 +190,7 @@ def test_three_versions_are_kept_and_one_for_another_robot_is_refused(bundle: Pa
     for seed in (2, 3, 4):
         seen.append(write(bundle, seed))
         versions.offer(load_backend(bundle))
-    assert not versions.knows(seen[0])
-    assert all(versions.knows(fingerprint) for fingerprint in seen[1:])
+    assert versions.kept == seen[1:]
     write(bundle, 5, action_dim=3)
     with pytest.raises(ValueError, match="for another robot"):
         versions.offer(load_backend(bundle))
@@ -240,7 +317,7 @@ def test_a_server_that_is_started_again_does_not_serve_what_was_rolled_back(
     again, watcher = follow(bundle, load_backend)
     watcher.close()
     assert version(again) == first
-    assert again.knows(second)
+    assert second in again.rolled_back
     assert f"version {second[:12]}, which was rolled back: serving {first[:12]}" in capsys.readouterr().err
     assert read_bundle_info(bundle).sha256 == second  # the run's own folder is only read
     third = write(bundle, 3)
@@ -270,19 +347,22 @@ def test_a_verdict_after_the_end_counts_instead_of_the_first(bundle: Path) -> No
     first = version(versions)
     for episode in ("a", "b"):
         versions.report(ended(first, "failure"), episode=episode)
-        assert versions.judge(episode, True) == ""
+        assert versions.judge(episode, "success") == ""
     versions.report(ended(first, "unknown"), episode="c")
     versions.report(ended(first, "failure", intervened=1), episode="d")
-    versions.judge("d", True)  # a person helped
+    versions.judge("d", "success")  # a person helped
     assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 2 / 3)
-    versions.judge("c", True)
-    versions.judge("d", None)
+    versions.judge("c", "success")
+    versions.judge("d", "unknown")
     assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (3, 1.0)
+    versions.judge("d", None)  # as it was reported
+    assert (versions.summary()[0]["episodes"], versions.summary()[0]["success"]) == (4, 0.75)
+    versions.judge("d", "unknown")
     second = write(bundle, 2)
     versions.offer(load_backend(bundle))
     for episode in ("e", "f"):
         assert versions.report(ended(second, "success"), episode=episode) == ""
-    assert versions.judge("f", False).endswith("success fell from 100% to 50% in 2 episodes")
+    assert versions.judge("f", "failure").endswith("success fell from 100% to 50% in 2 episodes")
 
 
 def test_a_server_ends_when_its_parent_is_killed(bundle: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def _serving_env(
             return load(published.folder(sha256))
 
         versions = open_versions(published, load_version)
-        watcher = BundleWatcher(versions, live, lambda live: load_version(published.newest()))
+        watcher = BundleWatcher(versions, live, lambda live: load_version(published.newest(in_use=versions.kept)))
         stack.callback(watcher.close)
         starts = StartSequence("train", seed=config.seed, num_tasks=len(env.spec.tasks))
         if is_store(folder / EPISODES):
