@@ -120,7 +120,7 @@ def test_a_folder_goes_on_with_what_was_cloned_in_it_alone(tmp_path: Path) -> No
     def bc(**changes: Any) -> Experiment:
         return replace(experiment, start=replace(start, bc=replace(start.bc, **changes)))
 
-    with pytest.raises(ValueError, match="frozen"):  # nothing is fitted: no reason to refuse what comes next
+    with pytest.raises(UserError, match="no parameter group"):  # nothing is fitted: no reason to refuse what comes next
         cloned(bc(frozen=("vision",)))
     first = cloned(experiment)
     refused = pytest.raises(UserError, match=r"holds a cloned policy.*with other settings.*choose another --out")
