@@ -12,8 +12,6 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
 
-from sims.devices.crossing import crossing
-
 R = TypeVar("R", bound="TensorDataclass")  # not Self, which cannot be checked at run time in undecorated classes
 
 
@@ -46,7 +44,7 @@ class TensorDataclass:
 
     def __getitem__(self: R, index: Any) -> R:
         """As a tensor's; whole numbers in a tensor count from the front only."""
-        return self.map(functools.partial(_rows, index=index))
+        return self.map(functools.partial(rows, index=index))
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the record, in the order of ``map``."""
@@ -73,8 +71,7 @@ class TensorDataclass:
 
         def choose(values: list[Tensor]) -> Tensor:
             here, there = values
-            choice = index_of(here, mask)
-            return torch.where(choice.reshape(*choice.shape, *[1] * (here.dim() - choice.dim())), here, there)
+            return torch.where(mask.reshape(*mask.shape, *[1] * (here.dim() - mask.dim())), here, there)
 
         return type(self)._combine([self, other], choose)
 
@@ -108,17 +105,8 @@ class TensorDataclass:
         return cls(**{name: combine(name) for name in _names(cls)})  # type: ignore[arg-type]
 
 
-def index_of(tensor: Tensor, index: Any) -> Any:
-    """``index``, in the host's memory where ``tensor`` is there: a rollout may keep a part of its record there."""
-    if isinstance(index, Tensor) and tensor.device.type == "cpu" != index.device.type:
-        with crossing("prefixes"):
-            return index.cpu()
-    return index
-
-
-def _rows(tensor: Tensor, index: Any) -> Tensor:
+def rows(tensor: Tensor, index: Any) -> Tensor:
     """``tensor[index]``; rows by number are copied as a whole, of images on a CPU seven times as fast."""
-    index = index_of(tensor, index)
     if isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1 and index.device == tensor.device:
         return tensor.index_select(0, index)
     return tensor[index]

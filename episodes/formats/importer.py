@@ -160,7 +160,10 @@ def _limits(
         if len(limits) not in (1, dims):
             said = f"{option} has {len(limits)} numbers for {dims} action dimensions: give one, or {dims}"
             raise EpisodeError(f"{recording.name}: {said}")
-    low, high = (np.broadcast_to(np.asarray(limits), dims) for limits in (mapping.action_low, mapping.action_high))
+    low, high = (
+        np.broadcast_to(np.asarray(limits, dtype=np.float64), dims)
+        for limits in (mapping.action_low, mapping.action_high)
+    )
     if not ((high > low) & np.isfinite(high - low)).all():
         lowest, highest = (", ".join(f"{limit:g}" for limit in limits) for limits in (low, high))
         raise EpisodeError(

@@ -81,7 +81,7 @@ def cluster(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.nd
     vertices: [v, 3], m. faces: int [n, 3] into them. cell: its edge, m.
     """
     cells = np.floor((vertices - vertices.min(axis=0)) / cell).astype(np.int64)
-    _, group = np.unique(cells @ _places(cells.max() + 1), return_inverse=True)
+    _, group = np.unique(cells @ _places(int(cells.max()) + 1), return_inverse=True)
     size = np.bincount(group)
     mean = np.stack([np.bincount(group, axis) / size for axis in vertices.T], axis=1)
     nearest_first = np.lexsort((np.square(vertices - mean[group]).sum(axis=1), group))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import string
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +68,15 @@ def without_leader(folder: Path, **control: Any) -> Path:
     document["control"] |= control
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
+
+
+@contextmanager
+def typed(keys: str) -> Iterator[TextIO]:
+    """A terminal on which these were pressed."""
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(keys)
+        file.seek(0)
+        yield file
 
 
 def hold(key: str, person: TextIO, seconds: float) -> None:
@@ -152,9 +161,9 @@ def test_y_ends_an_episode_of_six_joints_as_a_success(
 def test_no_key_that_is_a_command_moves_an_arm(action_dim: int) -> None:
     commands, motions = "nyx c0", "".join(teleop.KEYS[:action_dim])
     assert len(set(commands + motions)) == len(commands + motions)
-    stream = io.StringIO(commands + motions)
-    keyboard = teleop.KeyboardInput(stream, action_dim)
-    wait(lambda: stream.tell() == len(commands + motions) and not keyboard._thread.is_alive())
+    with typed(commands + motions) as stream:
+        keyboard = teleop.KeyboardInput(stream, action_dim)
+        keyboard._thread.join()
     assert "".join(keyboard.commands) == commands == "".join(teleop.COMMANDS)
     assert keyboard.motions.count("action") == action_dim
 
@@ -171,12 +180,12 @@ class StillLeader:
 def test_with_a_leader_no_key_moves_the_arm(servos: SimulatedServos, tmp_path: Path) -> None:
     robot, keys = load_robot(so101(tmp_path)), string.ascii_lowercase
     embodiment = build_embodiment(robot.control.embodiment, robot.limits.axes, robot.control.scales)
-    with LeRobotArm(servos, robot) as arm:
+    with LeRobotArm(servos, robot) as arm, typed(keys) as stream:
         session = teleop.TeleopSession(
-            robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=io.StringIO(keys), store=None,
+            robot, LeRobotConnection(arm), StillLeader(), embodiment=embodiment, stream=stream, store=None,
             **OPTIONS,
         )  # fmt: skip
-        wait(lambda: not session.keyboard._thread.is_alive())
+        session.keyboard._thread.join()
         assert "".join(session.keyboard.commands) == keys
         assert session.keyboard.motions == ""
         session.close()
@@ -186,8 +195,9 @@ def pressed(key: str, sent: list[float]) -> list[float]:
     """The action of a Panda that was sent to the joints ``sent``, for a key."""
     axes = load_robot(ROBOTS / "fake_arm.yaml").limits.axes
     panda = PandaEndEffector(axes)
-    keys = teleop.KeyboardInput(io.StringIO(key), panda.action_dim)
-    keys._thread.join()
+    with typed(key) as stream:
+        keys = teleop.KeyboardInput(stream, panda.action_dim)
+        keys._thread.join()
     motion = teleop.KeyboardMotion(keys, panda, position_dimensions(panda, axes), sent=lambda: sent, control_hz=20.0)
     action = motion.action([*START_JOINTS, 0.02])  # where the fingers are does not matter: they press on an object
     assert action is not None

@@ -20,10 +20,10 @@ from sims.chunk import ChunkStep, step_chunk
 from sims.devices.crossing import crossing
 from sims.devices.env_on_device import on_device
 from sims.numbers.finite import check_finite, check_observation
-from sims.tensor_dataclass import TensorDataclass, index_of
+from sims.tensor_dataclass import TensorDataclass
 from sims.vector_env import Observation, StartState, VectorEnv
 from vla_rl.critics.value import ValueCritic
-from vla_rl.rollouts.experience import Experience, clear_invalid
+from vla_rl.rollouts.experience import Experience, clear_invalid, index_of
 from vla_rl.rollouts.shard import WHOLE, Shard
 from vla_rl.rollouts.starts import TrainingStarts
 from vla_rl.rollouts.timer import Timer

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sims.devices.crossing import crossing
-from sims.tensor_dataclass import TensorDataclass, index_of
+from sims.tensor_dataclass import TensorDataclass, rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class Experience(TensorDataclass):
             return torch.cat([_lengthen(tensor, longest) for tensor in tensors], dim=1)
 
         return cls._combine(parts, join)
+
+    def __getitem__(self, index: Any) -> Experience:
+        return self.map(lambda tensor: rows(tensor, index_of(tensor, index)))
 
     def select_envs(self, env_ids: Int[Tensor, " n"]) -> Experience:
         """These environments of [T, N]."""
@@ -117,6 +121,14 @@ def reward_errors(parts: Sequence[RewardCounts | None]) -> dict[str, float]:
         "reward_false_positives": wrongly / declared if declared else float("nan"),
         "reward_false_negatives": missed / true if true else float("nan"),
     }
+
+
+def index_of(tensor: Tensor, index: Any) -> Any:
+    """``index``, in the host's memory where ``tensor`` is there: prefixes may be, of a rollout on a device."""
+    if isinstance(index, Tensor) and tensor.device.type == "cpu" != index.device.type:
+        with crossing("prefixes"):
+            return index.cpu()
+    return index
 
 
 def clear_invalid(rollout: Experience, valid: Bool[Tensor, "*B"]) -> Experience:
