@@ -65,7 +65,14 @@ ALGORITHMS: dict[str, Callable[[Policy, PointEnv], Algorithm]] = {
 }
 CRITIC = EnsembleConfig(hidden=(16,), members=3)
 OFF_POLICY = OffPolicyConfig(
-    chunks=4, warmup=8, warmup_noise=0.1, critic_warmup=2, batch_size=16, demonstration_share=0.0, critic=CRITIC
+    chunks=4,
+    warmup=8,
+    warmup_noise=0.1,
+    critic_warmup=2,
+    batch_size=16,
+    utd_ratio=0.25,
+    demonstration_share=0.0,
+    critic=CRITIC,
 )
 TD3 = ResidualConfig(action_horizon=4, hidden=(16,))
 SAC = dataclasses.replace(TD3, noise=SquashedNoiseConfig(), encoder=ENCODER)
