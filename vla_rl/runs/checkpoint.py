@@ -178,9 +178,10 @@ def _read(tree: Any) -> Any:
 
 
 def _next_step(path: Path) -> str:
-    earlier = [other for other in path.parent.glob(PATTERN) if iteration_of(other) < iteration_of(path)]
+    kept = sorted(path.parent.glob(PATTERN), key=iteration_of)
+    earlier = kept[: kept.index(path)] if path in kept else []
     return (
-        f"Delete {path.name} to resume from {max(earlier, key=iteration_of).name}"
+        f"Delete {path.name} to resume from {earlier[-1].name}"
         if earlier
         else "There is no earlier one: start the run again"
     )
