@@ -6,6 +6,7 @@ The same on an arm of ROS, over a real wire: tests/ros/test_corrections.py.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -44,15 +45,18 @@ pytestmark = pytest.mark.real_time
 SPEC = RobotSpec(action_dim=6, state_dim=6, cameras=("agent",), image_size=(32, 32), control_hz=10.0)
 SETTINGS = replace(PATIENT, held=(), speed=1.0)
 PAN_RANGE = 1.91986  # [rad] that a state of 1 stands for
-LATE = 0.15  # [rad] by which an observation may be off: the arm moves on while it is taken
+LATE = 0.07  # [rad] by which an observation may be off: the arm moves on while it is taken
 MOVED = 0.4  # [rad] by which a person's motion must be observed
-STEP = 0.25  # [rad] of a full action: 2.5 rad/s, more than the limits allow
+STEP = 0.1  # [rad] of a full action: 1 rad/s, more than the limits allow
+SPEED = 0.5  # [rad/s] limit of the first joint: slow, so that a late observation is not far off
+SENT_LATE_S, TRIES = 0.1, 8  # on a busy machine
 
 
 def robot_file(folder: Path) -> Path:
-    """The SO-101 with motions as actions, and pictures that a loaded machine may take late."""
+    """The SO-101, slow, with motions as actions, and pictures that a loaded machine may take late."""
     path = so101(folder)
     document = yaml.safe_load(path.read_text())
+    document["limits"]["joints"]["shoulder_pan"]["velocity"] = f"{SPEED} rad/s"
     steps = dict.fromkeys(JOINTS, f"{STEP} rad")
     document["control"] |= {"embodiment": "joint_steps", "joint_step": steps, "max_image_age_s": 1.0}
     path.write_text(yaml.safe_dump(document, sort_keys=False))
@@ -132,11 +136,11 @@ def motion_of(episode: Episode) -> tuple[float, float, int]:
     return STEP * float(episode.action[first:last, 0].sum()), seen[last] - seen[first], last - first
 
 
-def drive_and_take_over(page: Page) -> None:
+def drive_and_take_over(page: Page, key: str) -> None:
     page.do("hand_back")
     page.drive_until([], lambda state: state["actors"].count("p") >= 10)
     page.do("take_over")
-    page.drive_until(["KeyS"], lambda state: state["actors"].count("h") >= 8)  # joint 0, one way
+    page.drive_until([key], lambda state: state["actors"].count("h") >= 12)
     page.drive_until([], lambda state: state["actors"].endswith("-"))
 
 
@@ -150,13 +154,16 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
         assert (state["mode"], state["reason"], state["can_rewind"]) == ("hold", "a new episode", False)
         wait(lambda: bool(servos.sent))
         assert not any(np.ptp([goal for _, goal in servos.sent], axis=0))
-        for number in range(1, 5):  # a busy machine stops the arm, or observes late or little: the person begins again
+        tries = list[tuple[float, float, int]]()
+        # a busy machine stops the arm, or observes late or little: the person begins again, and drives joint 0 back
+        for number, key in zip(range(1, TRIES + 1), itertools.cycle(["KeyS", "KeyW"]), strict=False):
             with contextlib.suppress(Stopped):
-                drive_and_take_over(page)
+                drive_and_take_over(page, key)
                 page.do("success")
                 page.drive_until([], lambda state: state["mode"] == "ended")
                 length, episode = session.attempt.length, last_episode(running)
                 moved, seen, steps = motion_of(episode)
+                tries.append((moved, seen, steps))
                 if abs(moved - seen) <= LATE and abs(moved) > MOVED:
                     break
             if session.mode != "ended":
@@ -164,6 +171,8 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
                 page.drive_until([], lambda state: state["mode"] == "ended")
             page.do("next")
             page.drive_until([], lambda state, following=number + 1: state["episode"] == following)
+        else:
+            pytest.fail(f"in {TRIES} tries no motion was observed as it was recorded (recorded, seen, steps): {tries}")
         page.do("next")
         state = page.drive_until([], lambda state: state["episode"] == number + 1)
         assert (state["mode"], state["step"]) == ("hold", 0)
@@ -178,16 +187,18 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
     assert MOVED < abs(moved) < 0.9 * STEP * steps
     assert episode.observation_steps[0] == 0
     assert episode.observation_steps[-1] == episode.num_steps
-    # speed and acceleration limits hold, whoever drove [rad/s]
+    # the speed limit holds, whoever drove, over a command and over half a second; a goal may be sent late
     times, goals = np.array([at for at, _ in servos.sent]), np.radians([goal for _, goal in servos.sent])
-    assert (np.abs(np.diff(goals[:, 0])) <= 2.0 * (np.diff(times) + 0.02)).all()
+    for commands in (1, 25):
+        took, turned = times[commands:] - times[:-commands], goals[commands:, 0] - goals[:-commands, 0]
+        assert (np.abs(turned) <= SPEED * (took + SENT_LATE_S)).all()
 
 
 def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
     tmp_path: Path, servos: SimulatedServos
 ) -> None:
     """The policy turns the first joint at a constant speed, so that a state says after which step it was observed."""
-    delay, turns = 3, 0.07  # not to the end of the joint in four episodes
+    delay, turns = 3, 0.07  # not to the end of the joint in all tries
     actions = 1e-4 * torch.randn(100, 6) + torch.tensor([turns, 0.0, 0.0, 0.0, 0.0, 0.0])
     given = bundle(tmp_path, replace(SPEC, action_delay=delay), actions)
     config, file = CorrectionsConfig(control=SETTINGS), robot_file(tmp_path)
@@ -196,7 +207,7 @@ def test_a_policy_acts_as_late_after_its_observations_as_it_was_trained(
         assert session.arm.ask_steps == 1  # of three control steps, the lead takes one and an action one
         with open_control(*open_session(server.invite("Anna"))) as socket:
             page, late = Page(socket), list[float]()
-            for number in range(1, 5):  # on a busy machine chunks come too late, and the arm rests in between
+            for number in range(1, TRIES + 1):  # on a busy machine chunks come too late, and the arm rests in between
                 with contextlib.suppress(Stopped):
                     drive_without_pause(page)
                 page.do("failure")
