@@ -187,7 +187,7 @@ def test_a_person_drives_an_arm_from_the_page_and_its_limits_are_recorded(
     assert MOVED < abs(moved) < 0.9 * STEP * steps
     assert episode.observation_steps[0] == 0
     assert episode.observation_steps[-1] == episode.num_steps
-    # the speed limit holds, whoever drove, over a command and over half a second; a goal may be sent late
+    # the speed limit holds, whoever drove, over a command and over 25; a goal may be sent late
     times, goals = np.array([at for at, _ in servos.sent]), np.radians([goal for _, goal in servos.sent])
     for commands in (1, 25):
         took, turned = times[commands:] - times[:-commands], goals[commands:, 0] - goals[:-commands, 0]
