@@ -33,14 +33,8 @@ class TensorDataclass:
 
     def map(self: R, function: Callable[[Tensor], Tensor]) -> R:
         """The same record with ``function`` applied to every tensor in it."""
-
-        def apply(value: Any) -> Any:
-            if value is None:
-                return None
-            return value.map(function) if isinstance(value, TensorDataclass) else function(value)
-
         record: Any = type(self)
-        return record(**{name: apply(getattr(self, name)) for name in _names(record)})
+        return record(**{name: _apply(function, getattr(self, name)) for name in _names(record)})
 
     def __getitem__(self: R, index: Any) -> R:
         """As a tensor's; whole numbers in a tensor count from the front only."""
@@ -68,12 +62,7 @@ class TensorDataclass:
 
     def where(self: R, mask: Bool[Tensor, "*N"], other: R) -> R:
         """This record where ``mask`` is True, ``other`` elsewhere; mask: bool, one value per leading index."""
-
-        def choose(values: list[Tensor]) -> Tensor:
-            here, there = values
-            return torch.where(mask.reshape(*mask.shape, *[1] * (here.dim() - mask.dim())), here, there)
-
-        return type(self)._combine([self, other], choose)
+        return type(self)._combine([self, other], functools.partial(_choose, mask))
 
     @classmethod
     def stack(cls: type[R], records: Sequence[R]) -> R:
@@ -91,18 +80,32 @@ class TensorDataclass:
 
         Raises ValueError where a field is None in some records only.
         """
+        return cls(**{name: cls._combine_field(name, records, function) for name in _names(cls)})  # type: ignore[arg-type]
 
-        def combine(name: str) -> Any:
-            values = [getattr(record, name) for record in records]
-            if any(value is None for value in values):
-                if not all(value is None for value in values):
-                    raise ValueError(f"{cls.__name__}.{name} is None in some of the records only")
-                return None
-            if isinstance(values[0], TensorDataclass):
-                return type(values[0])._combine(values, function)
-            return function(pad_to_longest(values) if name in cls.ragged else values)
+    @classmethod
+    def _combine_field(cls, name: str, records: Sequence[Any], function: Callable[[list[Tensor]], Tensor]) -> Any:
+        values = [getattr(record, name) for record in records]
+        if any(value is None for value in values):
+            if not all(value is None for value in values):
+                raise ValueError(f"{cls.__name__}.{name} is None in some of the records only")
+            return None
+        if isinstance(values[0], TensorDataclass):
+            return type(values[0])._combine(values, function)
+        return function(pad_to_longest(values) if name in cls.ragged else values)
 
-        return cls(**{name: combine(name) for name in _names(cls)})  # type: ignore[arg-type]
+
+# Not inside the methods: where types are checked at run time, a local function is prepared anew at each call.
+
+
+def _apply(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if value is None:
+        return None
+    return value.map(function) if isinstance(value, TensorDataclass) else function(value)
+
+
+def _choose(mask: Tensor, values: list[Tensor]) -> Tensor:
+    here, there = values
+    return torch.where(mask.reshape(*mask.shape, *[1] * (here.dim() - mask.dim())), here, there)
 
 
 def rows(tensor: Tensor, index: Any) -> Tensor:
