@@ -4,8 +4,8 @@
     python -m tests.sims.libero_and_original --experts 10 libero_spatial:0 ...
 
 prints for each task one line of JSON: how far the two images and states are apart after the same actions from the first
-fixed start, and how far a fixed start's fixtures move between resets; or in how many of ten fixed starts the scripted
-expert succeeds, null without an expert.
+fixed start, whether the whole states of the physics are equal in every bit, and how far a fixed start's fixtures move
+between resets; or in how many of ten fixed starts the scripted expert succeeds, null without an expert.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from sims.adapters.libero import PRO_SUFFIX, PUBLISHED, Libero, LiberoConfig
 
 SIDE = 128
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-ACTIONS = [[0.0] * 6 + [-1.0]] * 10 + [
-    [0.3, -0.2, -0.4, 0.1, 0.0, 0.2, 1.0]
-] * 4  # LIBERO's ten settling steps, then four
+SETTLING = [[0.0] * 6 + [-1.0]] * 10  # LIBERO's, before an episode
+ACTIONS = [[0.3, -0.2, -0.4, 0.1, 0.0, 0.2, 1.0]] * 4 + np.random.default_rng(0).uniform(-1, 1, (26, 7)).tolist()
 
 
 def make(suite: str, task: int, cameras: tuple[str, ...]) -> Libero:
@@ -51,11 +50,12 @@ def compare(suite: str, task: int) -> dict[str, Any]:
         ours.reset(task=0, seed=seed)
         if seed < 50:
             fixtures.append(ours._env.sim.model.body_pos.copy())
-    for action in ACTIONS[10:]:
-        ours.step(np.array(action, dtype=np.float32))
+    for action in ACTIONS:
+        ours.step(np.array(action))
+    physics = physics_of(ours._env)
     images, state = np.zeros((2, SIDE, SIDE, 3), np.uint8), np.zeros(8, np.float32)
     ours.observe(images=images, state=state)
-    theirs = original(suite, task)
+    theirs, their_physics = original(suite, task)
     turned = np.stack([theirs[f"{camera}_image"][::-1, ::-1] for camera in CAMERAS])
     position = np.concatenate([theirs["robot0_eef_pos"], theirs["robot0_gripper_qpos"]])
     instruction = ours.spec.tasks[0]
@@ -67,12 +67,20 @@ def compare(suite: str, task: int) -> dict[str, Any]:
         "image_difference": float(np.abs(images.astype(float) - turned.astype(float)).mean()),
         "image_std": float(images.std()),
         "state_difference": float(np.abs(state[[0, 1, 2, 6, 7]] - position).max()),
+        "same_physics": physics == their_physics,
         "fixture_spread_m": float(np.ptp(np.stack(fixtures), axis=0).max()),
     }
 
 
-def original(suite: str, task: int) -> dict[str, np.ndarray]:
-    """The observation of LIBERO's own environment after ACTIONS from the first fixed start, with seed 0.
+def physics_of(env: Any) -> bytes:
+    """Of LIBERO's environment: positions, velocities, accelerations, controls, constraint forces, bodies, sensors."""
+    data = env.sim.data._data
+    names = "qpos", "qvel", "act", "qacc", "qacc_warmstart", "ctrl", "qfrc_constraint", "xpos", "xquat", "sensordata"
+    return b"".join(getattr(data, name).tobytes() for name in names)
+
+
+def original(suite: str, task: int) -> tuple[dict[str, np.ndarray], bytes]:
+    """Observation and physics of LIBERO's own environment after ACTIONS from the first fixed start, with seed 0.
 
     Without hard resets, because with each of them LIBERO draws one more joint position where a drawer starts open, so
     the fixtures that it draws next move from one reset to the next.
@@ -91,10 +99,11 @@ def original(suite: str, task: int) -> dict[str, np.ndarray]:
     env.reset()
     env.set_init_state(described.get_task_init_states(task)[0])
     observation: dict[str, np.ndarray] = {}
-    for action in ACTIONS:
+    for action in SETTLING + ACTIONS:
         observation, *_ = env.step(action)
+    physics = physics_of(env)
     env.close()
-    return observation
+    return observation, physics
 
 
 def main() -> None:

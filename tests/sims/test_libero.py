@@ -124,6 +124,7 @@ def check_beside_the_original(tasks: Sequence[str]) -> None:
         assert result["image_difference"] < 0.2, result  # of 255
         assert result["image_std"] > 20, result
         assert result["state_difference"] < 1e-6, result
+        assert result["same_physics"], result
         assert result["fixture_spread_m"] == 0.0, result
 
 
