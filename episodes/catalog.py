@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from episodes.archive import ArrayLocations, corrupt, map_arrays, read_directory
+from episodes.archive import ArrayLocations, corrupt, map_arrays, read_directory, verify_archive
 from episodes.packing import ATTRIBUTES
 from episodes.schema import ARRAYS, READABLE_SCHEMAS, SCHEMA
 
@@ -141,6 +141,14 @@ def delete_catalog(folder: Path) -> None:
 
 def read_entry(path: Path) -> Entry:
     """The entry of an episode file of any readable schema, from the file alone. Raises CorruptEpisode."""
+    try:
+        return _read_entry(path)
+    except Exception:
+        verify_archive(path)  # says so if the file is damaged, whatever came of that
+        raise
+
+
+def _read_entry(path: Path) -> Entry:
     stored, attributes = read_directory(path)
     schema = str(attributes.get("schema"))
     if schema not in READABLE_SCHEMAS:
@@ -151,8 +159,8 @@ def read_entry(path: Path) -> Entry:
     if missing:
         raise corrupt(path, f"without {', '.join(sorted(missing))}")
     size = path.stat().st_size
-    success = map_arrays(path, {"success": locations["success"]}, size=size)["success"]
-    return make_entry(attributes, locations, success=bool(success.any()), size=size)
+    arrays = map_arrays(path, locations, size=size)  # all of them: that they lie within the file
+    return make_entry(attributes, locations, success=bool(arrays["success"].any()), size=size)
 
 
 def make_entry(attributes: Mapping[str, Any], locations: ArrayLocations, *, success: bool, size: int) -> Entry:

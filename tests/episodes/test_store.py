@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
-from episodes.catalog import CATALOG_NAME
+from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
 from episodes.overlays import LABELS_NAME, read_labels
 from episodes.sampler import WindowSampler
@@ -233,6 +233,33 @@ def test_verify_detects_a_flipped_bit_anywhere(tmp_path):
         assert verify(tmp_path)["corrupt"] == [file.name], f"bit flip at byte {at} was not detected"
         flip(file, int(at), mask=4)
     assert verify(tmp_path)["corrupt"] == []
+
+
+def test_a_flipped_bit_of_the_directory_leaves_the_rest_of_the_store_readable(tmp_path):
+    """What zipfile raises for it depends on the bit; most of what it raises is no BadZipFile."""
+    with EpisodeStore(tmp_path, create=True) as store:
+        intact, damaged = store.add_all([make_episode(steps=2, images={}, seed=seed) for seed in range(2)])
+        file = store.file(damaged)
+    directory = file.read_bytes().index(b"PK\1\2")
+    for at in (10, 8, 40, 42, *range(60, file.stat().st_size - directory, 97)):  # compression, encryption, offset
+        flip(file, directory + at)
+        with EpisodeStore(tmp_path) as store:
+            store.rebuild()
+            assert store.select()[0].id == intact
+            if at in (8, 10):
+                assert list(store.corrupt) == [file.name]
+        assert verify(tmp_path)["corrupt"] == [file.name]
+        flip(file, directory + at)
+    assert rebuild(tmp_path)["episodes"] == 2
+
+
+def test_a_file_that_may_not_be_read_is_not_called_corrupt(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        file = store.file(store.add(make_episode()))
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(IsADirectoryError):
+        read_entry(file)
 
 
 def test_info_counts(tmp_path):
