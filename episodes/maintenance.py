@@ -18,7 +18,7 @@ from episodes.cuts import parts_of
 from episodes.files import sync
 from episodes.layout import layout_of, store_layout
 from episodes.overlays import DELETED, Labels, append_changes, read_changes, read_labels
-from episodes.schema import CorruptEpisode, EpisodeError, StoreFull
+from episodes.schema import CorruptEpisode, EpisodeError, StoreFull, new_ulid
 from episodes.store import EpisodeStore
 from sims.errors import is_disk_full
 
@@ -26,12 +26,7 @@ from sims.errors import is_disk_full
 def info(path: str | Path) -> dict[str, Any]:
     """Counts, and the files that are unreadable or of the wrong size. ``verify`` also checks their content."""
     with EpisodeStore(path) as store:
-        wrong = [
-            store.file(entry.id).name
-            for entry in store.entries()
-            if not store.file(entry.id).exists() or store.file(entry.id).stat().st_size != entry.bytes
-        ]
-        return _summary(store, {*store.corrupt, *wrong})
+        return _summary(store, _unusable(store))
 
 
 def verify(path: str | Path) -> dict[str, Any]:
@@ -57,28 +52,31 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     """Copy the episodes and labels of the store ``source`` that are not here yet, then ``info`` with ``copied``.
 
     An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
-    Ended at any moment and started again, it continues. ``corrupt`` also names files of ``source`` that are damaged,
-    which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has
+    A file here that ``info`` calls corrupt is replaced by that of ``source``, and named in ``replaced``. Ended at any
+    moment and started again, it continues; several may run at once. ``corrupt`` also names files of ``source`` that are
+    damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has
     other cameras, image sizes or dimensions than those that are here.
     """
-    damaged, copied = set(), 0
+    damaged, copied = set(), set()
     with EpisodeStore(source) as other, EpisodeStore(path, create=True) as store:
         if store.path.resolve() == other.path.resolve():
             raise EpisodeError(f"{path} cannot be merged into itself")
         labels, _ = read_labels(store.path)
-        present = {entry.id for entry in store.entries()}
+        unusable = _unusable(store)
+        present = {entry.id for entry in store.entries() if store.file(entry.id).name not in unusable}
         damaged |= {str(other.path / name) for name in other.corrupt}
         missing = [entry for entry in other.entries() if entry.id not in present and not _deleted(entry, labels)]
         _check_layouts(store, other, missing)
         for entry in missing:
             try:
                 _copy(other.file(entry.id), store)
-                copied += 1
+                copied.add(other.file(entry.id).name)
             except CorruptEpisode:
                 damaged.add(str(other.file(entry.id)))
         append_changes(store.path, read_changes(other.path))
     result = info(path)
-    return result | {"corrupt": sorted({*result["corrupt"], *damaged}), "copied": copied}
+    corrupt, replaced = {*result["corrupt"], *damaged}, unusable & copied
+    return result | {"corrupt": sorted(corrupt), "copied": len(copied), "replaced": sorted(replaced)}
 
 
 def _check_layouts(store: EpisodeStore, other: EpisodeStore, missing: Sequence[Entry]) -> None:
@@ -103,7 +101,7 @@ def _deleted(entry: Entry, labels: Labels) -> bool:
 
 
 def _copy(file: Path, store: EpisodeStore) -> None:
-    temporary = store.path / f".{file.name}.tmp"  # which the store deletes if this process is killed
+    temporary = store.path / f".ep-{new_ulid()}.tmp"  # which the store deletes if this process is killed
     try:
         shutil.copyfile(file, temporary)
         store.add_file(temporary)
@@ -128,6 +126,16 @@ def compact(path: str | Path) -> dict[str, Any]:
             file.unlink()
         sync(store.path)
     return info(path) | {"removed": len(gone), "freed": sum(gone.values())}
+
+
+def _unusable(store: EpisodeStore) -> set[str]:
+    """Names of the files that are unreadable, missing or of the wrong size."""
+    wrong = {
+        store.file(entry.id).name
+        for entry in store.entries()
+        if not store.file(entry.id).exists() or store.file(entry.id).stat().st_size != entry.bytes
+    }
+    return {*store.corrupt, *wrong}
 
 
 def _summary(store: EpisodeStore, corrupt: set[str]) -> dict[str, Any]:

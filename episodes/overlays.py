@@ -20,6 +20,8 @@ from typing import BinaryIO, Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
+from episodes.files import sync
+
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
@@ -83,8 +85,7 @@ def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:
     """Append one label, synced to disk when it returns. Several processes may append at once."""
-    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked(folder) as file:
         _append(file, LabelChange(episode=episode, key=key, value=value, author=author, time_s=time.time()))
 
 
@@ -93,8 +94,7 @@ def append_changes(folder: Path, changes: Iterable[LabelChange]) -> None:
 
     An undo takes back the line here that is its ``undone``; where there is none, it counts as a label.
     """
-    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked(folder) as file:
         here = [(i, change) for i, change in _changes(folder) if change is not None]
         known = {_moved(change) for _, change in here}
         labels = {_moved(change): i for i, change in here if change.undoes is None}
@@ -164,6 +164,15 @@ def read_changes(folder: Path) -> list[LabelChange]:
         for change in changes.values()
         if change is not None
     ]
+
+
+def _locked(folder: Path) -> BinaryIO:
+    """The file, to append to; nobody else appends until it is closed."""
+    file = open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if not file.seek(0, os.SEEK_END):  # it may be new
+        sync(folder)
+    return file
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:

@@ -120,14 +120,17 @@ class EpisodeStore:
     def add_file(self, path: Path) -> str:
         """Commit an episode file of another store by moving it here, on the same disk; returns its id.
 
-        Raises CorruptEpisode, EpisodeError if an episode with its id is here already; then ``path`` stays.
+        If the episode is here already, ``path`` and the file here stay; but a damaged one here is replaced. Raises
+        CorruptEpisode; then ``path`` stays.
         """
         verify_archive(path)
         entry = read_entry(path)
-        if self.file(entry.id).exists():
-            raise EpisodeError(f"{self.file(entry.id)}: this episode is already in the store; episodes never change")
+        file = self.file(entry.id)
+        with contextlib.suppress(CorruptEpisode):  # missing or damaged
+            verify_archive(file)
+            return entry.id
         sync(path)
-        os.rename(path, self.file(entry.id))
+        os.rename(path, file)
         sync(self.path)
         self._use_catalog(lambda catalog: catalog.add([entry]))
         return entry.id

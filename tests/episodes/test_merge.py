@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from episodes.maintenance import compact, info, merge
+from episodes.maintenance import compact, info, merge, verify
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import assert_same, make_episode
@@ -141,6 +142,54 @@ def test_damaged_files_are_named_and_the_others_copied(tmp_path: Path) -> None:
     result = merge(here, there)
     assert (result["copied"], result["corrupt"]) == (2, [str(damaged)])
     assert read_ids(here) == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_damaged_files_here_are_replaced_by_good_ones_and_the_rest_is_copied(tmp_path: Path, known: bool) -> None:
+    """``known``: damaged after the catalog was written."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids = stored(there, 4)
+    with EpisodeStore(there) as store:
+        store.label(ids[3], "success", False, author="ada")
+        expected = store.read(ids[0])
+        files = [store.file(id) for id in ids]
+    here.mkdir()
+    damaged = [here / file.name for file in files[:2]]
+    for file in damaged:
+        shutil.copy(there / file.name, file)
+    if known:
+        info(here)
+    for file in damaged:
+        os.truncate(file, file.stat().st_size // 2)
+    os.truncate(files[1], 100)  # damaged on both sides
+    half = damaged[1].read_bytes()
+    with pytest.raises(SystemExit, match="1"):
+        main(["data", "merge", str(here), "--source", str(there)])
+    with EpisodeStore(here) as store:
+        assert_same(store.read(ids[0]), expected)
+        assert [entry.success for entry in store.entries() if entry.id == ids[2]] == [True]
+        assert store.labels(ids[3]) == {"success": False}
+    assert damaged[1].read_bytes() == half
+    assert info(here)["corrupt"] == [damaged[1].name]
+    os.truncate(damaged[0], 10)
+    result = merge(here, there)
+    assert (result["copied"], result["replaced"]) == (1, [damaged[0].name])
+    assert result["corrupt"] == sorted([damaged[1].name, str(files[1])])
+
+
+def test_merges_of_the_same_episodes_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    ids = stored(there, 60)
+    EpisodeStore(here, create=True).close()
+    merging = [PROCESSES.Process(target=merge, args=(here, there)) for _ in range(3)]
+    for process in merging:
+        process.start()
+    for process in merging:
+        process.join()
+    assert [process.exitcode for process in merging] == [0, 0, 0]
+    assert read_ids(here) == ids
+    assert verify(here)["corrupt"] == []
+    assert not list(here.glob(".ep-*"))
 
 
 def test_a_merge_that_is_killed_continues(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import zarr
 
 from episodes.catalog import CATALOG_NAME, read_entry
 from episodes.maintenance import info, rebuild, verify
-from episodes.overlays import LABELS_NAME, read_labels
+from episodes.overlays import LABELS_NAME, append_changes, append_label, read_changes, read_labels
 from episodes.sampler import WindowSampler
 from episodes.schema import CorruptEpisode, EpisodeError, InvalidEpisode, StoreFull
 from episodes.store import EpisodeStore, Selection
@@ -169,6 +169,24 @@ def test_an_incomplete_label_is_skipped(tmp_path):
             file.write(b'{"episode": "01')
         store.label(id, "second", 2, author="ada")
         assert read_labels(tmp_path) == ({id: {"first": 1, "second": 2}}, 1)
+
+
+def test_a_label_and_its_file_are_on_the_disk_when_it_returns(tmp_path, monkeypatch):
+    synced = []
+    sync = os.fsync
+
+    def record(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in (source, target):
+        folder.mkdir()
+    append_label(source, episode="A", key="note", value=1, author="ada")
+    append_label(source, episode="A", key="note", value=2, author="ada")
+    append_changes(target, read_changes(source))
+    assert synced == ["source", LABELS_NAME, LABELS_NAME, "target", LABELS_NAME, LABELS_NAME]
 
 
 # -- damage --------------------------------------------------------------------------------------------------------
