@@ -20,8 +20,8 @@ from episodes.packing import ATTRIBUTES
 from episodes.schema import ARRAYS, READABLE_SCHEMAS, SCHEMA
 
 CATALOG_NAME = "catalog.sqlite"
-_VERSION = 2
-_FROM_ATTRIBUTES = ("id", "task", "instruction", "source", "split", "seed", "policy_version")
+_VERSION = 3
+_FROM_ATTRIBUTES = ("id", "task", "instruction", "source", "split", "seed", "control_hz", "policy_version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Entry:
     source: str
     split: str
     seed: int
+    control_hz: float
     policy_version: str
     locations: ArrayLocations
     span: tuple[int, int] | None = None
@@ -57,7 +58,8 @@ _COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "span")
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,
     steps INTEGER NOT NULL, observations INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,
-    split TEXT NOT NULL, seed INTEGER NOT NULL, policy_version TEXT NOT NULL, locations TEXT NOT NULL) WITHOUT ROWID"""
+    split TEXT NOT NULL, seed INTEGER NOT NULL, control_hz REAL NOT NULL, policy_version TEXT NOT NULL,
+    locations TEXT NOT NULL) WITHOUT ROWID"""
 _INSERT = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 

@@ -19,17 +19,19 @@ class Layout:
     cameras: Mapping[str, tuple[int, int]]
     state_dim: int
     action_dim: int
+    control_hz: float
 
     def __str__(self) -> str:
         cameras = ", ".join(f"{name} {height}x{width}" for name, (height, width) in sorted(self.cameras.items()))
-        return f"cameras {cameras or 'none'}, {self.state_dim} state and {self.action_dim} action dimensions"
+        dimensions = f"{self.state_dim} state and {self.action_dim} action dimensions"
+        return f"cameras {cameras or 'none'}, {dimensions}, {self.control_hz} Hz"
 
 
 def layout_of(store: EpisodeStore, entry: Entry) -> Layout:
     """Of one episode. Raises CorruptEpisode if the file is missing or truncated."""
     arrays = store.map(entry)
     state_dim, action_dim = (arrays[name].shape[1] for name in ("state", "action"))
-    return Layout(cameras=frame_sizes(arrays), state_dim=state_dim, action_dim=action_dim)
+    return Layout(cameras=frame_sizes(arrays), state_dim=state_dim, action_dim=action_dim, control_hz=entry.control_hz)
 
 
 def store_layout(store: EpisodeStore) -> Layout | None:

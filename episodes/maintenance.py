@@ -54,8 +54,8 @@ def merge(path: str | Path, source: str | Path) -> dict[str, Any]:
     An episode that is deleted here is not copied again; where both stores label one, the label of ``source`` counts.
     A file here that ``info`` calls corrupt is replaced by that of ``source``, and named in ``replaced``. Ended at any
     moment and started again, it continues; several may run at once. ``corrupt`` also names files of ``source`` that are
-    damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of ``source`` has
-    other cameras, image sizes or dimensions than those that are here.
+    damaged, which are not copied. Raises StoreFull, and EpisodeError before anything is copied if an episode of
+    ``source`` has other cameras, image sizes, dimensions or control rates than those that are here.
     """
     damaged, copied = set(), set()
     with EpisodeStore(source) as other, EpisodeStore(path, create=True) as store:

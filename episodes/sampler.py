@@ -68,7 +68,7 @@ class WindowSampler:
     ``Targets.future``. ``actors``: only windows that begin under one of these (``("human",)`` learns from corrections
     alone). ``pre_intervention_steps``: so many of a policy's steps before a person takes over are not the policy's, but
     of the actor ``PRE_INTERVENTION`` (Liu et al. 2022, Sirius). Raises EpisodeError if nothing matches or if episodes
-    differ in shape, CorruptEpisode if a file is damaged.
+    differ in shape or control rate, CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class WindowSampler:
 
         A window is (observation among all, step among all).
         """
-        parts = [self._read_arrays(store, entry) for entry in entries]
+        parts = [self._read_arrays(store, entry, control_hz=entries[0].control_hz) for entry in entries]
         state, action, actor, observed_at = (np.concatenate(part) for part in zip(*parts, strict=True))
         steps, observations = np.array([e.steps for e in entries]), np.array([e.observations for e in entries])
         step_episode, episode = (np.repeat(np.arange(len(entries)), count) for count in (steps, observations))
@@ -137,13 +137,14 @@ class WindowSampler:
         at = np.minimum(self._time[self._windows[indices, 0]] + steps, self._last_time[indices])
         return np.searchsorted(self._time, at, side="right") - 1
 
-    def _read_arrays(self, store: EpisodeStore, entry: Entry) -> tuple[np.ndarray, ...]:
+    def _read_arrays(self, store: EpisodeStore, entry: Entry, *, control_hz: float) -> tuple[np.ndarray, ...]:
         """Copies of state, action, actor and observation steps of one episode, checked against the first's shapes."""
         arrays, first = store.map(entry), self._map(0)
         sizes = frame_sizes(arrays)
         for name, got, expected in (
             ("state dimensions", arrays["state"].shape[1], first["state"].shape[1]),
             ("action dimensions", arrays["action"].shape[1], first["action"].shape[1]),
+            ("control rate", entry.control_hz, control_hz),
             ("frame sizes", [sizes.get(c) for c in self.cameras], [self.image_size] * len(self.cameras)),
         ):
             if got != expected:

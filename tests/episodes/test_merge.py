@@ -119,6 +119,7 @@ def test_a_store_of_another_image_size_or_robot_is_refused_before_anything_is_co
             ({"images": larger}, "front 16x16, wrist 16x16, 4 state"),
             ({"images": {"front": make_episode().images["front"]}}, "cameras front 8x8, 4 state"),
             ({"action": np.zeros((6, 2), np.float32)}, "2 action dimensions"),
+            ({"control_hz": 50.0}, "3 action dimensions, 50.0 Hz, but"),
         ):
             wrong = store.add(make_episode(**changes))
             with pytest.raises(EpisodeError, match="nothing was copied; merge it into a store of its own") as refused:

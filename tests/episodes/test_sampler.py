@@ -164,6 +164,10 @@ def test_other_robots_and_damaged_files_are_reported(store):
     with pytest.raises(EpisodeError, match=rf"{other}.*action dimensions 5, but 3 expected"):
         sampler(store)
     store.delete(other, author="ada")
+    faster = store.add(make_episode(seed=21, control_hz=50.0))
+    with pytest.raises(EpisodeError, match=rf"{faster}.*control rate 50.0, but 20.0 expected"):
+        sampler(store)
+    store.delete(faster, author="ada")
     entry = store.select()[4]
     store.file(entry.id).write_bytes(store.file(entry.id).read_bytes()[:-1000])
     with pytest.raises(CorruptEpisode, match=rf"{entry.id}.*vla-rl data verify"):

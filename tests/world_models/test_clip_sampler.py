@@ -165,6 +165,10 @@ def test_wrong_episodes_are_refused(tmp_path: Path) -> None:
     store.add(dataclasses.replace(other, action=wide))
     with pytest.raises(WorldModelError, match="4 action dimensions, the other episodes have 2"):
         ClipSampler([store], action_horizon=H)
+    mixed = dot_episodes.store(tmp_path / "mixed", 1)
+    mixed.add(dataclasses.replace(dot_episodes.episode(6), control_hz=50.0))
+    with pytest.raises(WorldModelError, match=r"50\.0 Hz, the other episodes have 10\.0 Hz"):
+        ClipSampler([mixed], action_horizon=H)
     empty = EpisodeStore(tmp_path / "empty", create=True)
     with pytest.raises(WorldModelError, match="no episode matches Selection"):
         ClipSampler([empty], action_horizon=H)

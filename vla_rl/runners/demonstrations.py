@@ -40,7 +40,7 @@ def collect(
     """``vla-rl collect``: add ``episodes`` demonstrations to the store at ``out``; with ``failures`` failed ones too.
 
     ``policy``: episodes of this bundle instead, exploring, successful or not. UserError where the store has episodes of
-    other cameras, image sizes or dimensions.
+    other cameras, image sizes, dimensions or control rates.
     """
     env = make_env(experiment.sim)
     try:
@@ -55,7 +55,7 @@ def collect(
 
 def _check_layout(store: EpisodeStore, spec: EnvSpec) -> None:
     cameras = dict.fromkeys(spec.cameras, spec.image_size)
-    new = Layout(cameras=cameras, state_dim=spec.state_dim, action_dim=spec.action_dim)
+    new = Layout(cameras=cameras, state_dim=spec.state_dim, action_dim=spec.action_dim, control_hz=spec.control_hz)
     if (present := store_layout(store)) not in (None, new):
         raise UserError(
             f"{store.path} has episodes with {present}, but {spec.name} has {new}: nothing was recorded; give another "

@@ -35,8 +35,8 @@ class ClipSampler:
     """Clips of the selected episodes of some stores; images stay in their memory-mapped files.
 
     Observations are numbered across all episodes. ``part``: of the starts, see ``part_of``; no start is in two parts.
-    Raises WorldModelError when no episode matches, when cameras or dimensions differ, and for NaN; CorruptEpisode if a
-    file is damaged.
+    Raises WorldModelError when no episode matches, when cameras, dimensions or control rates differ, and for NaN;
+    CorruptEpisode if a file is damaged.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class ClipSampler:
         self.cameras = tuple(sizes) if cameras is None else tuple(cameras)
         for (store, entry, _), arrays in zip(chosen, self._arrays, strict=True):
             _check(f"{store.file(entry.id)}", arrays, self._arrays[0], self.cameras)
+            if entry.control_hz != (hz := self.entries[0].control_hz):
+                raise WorldModelError(f"{store.file(entry.id)}: {entry.control_hz} Hz, the other episodes have {hz} Hz")
         self.image_size = sizes[self.cameras[0]]
         self._steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         gaps = max(int(np.diff(steps).max(initial=0)) for steps in self._steps)
