@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from episodes.overlays import Labels, LabelValue
+from episodes.overlays import SPLIT, TRIM, Labels, LabelValue, recorded_id
 from episodes.packing import Arrays
-
-TRIM, SPLIT = "trim", "split"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +31,6 @@ class Part:
     @property
     def id(self) -> str:
         return self.lineage[-1]
-
-
-def recorded_id(id: str) -> str:
-    """Of the episode that ``id`` is, or is a part of."""
-    return id.partition(".")[0]
 
 
 def parts_of(id: str, steps: int, labels: Labels) -> Iterator[Part]:

@@ -4,14 +4,20 @@ The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
 whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
 show success (``labelled_success``). A label of null takes the key away, so that what was recorded counts again.
+Labels of a part count until the split that made it is taken back; split again, the new part has the id, but not them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import json
+import math
 import os
+import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +30,7 @@ from episodes.files import sync
 
 LABELS_NAME = "labels.jsonl"
 DELETED, SUCCESS, SUCCESS_FROM = "deleted", "success", "success_from"
+TRIM, SPLIT = "trim", "split"
 OUTCOME, ABORT, REWOUND_AT = "outcome", "abort", "rewound_at"
 
 LabelValue = bool | int | float | str
@@ -45,6 +52,11 @@ class LabelChange:
     time_s: float
     undoes: int | None = None
     undone: LabelChange | None = None
+
+
+def recorded_id(id: str) -> str:
+    """Of the episode that ``id`` is, or is a part of."""
+    return id.partition(".")[0]
 
 
 def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
@@ -125,7 +137,8 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
         return None
     with open(folder / LABELS_NAME, "rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        changes = [(i, change) for i, change in _changes(folder) if change is not None and change.episode == episode]
+        counting = _counting(_changes(folder))[recorded_id(episode)]
+        changes = [(i, change) for i, change in counting if change.episode == episode]
         undone = {change.undoes for _, change in changes}
         holding = [(i, change) for i, change in changes if change.undoes is None and i not in undone]
         if not holding:
@@ -140,15 +153,13 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
 def read_labels(folder: Path) -> tuple[Labels, int]:
     """All labels, and the number of incomplete lines (their writer was killed), which are skipped."""
     labels: Labels = {}
-    incomplete = 0
-    for _, change in _changes(folder):
-        if change is None:
-            incomplete += 1
-        elif change.value is None:
+    changes = list(_changes(folder))
+    for _, change in itertools.chain.from_iterable(_counting(changes).values()):
+        if change.value is None:
             labels.get(change.episode, {}).pop(change.key, None)
         else:
             labels.setdefault(change.episode, {})[change.key] = change.value
-    return labels, incomplete
+    return labels, sum(change is None for _, change in changes)
 
 
 def read_history(folder: Path, episodes: Collection[str]) -> list[LabelChange]:
@@ -166,13 +177,14 @@ def read_changes(folder: Path) -> list[LabelChange]:
     ]
 
 
-def _locked(folder: Path) -> BinaryIO:
-    """The file, to append to; nobody else appends until it is closed."""
-    file = open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    if not file.seek(0, os.SEEK_END):  # it may be new
-        sync(folder)
-    return file
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[BinaryIO]:
+    """The file, to append to; nobody else appends meanwhile."""
+    with open(os.open(folder / LABELS_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not file.seek(0, os.SEEK_END):  # it may be new
+            sync(folder)
+        yield file
 
 
 def _append(file: BinaryIO, change: LabelChange) -> None:
@@ -194,6 +206,33 @@ def _changes(folder: Path) -> Iterator[tuple[int, LabelChange | None]]:
             yield number, LabelChange(**json.loads(line))
         except (ValueError, TypeError):
             yield number, None
+
+
+def _counting(changes: Iterable[tuple[int, LabelChange | None]]) -> Mapping[str, list[tuple[int, LabelChange]]]:
+    """Recorded episode -> the changes of it and its parts, without those of parts whose split is not the same since."""
+    counting: Mapping[str, list[tuple[int, LabelChange]]] = defaultdict(list)
+    for number, change in changes:
+        if change is None:
+            continue
+        lines = counting[recorded_id(change.episode)]
+        if change.key == SPLIT:
+            own = (one.value for _, one in reversed(lines) if (one.episode, one.key) == (change.episode, SPLIT))
+            if change.value != next(own, None):
+                lines[:] = [line for line in lines if not _is_part(line[1].episode, of=change.episode)]
+        lines.append((number, change))
+    return counting
+
+
+def _is_part(id: str, *, of: str) -> bool:
+    """Whether ``id`` is a part of the episode ``of``, or a part of its parts."""
+    (first, end), (low, high) = _span(id), _span(of)
+    return id != of and low <= first and end <= high
+
+
+def _span(id: str) -> tuple[float, float]:
+    """The recorded steps of a part; of a recorded episode all."""
+    steps = re.search(r"\.(\d+)-(\d+)$", id)
+    return (int(steps[1]), int(steps[2])) if steps else (0, math.inf)
 
 
 def _lines(folder: Path) -> list[bytes]:

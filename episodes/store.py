@@ -24,16 +24,19 @@ from typing import Any
 
 from episodes.archive import map_arrays, read_directory, verify_archive, write_archive
 from episodes.catalog import CATALOG_NAME, Catalog, Entry, delete_catalog, make_entry, read_entry
-from episodes.cuts import SPLIT, TRIM, Part, cut, parts_of, recorded_id
+from episodes.cuts import Part, cut, parts_of
 from episodes.files import sync
 from episodes.overlays import (
     DELETED,
+    SPLIT,
+    TRIM,
     LabelChange,
     LabelValue,
     append_label,
     is_success,
     read_history,
     read_labels,
+    recorded_id,
     undo_label,
 )
 from episodes.packing import Arrays, pack, unpack

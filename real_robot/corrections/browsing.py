@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from episodes.catalog import Entry
-from episodes.cuts import SPLIT
-from episodes.overlays import ABORT, DELETED, OUTCOME, SUCCESS, SUCCESS_FROM, is_success
+from episodes.overlays import ABORT, DELETED, OUTCOME, SPLIT, SUCCESS, SUCCESS_FROM, is_success
 from episodes.packing import frame, frame_sizes
 from episodes.schema import ACTORS, HUMAN
 from episodes.store import EpisodeStore

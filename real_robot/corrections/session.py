@@ -20,8 +20,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from episodes.cuts import recorded_id
-from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels
+from episodes.overlays import ABORT, OUTCOME, REWOUND_AT, SUCCESS, judged, read_labels, recorded_id
 from episodes.schema import HOLD, HUMAN, POLICY
 from episodes.store import EpisodeStore
 from real_robot.corrections.arm import ArmEnv

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from episodes.maintenance import info, rebuild
+from episodes.maintenance import info, merge, rebuild
 from episodes.sampler import WindowSampler
 from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore, Selection
@@ -79,6 +79,43 @@ def test_a_split_gives_two_episodes_with_labels_of_their_own(tmp_path):
             (id, "split"),
         ]
         assert steps_of(store, id) == list(range(9))
+
+
+def test_parts_of_a_split_that_is_made_again_have_no_labels_of_the_earlier_ones(tmp_path):
+    with EpisodeStore(tmp_path, create=True) as store:
+        id = store.add(make_episode(steps=9))
+        before, after = store.split(id, 5, author="anna")
+        inner, last = store.split(after, 2, author="anna")
+        store.label(last, "note", "bad", author="anna")
+        store.delete(inner, author="anna")
+        assert store.split(before, 2, author="anna") == (f"{id}.0-2", f"{id}.2-5")
+        undone = [store.undo(inner, author="ben"), store.undo(inner, author="ben")]
+        assert [one.key for one in undone if one] == ["deleted", "split"]
+        assert store.split(after, 2, author="ben") == (inner, last)
+        assert store.labels(last) == {}
+        assert len(store.select()) == 4  # the other part of the whole stays split
+        store.delete(inner, author="ben")
+        store.label(id, "split", None, author="ben")
+        assert store.split(id, 5, author="ben") == (before, after)
+        assert [entry.id for entry in store.select()] == [before, after]
+        assert store.split(after, 2, author="ben") == (inner, last)
+        assert store.labels(inner) == {}
+        undone = [store.undo(last, author="ben"), store.undo(after, author="ben")]
+        assert [(one.episode, one.key) for one in undone if one] == [(after, "split"), (id, "split")]
+        assert steps_of(store, id) == list(range(9))
+        assert [change.value for change in store.history(id)] == [5, None, 5, None]
+
+
+def test_the_same_split_from_another_store_leaves_the_labels_here(tmp_path):
+    with EpisodeStore(tmp_path / "here", create=True) as here, EpisodeStore(tmp_path / "there", create=True) as there:
+        id = here.add(make_episode(steps=9))
+        merge(there.path, here.path)
+    with EpisodeStore(tmp_path / "here") as here, EpisodeStore(tmp_path / "there") as there:
+        there.split(id, 5, author="ben")
+        before, after = here.split(id, 5, author="anna")
+        here.delete(after, author="anna")
+        merge(here.path, there.path)
+        assert [entry.id for entry in here.select()] == [before]
 
 
 def test_cuts_survive_a_rebuild_and_are_counted(tmp_path):
