@@ -6,8 +6,8 @@
     success_steps 0, early_steps 6     -   -   -   ?   +     ?: unclear, not used as either
 
 Labels on episodes count (episodes/overlays.py): ``success`` False makes all of an episode negative; True makes the last
-observation of an episode positive that was recorded as a failure (of a split one: of its last part); ``success_from`` gives the control step from which
-its observations are positive.
+observation of an episode positive that was recorded as a failure (of a split one: of its last part); ``success_from``
+gives the control step from which its observations are positive.
 """
 
 from __future__ import annotations
