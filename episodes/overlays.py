@@ -65,24 +65,36 @@ def outcome_unknown(labels: Mapping[str, LabelValue]) -> bool:
 
 
 def is_success(labels: Mapping[str, LabelValue], recorded: bool) -> bool:
-    """As it is labelled now."""
-    return bool(labels.get(SUCCESS, recorded)) and not outcome_unknown(labels)
+    """As it is labelled now; a label of where success begins says that it is one."""
+    return bool(labels.get(SUCCESS, recorded or SUCCESS_FROM in labels)) and not outcome_unknown(labels)
+
+
+def outcome_labelled(labels: Mapping[str, LabelValue]) -> bool:
+    """Whether labels say success or failure, or where success begins."""
+    return SUCCESS in labels or SUCCESS_FROM in labels
 
 
 def labelled_success(
-    labels: Mapping[str, LabelValue], at: Int[np.ndarray, " L"], *, recorded: bool, first: int, success_steps: int = 0
+    labels: Mapping[str, LabelValue],
+    at: Int[np.ndarray, " L"],
+    *,
+    recorded: bool,
+    first: int,
+    ends: bool,
+    success_steps: int = 0,
 ) -> Bool[np.ndarray, " L"] | None:
     """Which of the observations at control steps ``at`` labels say show success; None: those of the record.
 
     ``recorded``: whether any step is recorded as a success; where none is, a success is one for its last
-    ``success_steps`` steps. ``first``: the recorded step that is step 0.
+    ``success_steps`` steps. ``first``: the recorded step that is step 0. ``ends``: whether it ends where what was
+    labelled ends (``outcomes.ends_as_labelled``); an earlier part shows no success.
     """
     if outcome_unknown(labels) or not labels.get(SUCCESS, True):
         return np.zeros(len(at), dtype=bool)
     if SUCCESS_FROM in labels:
         return at >= int(labels[SUCCESS_FROM]) - first
     if SUCCESS in labels and not recorded:
-        return at >= max(1, at[-1] - success_steps)
+        return (at >= max(1, at[-1] - success_steps)) & ends
     return None
 
 
@@ -90,9 +102,9 @@ def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
     """What the labels say: "unknown" also of what was deleted; None: nothing, and what was recorded counts."""
     if labels.get(DELETED) or outcome_unknown(labels):
         return "unknown"
-    if SUCCESS not in labels:
+    if not outcome_labelled(labels):
         return None
-    return "success" if labels[SUCCESS] else "failure"
+    return "success" if labels.get(SUCCESS, True) else "failure"
 
 
 def append_label(folder: Path, *, episode: str, key: str, value: LabelValue | None, author: str) -> None:

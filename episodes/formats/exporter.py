@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from episodes.catalog import Entry
 from episodes.formats.export_format import ExportFormat
 from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.formats.to_robomimic import write_robomimic
+from episodes.outcomes import rewarded
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 
@@ -36,24 +35,15 @@ def export_episodes(store: EpisodeStore, path: Path, format: ExportFormat) -> di
         raise EpisodeError(f"{store.path} holds no episode to export")
     if path.exists():
         raise EpisodeError(f"{path} exists; choose another --out")
-    WRITERS[format](_labelled(store, entries), path)
+    WRITERS[format]((rewarded(store, entry) for entry in entries), path)
     return {"episodes": len(entries), "steps": sum(entry.steps for entry in entries)}
-
-
-def _labelled(store: EpisodeStore, entries: Iterable[Entry]) -> Iterator[Episode]:
-    """A label overrides the recorded success; where it is the label alone that says so, success is at the end."""
-    for entry in entries:
-        episode = store.read(entry.id)
-        if entry.success != episode.succeeded:
-            at_end = np.arange(episode.num_steps) == episode.num_steps - 1
-            episode = dataclasses.replace(episode, success=entry.success & at_end)
-        yield episode
 
 
 def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:
     expected: dict[str, Any] = {}
     for episode in episodes:
-        if not np.array_equal(episode.observation_steps, np.arange(len(episode.observation_steps))):
+        steps = episode.num_steps
+        if not np.array_equal(episode.observation_steps[:steps], np.arange(steps)):
             raise EpisodeError(
                 f"episode {episode.id} ({episode.task}) was not observed at every control step, which this format "
                 "needs; record with observe_every 1"

@@ -71,7 +71,7 @@ def to_episode(recording: Recording, mapping: ImportMapping, *, number: int) -> 
         images={camera: _images(recording, key, mapping) for camera, key in mapping.cameras.items()},
         observation_steps=np.arange(steps + 1, dtype=np.int32),
         action=_scale_actions(recording, low, high)[:steps],
-        reward=_reward(recording, steps),
+        reward=_reward(recording, mapping, steps),
         terminated=last & terminated,
         truncated=last & (not terminated),
         success=success,
@@ -100,9 +100,13 @@ def _control_hz(recording: Recording, mapping: ImportMapping) -> float:
     return float(control_hz)
 
 
-def _reward(recording: Recording, steps: int) -> Float32[np.ndarray, " steps"]:
-    """As recorded; the last action that is kept gets what the ones after it were rewarded with. 0 without rewards."""
-    if recording.reward is None:
+def _reward(recording: Recording, mapping: ImportMapping, steps: int) -> Float32[np.ndarray, " steps"]:
+    """As recorded; the last action that is kept gets what the ones after it were rewarded with. 0 without rewards.
+
+    Also 0 where the recording's rewards are its successes, and a rule says otherwise what succeeds.
+    """
+    decided = mapping.success != "recorded" and recording.terminated is None
+    if recording.reward is None or (decided and np.isin(recording.reward, (0, 1)).all()):
         return np.zeros(steps, dtype=np.float32)
     return np.append(recording.reward[: steps - 1], recording.reward[steps - 1 :].sum()).astype(np.float32)
 

@@ -26,6 +26,8 @@ from jaxtyping import UInt8
 from episodes.formats.recording import Recording
 from episodes.schema import EpisodeError
 
+ACTIONS = ("action", "actions")  # the second in physical-intelligence/libero
+
 
 def is_lerobot(path: Path) -> bool:
     return (path / "meta" / "info.json").is_file()
@@ -33,7 +35,7 @@ def is_lerobot(path: Path) -> bool:
 
 def read_lerobot(root: Path) -> Iterator[Recording]:
     """Every episode in order. Raises EpisodeError where a file is missing or of another version."""
-    info = json.loads((root / "meta" / "info.json").read_bytes())
+    info = _json_object(root / "meta" / "info.json")
     version = str(info.get("codebase_version", ""))
     if not version.startswith(("v2.", "v3.")):
         raise EpisodeError(f"{root}: LeRobot version {version!r}; 2.x and 3.0 can be read")
@@ -56,6 +58,12 @@ class _DataSet:
         number = int(episode["episode_index"])
         places = self._places(episode)
         table = _parquet(self.root / self.info["data_path"].format(**places))
+        action = next((key for key in ACTIONS if key in table), None)
+        if action is None or "episode_index" not in table:
+            raise EpisodeError(
+                f"{self.root.name}: episode {number}: the columns {' or '.join(ACTIONS)} and episode_index are needed; "
+                f"there are {', '.join(table)}"
+            )
         rows = np.flatnonzero(np.asarray(table["episode_index"]) == number).tolist()
         kinds = {key: feature["dtype"] for key, feature in self.info["features"].items()}
         features = {key: kind for key, kind in kinds.items() if key in table or kind == "video"}
@@ -76,7 +84,7 @@ class _DataSet:
             read=read,
             keys=tuple(features),
             outcomes=tuple(key for key in features if key.startswith("next.")),
-            action=np.stack([table["action"][row] for row in rows]).astype(np.float64),
+            action=np.stack([table[action][row] for row in rows]).astype(np.float64),
             reward=reward,
             instruction=self._instruction(episode, table, rows[0]),
             control_hz=float(self.info["fps"]),
@@ -135,6 +143,16 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return [_json_line(path, number, line) for number, line in lines if line.strip()]
 
 
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise EpisodeError(f"{path} is not a JSON object; download it again")
+    return found
+
+
 def _json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line.decode())
@@ -154,7 +172,10 @@ def _parquet(path: Path) -> dict[str, Any]:
         raise EpisodeError("reading parquet needs pyarrow. Run: pip install 'vla-rl[import]'") from error
     if not path.is_file():
         raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
-    columns: dict[str, Any] = parquet.read_table(path).to_pydict()
+    try:
+        columns: dict[str, Any] = parquet.read_table(path).to_pydict()
+    except (OSError, ValueError) as error:  # pyarrow's errors of a damaged file
+        raise EpisodeError(f"{path} cannot be read as parquet: {error}; download it again") from error
     return columns
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from episodes.formats.export_format import ExportFormat
 from episodes.formats.exporter import export_episodes
@@ -78,6 +79,33 @@ def test_labels_are_exported(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "out.hdf5") as file:
         rewards = [file[f"data/demo_{number}/rewards"][:].tolist() for number in range(len(file["data"]))]
     assert rewards == [[0.0] * 5, [0.0, 0.0, 1.0]]
+
+
+def test_success_and_rewards_of_an_export_agree_with_the_labels(tmp_path: Path) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    failed, later, split = (store.add(make_episode(steps=5, seed=seed)) for seed in range(3))
+    store.label(failed, "success", False, author="test")
+    store.label(later, "success_from", 3, author="test")
+    store.split(split, 2, author="test")  # its success is in the second part
+    export_episodes(store, tmp_path / "out", "lerobot-images")
+    table = parquet.read_table(tmp_path / "out/data/chunk-000/file-000.parquet").to_pydict()
+    number = np.array(table["episode_index"])
+    assert [np.array(table["next.success"])[number == e].astype(int).tolist() for e in range(4)] == [
+        [0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 0], [0, 0, 1, 0],
+    ]  # fmt: skip
+    assert [np.array(table["next.reward"])[number == e].tolist() for e in range(4)] == [
+        [0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0], [0, 0, 1, 0],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["robomimic", "lerobot-images"])
+def test_an_episode_that_was_observed_at_its_first_step_only_is_refused(tmp_path: Path, format: ExportFormat) -> None:
+    store = EpisodeStore(tmp_path / "store", create=True)
+    once = make_episode(steps=4, every=8)
+    assert once.observation_steps.tolist() == [0]
+    store.add(once)
+    with pytest.raises(EpisodeError, match="not observed at every control step"):
+        export_episodes(store, tmp_path / "out.hdf5", format)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:

@@ -289,6 +289,48 @@ def test_lerobot_2(tmp_path: Path) -> None:
     assert [episode.succeeded for episode in episodes] == [True, False]
 
 
+@pytest.mark.parametrize(("rule", "success"), [("none", False), ("observation.state[0]>99", False), ("end", True)])
+def test_a_named_rule_takes_the_place_of_a_reward_for_success(tmp_path: Path, rule: str, success: bool) -> None:
+    first, _ = imported(lerobot_2(tmp_path / "pusht"), tmp_path, success=parse_success(rule), **PIXELS)
+    assert (first.succeeded, bool(first.terminated[-1])) == (success, success)
+    assert not first.reward.any()  # as of a recording without rewards; its success is paid when it is replayed
+
+
+def test_a_dense_reward_is_kept_whatever_the_rule(tmp_path: Path) -> None:
+    source = robomimic(tmp_path / "demo.hdf5")
+    with h5py.File(source, "a") as file:
+        file["data/demo_0/rewards"][:] = 0.5
+    mapping = {"state": ("robot0_eef_pos",), "instruction": "lift", "success": "none"}
+    assert imported(source, tmp_path, **mapping)[0].reward.tolist() == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_lerobot_s_column_of_actions_may_be_called_so(tmp_path: Path) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    path = root / "data/chunk-000/episode_000000.parquet"
+    table = parquet.read_table(path)
+    parquet.write_table(table.rename_columns(["actions" if n == "action" else n for n in table.column_names]), path)
+    first, _ = imported(root, tmp_path, **PIXELS)
+    np.testing.assert_allclose(first.action, ACTIONS[0][:4], atol=1e-6)
+    parquet.write_table(table.drop_columns(["action"]), path)
+    with pytest.raises(EpisodeError, match=r"columns action or actions .*; there are episode_index, task_index, obs"):
+        imported(root, tmp_path / "other", **PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("meta/info.json", r"meta/info.json is not a JSON object"),
+        ("data/chunk-000/episode_000000.parquet", r"episode_000000.parquet cannot be read as parquet"),
+    ],
+)
+def test_a_file_of_an_interrupted_download_is_named(tmp_path: Path, name: str, message: str) -> None:
+    root = lerobot_2(tmp_path / "pusht")
+    content = (root / name).read_bytes()
+    (root / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(EpisodeError, match=message):
+        imported(root, tmp_path, **PIXELS)
+
+
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\xe9"])
 def test_a_line_of_a_jsonl_file_ends_at_a_newline_only_and_is_utf_8(tmp_path: Path, character: str) -> None:
     root, task = lerobot_2(tmp_path / "pusht"), f"push{character}the T"

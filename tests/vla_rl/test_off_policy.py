@@ -419,6 +419,32 @@ def test_what_does_not_fit_is_refused(store: Path) -> None:
         EnsembleConfig(members=2, least_of=3)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"control_hz": 50.0}, r"control_hz 50.0, not"),
+        ({"state": np.zeros((21, 9), dtype=np.float32)}, r"state_dim 9, not"),
+        ({"images": {}}, r"cameras \(\), not"),
+    ],
+)
+def test_episodes_of_another_robot_are_refused_before_anything_is_made(
+    tmp_path: Path, store: Path, change: dict[str, Any], message: str
+) -> None:
+    """Failures too, which the store may consist of."""
+    env, other = PointEnv(num_envs=4), EpisodeStore(tmp_path / "store", create=True)
+    with EpisodeStore(store) as recorded:
+        given = recorded.read(recorded.select()[0].id)
+    no = np.zeros(given.num_steps, dtype=bool)
+    state = change.get("state", given.state)[:1].repeat(len(given.state), axis=0)
+    other.add(dataclasses.replace(given, success=no, terminated=no, **(change | {"state": state})))
+    algorithm = dataclasses.replace(SMALL, stores=(other.path,))
+    torch.manual_seed(0)
+    save_bundle(residual_on(build_policy(CONFIGS["gaussian"], RobotSpec.of(env.spec)), TD3), tmp_path / "bundle")
+    experiment = Experiment(device="cpu", start=FromBundle(path=tmp_path / "bundle"), algorithm=algorithm)
+    with pytest.raises(UserError, match=rf"'algorithm.stores': .*another robot or simulator: .*{message}"):
+        check_experiment(experiment, env, start=tmp_path / "bundle")
+
+
 # -- rewards ----------------------------------------------------------------------------------------------------------
 
 

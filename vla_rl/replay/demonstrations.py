@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 
-from episodes.catalog import Entry
-from episodes.overlays import SUCCESS, outcome_unknown
+from episodes.outcomes import rewarded
+from episodes.overlays import outcome_labelled
 from episodes.schema import EXPERT, HUMAN, Episode
 from episodes.store import EpisodeStore
 from policies.policy import Policy
@@ -61,8 +61,8 @@ class Walk:
 
 
 def walks(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[Walk]:
-    """All walks of an episode that hold a transition."""
-    steps, observed = episode.num_steps, episode.observation_steps.astype(np.int64)
+    """All walks of an episode that hold a transition; none goes on behind the first step that is terminated."""
+    steps, observed = _steps(episode), episode.observation_steps.astype(np.int64)
     for remainder in np.unique(observed % action_horizon):
         index = np.flatnonzero((observed % action_horizon == remainder) & (observed < steps))
         breaks = np.flatnonzero(np.diff(observed[index]) != action_horizon) + 1
@@ -71,19 +71,24 @@ def walks(episode: Episode, *, action_horizon: int, gamma: float) -> Iterator[Wa
                 continue
             last = observed[part[-1]]
             ends = last + action_horizon >= steps
-            if ends and not episode.terminated[-1] and observed[-1] == steps:  # its true successor
+            if ends and not episode.terminated[steps - 1] and observed[-1] == steps:  # its true successor
                 part = np.append(part, len(observed) - 1)
             walk = _walk(episode, part, action_horizon, gamma)
             if walk.num_executed.any():
                 yield walk
 
 
+def _steps(episode: Episode) -> int:
+    """Control steps until its first end."""
+    return int(np.argmax(episode.terminated)) + 1 if episode.terminated.any() else episode.num_steps
+
+
 def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon: int, gamma: float) -> Walk:
-    steps = episode.num_steps
+    steps = _steps(episode)
     start = episode.observation_steps.astype(np.int64)[observation]
     ahead = start[:, None] + np.arange(action_horizon)
     executed = np.minimum(action_horizon, steps - start)
-    terminated = (start + executed == steps) & bool(episode.terminated[-1])
+    terminated = (start + executed == steps) & bool(episode.terminated[steps - 1])
     executed[-1] = executed[-1] if terminated[-1] else 0
     within = np.arange(action_horizon) < executed[:, None]
     inside = np.minimum(ahead, steps - 1)
@@ -97,7 +102,7 @@ def _walk(episode: Episode, observation: Int64[np.ndarray, " n"], action_horizon
         reward=reward,
         num_executed=executed,
         terminated=terminated,
-        timed_out=(start == steps) & bool(episode.truncated[-1]),
+        timed_out=(start == steps) & bool(episode.truncated[steps - 1]),
         actor=np.where(alone, first, SEVERAL),
     )
 
@@ -110,42 +115,6 @@ def demonstrated(walk: Walk) -> Walk:
     )
 
 
-def with_outcome(episode: Episode, success: bool, *, judged: bool) -> Episode:
-    """With the reward of its outcome as it is labelled now: 1 at the end of a success, which ends the task, else 0.
-
-    ``judged``: somebody said so. A failure is then known where the environment did not end the episode, too (on an arm
-    it never does): its return is 0, and as behind a time limit the value of its last observation still counts.
-    """
-    last = np.arange(episode.num_steps) == episode.num_steps - 1
-    return replace(
-        episode,
-        reward=(last & success).astype(np.float32),
-        terminated=(episode.terminated | success) & last,
-        truncated=(episode.truncated | (last & judged)) & (not success),
-    )
-
-
-def without_outcome(episode: Episode) -> Episode:
-    """Of one that was given up (``outcome_unknown``): nothing tells what its end was worth."""
-    no = np.zeros(episode.num_steps, dtype=bool)
-    return replace(episode, reward=no.astype(np.float32), terminated=no, truncated=no)
-
-
-def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
-    """The episode with its rewards as recorded, or with that of its outcome (``with_outcome``).
-
-    That is where its success is labelled, and where it succeeded without any reward, as imported demonstrations do.
-    Of an episode that was given up nothing (``without_outcome``).
-    """
-    episode, labels = store.read(entry.id), store.labels(entry.id)
-    if outcome_unknown(labels):
-        return without_outcome(episode)
-    labelled = SUCCESS in labels
-    if labelled or (episode.succeeded and not episode.reward.any()):
-        return with_outcome(episode, entry.success if labelled else True, judged=labelled)
-    return episode
-
-
 def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float) -> list[Walk]:
     """All episodes of ``stores`` with their rewards (``rewarded``).
 
@@ -156,7 +125,7 @@ def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float)
         with EpisodeStore(path) as store:
             entries = store.select()
             episodes = [rewarded(store, entry) for entry in entries]
-            labelled = any(SUCCESS in store.labels(entry.id) for entry in entries)
+            labelled = any(outcome_labelled(store.labels(entry.id)) for entry in entries)
         imported = bool(episodes) and all("imported" in episode.fingerprint for episode in episodes)
         if imported and not labelled and not any(episode.reward.any() for episode in episodes):
             raise UserError(

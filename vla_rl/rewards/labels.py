@@ -6,8 +6,8 @@
     success_steps 0, early_steps 6     -   -   -   ?   +     ?: unclear, not used as either
 
 Labels on episodes count (episodes/overlays.py): ``success`` False makes all of an episode negative; True makes the last
-observation of an episode positive that was recorded as a failure; ``success_from`` gives the control step from which
-its observations are positive.
+observation of an episode positive that was recorded as a failure (of a split one: of its last part); ``success_from``
+gives the control step from which its observations are positive.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.catalog import Entry
+from episodes.outcomes import ends_as_labelled
 from episodes.overlays import LabelValue, labelled_success
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore
@@ -74,8 +75,8 @@ class LabeledEpisodes:
         self.instructions = encode_instructions([entry.instruction for entry in self.entries])  # of each episode
         steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         labels = [
-            _labels(arrays, at, labels, success_steps, first=entry.span[0] if entry.span else 0)
-            for (_, entry, labels), arrays, at in zip(chosen, self._arrays, steps, strict=True)
+            _labels(arrays, at, labels, success_steps, entry, ends=ends_as_labelled(store, entry))
+            for (store, entry, labels), arrays, at in zip(chosen, self._arrays, steps, strict=True)
         ]
         self.episode: Int[np.ndarray, " F"] = np.repeat(np.arange(len(steps)), [len(at) for at in steps])
         self.step: Int[np.ndarray, " F"] = np.concatenate(steps)
@@ -136,11 +137,20 @@ class LabeledEpisodes:
 
 
 def _labels(
-    arrays: Arrays, at: Int[np.ndarray, " L"], labels: Mapping[str, LabelValue], success_steps: int, *, first: int
+    arrays: Arrays,
+    at: Int[np.ndarray, " L"],
+    labels: Mapping[str, LabelValue],
+    success_steps: int,
+    entry: Entry,
+    *,
+    ends: bool,
 ) -> Bool[np.ndarray, " L"]:
-    """Which of the observations at control steps ``at`` show success. ``first``: the recorded step that is step 0."""
+    """Which of the observations at control steps ``at`` show success. ``ends``: as of ``labelled_success``."""
     recorded = np.flatnonzero(np.asarray(arrays["success"]))
-    labelled = labelled_success(labels, at, recorded=len(recorded) > 0, first=first, success_steps=success_steps)
+    first = entry.span[0] if entry.span else 0
+    labelled = labelled_success(
+        labels, at, recorded=len(recorded) > 0, first=first, ends=ends, success_steps=success_steps
+    )
     if labelled is not None:
         return labelled
     if not len(recorded):

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from episodes.overlays import DELETED, SUCCESS
-from episodes.store import EpisodeStore
+from episodes.overlays import DELETED, outcome_labelled
+from episodes.store import EVERYTHING, EpisodeStore, Selection
 from policies.backbone import load_backbone
 from policies.bundle import load_bundle
 from policies.policy import Policy, RobotSpec, set_frozen
@@ -32,7 +32,7 @@ from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
-from vla_rl.runners.imitation import recorded_robot
+from vla_rl.runners.imitation import SUCCESSES, recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
 from vla_rl.runs.run_dir import experiment_device
@@ -63,6 +63,8 @@ def check_experiment(experiment: Experiment, env: VectorEnv, *, start: Path | No
         with naming("reward"):
             with_reward(experiment.reward, SpecOnly(env.spec), device)
             _check_demonstrated_reward(experiment)
+        if isinstance(experiment.algorithm, OffPolicyConfig):
+            check_stores(experiment.algorithm.stores or (), env.spec, "algorithm.stores", where=EVERYTHING)
         with naming("algorithm"):
             elsewhere = experiment.algorithm.rollout_shards > 1 or experiment.algorithm.staleness > 0 or collects
             placed = Collector if elsewhere else None
@@ -120,14 +122,14 @@ def _check_demonstrated_reward(experiment: Experiment) -> None:
 def _all_labelled(path: Path) -> bool:
     """Whether the success of every episode in the store is labelled."""
     with EpisodeStore(path) as store:
-        return all(SUCCESS in labels for _, labels in store.labelled() if not labels.get(DELETED))
+        return all(outcome_labelled(labels) for _, labels in store.labelled() if not labels.get(DELETED))
 
 
-def check_stores(stores: Sequence[Path], spec: EnvSpec, setting: str) -> None:
-    """The episodes in these stores, by their first success, must be of the simulator's robot."""
+def check_stores(stores: Sequence[Path], spec: EnvSpec, setting: str, *, where: Selection = SUCCESSES) -> None:
+    """The episodes in these stores, by the first one ``where``, must be of the simulator's robot."""
     for path in stores:
         with naming(setting):
-            recorded = recorded_robot(path, cameras=spec.cameras)
+            recorded = recorded_robot(path, cameras=spec.cameras, where=where)
             if differences := recorded.differences(RobotSpec.of(spec)):
                 raise UserError(f"{path} was recorded with another robot or simulator: {differences}")
 

@@ -4,7 +4,7 @@
     demonstrations    chunks that an expert or a person chose alone
 
 A person's chunks are in both, as in HIL-SERL (Luo et al. 2024, arXiv:2410.21845). All are stored as executed. Rewards
-are of the outcome as it is labelled now: 1 at the end of a success.
+are of the outcome as it is labelled now: 1 at the first step that shows success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from episodes.overlays import SUCCESS, outcome_unknown
+from episodes.outcomes import with_outcome
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, save_bundle
 from policies.policy import Policy, set_frozen
@@ -22,7 +22,7 @@ from sims.errors import UserError
 from sims.numbers.seeding import spawn_seed
 from vla_rl.algorithms.off_policy_settings import RecordedUpdatesConfig
 from vla_rl.algorithms.off_policy_updates import RecordedUpdates, stored_example
-from vla_rl.replay.demonstrations import Walk, demonstrated, replay_of, walks, with_outcome, without_outcome
+from vla_rl.replay.demonstrations import Walk, demonstrated, replay_of, walks
 from vla_rl.replay.replay import Replay
 from vla_rl.runners.fit import run_fit
 from vla_rl.runners.imitation import SUCCESSES
@@ -81,10 +81,10 @@ def correction_replays(
 def _walks(path: Path, where: Selection, policy: Policy, gamma: float, digest: hashlib._Hash) -> Iterator[Walk]:
     with EpisodeStore(path) as store:
         for entry in store.select(where):
-            episode, labels = store.read(entry.id), store.labels(entry.id)
-            judged, unknown = SUCCESS in labels, outcome_unknown(labels)
-            digest.update(f"{entry.id}{entry.span or ''}{entry.success}{judged}{unknown}".encode())
-            episode = without_outcome(episode) if unknown else with_outcome(episode, entry.success, judged=judged)
+            episode = with_outcome(store, entry)
+            digest.update(f"{entry.id}{entry.span or ''}".encode())
+            for outcome in (episode.reward, episode.terminated, episode.truncated):
+                digest.update(outcome.tobytes())
             yield from walks(episode, action_horizon=policy.spec.action_horizon, gamma=gamma)
 
 

@@ -70,12 +70,16 @@ def new_policy(start: Imitation, robot: RobotSpec, *, seed: int, device: Device)
     return policy
 
 
-def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None) -> RobotSpec:
-    """Of the first success in the store ``path``, with these of its ``cameras`` (None: all). UserError without one."""
+def recorded_robot(path: Path, *, cameras: Sequence[str] | None = None, where: Selection = SUCCESSES) -> RobotSpec:
+    """Of the first episode ``where`` in the store ``path``, with these of its ``cameras`` (None: all).
+
+    UserError without one.
+    """
     with EpisodeStore(path) as store:
-        entries = store.select(SUCCESSES)
+        entries = store.select(where)
         if not entries:
-            raise UserError(f"{path} holds no successful episode; record some with: vla-rl collect")
+            kind = "successful episode" if where.success else "episode"
+            raise UserError(f"{path} holds no {kind}; record some with: vla-rl collect")
         episode = store.read(entries[0].id)
     names = tuple(episode.images if cameras is None else (name for name in cameras if name in episode.images))
     sizes = {episode.images[name].shape[1:3] for name in names}

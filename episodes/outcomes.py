@@ -1,0 +1,96 @@
+"""What the steps of an episode are worth as it is labelled now: which of them show success, rewards and ends.
+
+recorded        0 1 2 3 4 5 6 7 8 9    labelled a success from control step 8 on, then split at 5:
+shows success   . . . . .|. . + + +    step 7 is the first one after which an observation shows it
+reward          0 0 0 0 0|0 0 1 0 0    the first part counts as a success (for imitation) and is paid nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+from jaxtyping import Bool
+
+from episodes.catalog import Entry
+from episodes.cuts import parts_of
+from episodes.overlays import (
+    SUCCESS,
+    LabelValue,
+    is_success,
+    labelled_success,
+    outcome_labelled,
+    outcome_unknown,
+    read_labels,
+    recorded_id,
+)
+from episodes.schema import Episode
+from episodes.store import EpisodeStore
+
+
+def ends_as_labelled(store: EpisodeStore, entry: Entry) -> bool:
+    """Whether the end of ``entry`` is that of the episode whose success was labelled.
+
+    It is not where that episode was split, and ``entry`` is one of its earlier parts.
+    """
+    recorded = recorded_id(entry.id)
+    if entry.id == recorded:
+        return True
+    labels, _ = read_labels(store.path)
+    steps = next(whole.steps for whole in store.entries() if whole.id == recorded)
+    parts = list(parts_of(recorded, steps, labels))
+    part, following = next(pair for pair in zip_longest(parts, parts[1:]) if pair[0].id == entry.id)
+    labelled = next((id for id in reversed(part.lineage) if SUCCESS in labels.get(id, {})), None)
+    return following is None or labelled not in following.lineage
+
+
+def with_outcome(store: EpisodeStore, entry: Entry) -> Episode:
+    """The episode with success, rewards and ends as it is labelled now, and as recorded where nothing is labelled.
+
+    1 at the first step that shows success, which ends the task: from there on every step is ``terminated``. A failure
+    that somebody said is known where the environment did not end the episode, too (on an arm it never does): its return
+    is 0, and as behind a time limit the value of its last observation still counts. Of an episode that was given up
+    (``outcome_unknown``) nothing tells what its end was worth.
+    """
+    episode, labels = store.read(entry.id), store.labels(entry.id)
+    no = np.zeros(episode.num_steps, dtype=bool)
+    if outcome_unknown(labels):
+        return replace(episode, reward=no.astype(np.float32), terminated=no, truncated=no, success=no)
+    shown = _shown(store, entry, episode, labels)
+    last = np.arange(episode.num_steps) == episode.num_steps - 1
+    failed = outcome_labelled(labels) and not is_success(labels, episode.succeeded)
+    return replace(
+        episode,
+        reward=(shown & (np.cumsum(shown) == 1)).astype(np.float32),
+        terminated=episode.terminated | shown,
+        truncated=(episode.truncated | (last & failed)) & ~shown.any(),
+        success=shown,
+    )
+
+
+def _shown(
+    store: EpisodeStore, entry: Entry, episode: Episode, labels: Mapping[str, LabelValue]
+) -> Bool[np.ndarray, " T"]:
+    """After which steps an observation shows success."""
+    labelled = labelled_success(
+        labels,
+        np.arange(1, episode.num_steps + 1),
+        recorded=episode.succeeded,
+        first=entry.span[0] if entry.span else 0,
+        ends=ends_as_labelled(store, entry),
+    )
+    return np.maximum.accumulate(episode.success) if labelled is None else labelled
+
+
+def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
+    """The episode with its rewards as recorded, or with those of its outcome (``with_outcome``).
+
+    That is where its outcome is labelled, and where it succeeded without any reward, as imported demonstrations do.
+    """
+    labels = store.labels(entry.id)
+    if outcome_labelled(labels) or outcome_unknown(labels):
+        return with_outcome(store, entry)
+    episode = store.read(entry.id)
+    return with_outcome(store, entry) if episode.succeeded and not episode.reward.any() else episode
