@@ -16,6 +16,7 @@ from sims.experts.osc_pose import action
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.stability import check_stable
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -115,6 +116,7 @@ class Robosuite:
     def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, _, _ = self._env.step(scaled)
+        check_stable(self._env.sim.data._data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=False,
