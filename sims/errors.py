@@ -14,7 +14,11 @@ command line is a bug of this program: exit code 1, with a traceback in a file.
 """
 
 import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,3 +57,18 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextmanager
+def refused_by(library: str, **settings: Any) -> Iterator[None]:
+    """UserError for what ``library`` raises where it is made from these settings of ``sim``: its own words, and where.
+
+    Errors of the machine (OSError, RuntimeError) and of a missing module pass.
+    """
+    try:
+        yield
+    except (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        given = ", ".join(f"sim.{name} {value!r}" for name, value in settings.items())
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(at.filename).name}, line {at.lineno}"
+        raise UserError(f"{library} does not accept {given}: {type(error).__name__}: {error} ({place})") from error

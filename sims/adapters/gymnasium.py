@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sims.errors import UserError
+from sims.errors import UserError, refused_by
 from sims.experts.gymnasium import CHECKS, EXPERTS, ExpertFunction, GymnasiumExpert
 from sims.experts.named import load_expert_function
 from sims.numbers.ranges import Names, PositiveFloat, PositiveInt
@@ -102,7 +102,10 @@ class Gymnasium:
 
     def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
-        action = scaled.reshape(self._env.action_space.shape).astype(self._env.action_space.dtype)
+        space = self._env.action_space
+        if np.issubdtype(space.dtype, np.integer):
+            scaled = np.rint(scaled)
+        action = scaled.reshape(space.shape).astype(space.dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(action)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
@@ -179,7 +182,8 @@ def _make(config: GymnasiumConfig) -> Any:
     if check is not None:
         check(config.arguments)
     try:
-        return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
+        with refused_by("gymnasium", id=config.id, arguments=dict(config.arguments)):
+            return gymnasium.make(config.id, max_episode_steps=config.max_steps, **config.arguments)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise _cannot_make(config, error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +42,10 @@ class IsaacLabConfig:
     num_envs: PositiveInt = 64
 
 
+def instruction_of(task: str) -> str:
+    return instruction_from(re.sub(r"^Isaac(Contrib)?-", "", task))
+
+
 class IsaacLabEnv:
     """Isaac Lab resets a finished environment inside ``step``; its last observation is taken just before that."""
 
@@ -55,9 +60,8 @@ class IsaacLabEnv:
         self._before_reset: tuple[Tensor, Observation] | None = None
         self._reset_idx = self._env._reset_idx
         self._env._reset_idx = self._observe_then_reset
-        self._instruction = encode_instructions(
-            [config.instruction or instruction_from(config.task.removeprefix("Isaac-"))]
-        ).to(device)
+        instruction = config.instruction or instruction_of(config.task)
+        self._instruction = encode_instructions([instruction]).to(device)
         self._obs, _ = self._env.reset()
         state, images = self._state(), self._images()
         self._finished = FinishedEnvs(config.num_envs, max_steps=int(self._env.max_episode_length), device=device)
@@ -72,7 +76,7 @@ class IsaacLabEnv:
             image_size=(images.shape[2], images.shape[3]),
             control_hz=1.0 / float(self._env.step_dt),
             max_steps=int(self._env.max_episode_length),
-            tasks=(config.instruction or instruction_from(config.task.removeprefix("Isaac-")),),
+            tasks=(instruction,),
             device=device,
             fingerprint={
                 "isaaclab": _version("isaaclab"),

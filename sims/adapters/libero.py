@@ -18,6 +18,7 @@ from sims.experts.libero import has_expert, pick_and_place
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.stability import check_stable
 from sims.numbers.ranges import Count, Distinct, ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult, seed32
@@ -200,6 +201,7 @@ class Libero:
     def step(self, action: np.ndarray) -> StepResult:
         with _computed_once(self._env.sim):
             self._observation, _, success, _ = self._env.step(np.clip(action, -1.0, 1.0))
+        check_stable(self._env.sim.data._data)
         return StepResult(terminated=False, truncated=False, success=bool(success))
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:

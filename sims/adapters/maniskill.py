@@ -6,13 +6,13 @@ With ``backend`` physx_cuda, sims/adapters/maniskill_gpu.py runs all environment
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from sims.errors import UserError
+from sims.errors import UserError, refused_by
 from sims.experts.grasping import grasp_and_carry
 from sims.experts.pushing import push_to
 from sims.numbers.ranges import ImageSize, Names, PositiveInt
@@ -43,9 +43,9 @@ class ManiSkillConfig:
     ``reward`` "shaped": ManiSkill's normalized dense reward.
     ``backend``: physx_cpu runs one process per environment, physx_cuda all environments on one GPU. ``reconfigure``:
     build a new scene at every reset, for tasks that then choose their objects (physx_cpu). ``reset_each_env``
-    (physx_cuda): reset environments one by one, so that a start depends on its seed alone; otherwise one call resets
-    all of them and a start depends on which others are reset with it. ``max_steps``: by default the task's own.
-    ``latency``: with physx_cpu alone.
+    (physx_cuda): reset environments one by one, so that a start depends on its seed and the objects of its environment
+    alone; otherwise one call resets all of them and a start depends on which others are reset with it. ``max_steps``:
+    by default the task's own. ``latency``: with physx_cpu alone.
     """
 
     name: Literal["maniskill"] = "maniskill"
@@ -157,23 +157,36 @@ def make_env(config: ManiSkillConfig, *, num_envs: int) -> Any:
     if config.task not in registered:
         raise UserError(f"sim.task: ManiSkill has no {config.task!r}; it has {sorted(registered)}")
     height, width = config.image_size
-    env: Any = gymnasium.make(
-        config.task,
-        num_envs=num_envs,
-        obs_mode="rgb" if config.state == "given" else "rgb+state",
-        reward_mode="normalized_dense" if config.reward == "shaped" else "sparse",
-        control_mode=config.control_mode,
-        sim_backend=config.backend,
-        render_backend="sapien_cpu" if config.backend == "physx_cpu" and not config.workers.devices else "sapien_cuda",
-        sensor_configs={"width": width, "height": height},
-        **_robot(config),
-    ).unwrapped
+    robot = _robot(config)
+    on_cpu = config.backend == "physx_cpu" and not config.workers.devices
+    with refused_by("ManiSkill", task=config.task, robot=config.robot, control_mode=config.control_mode):
+        env: Any = gymnasium.make(
+            config.task,
+            num_envs=num_envs,
+            obs_mode="rgb" if config.state == "given" else "rgb+state",
+            reward_mode="normalized_dense" if config.reward == "shaped" else "sparse",
+            control_mode=config.control_mode,
+            sim_backend=config.backend,
+            render_backend="sapien_cpu" if on_cpu else "sapien_cuda",
+            sensor_configs={"width": width, "height": height},
+            **robot,
+        ).unwrapped
     # ``get_obs`` in ``step`` returns the state only; images are rendered in ``render``.
     env._get_obs_with_sensor_data = lambda info, **_: env._get_obs_state_dict(info)
     missing = [name for name in config.cameras if name not in env.scene.sensors and env.scene.sensors]
     if missing:
         raise UserError(f"sim.cameras: {config.task} has no {missing[0]!r}; it has {sorted(env.scene.sensors)}")
     return env
+
+
+def episode_seeds(num_envs: int, env_ids: Sequence[int], seeds: Sequence[int]) -> list[int]:
+    """For ``reset`` of ``env_ids``: the seed of every environment's generator.
+
+    From fewer seeds than environments ManiSkill derives those of all but the first environment. The others have the
+    first seed, because the first environment's also seeds torch, from which most tasks draw.
+    """
+    of_each = dict(zip(env_ids, seeds, strict=True))
+    return [of_each.get(env_id, seeds[0]) for env_id in range(num_envs)]
 
 
 def _robot(config: ManiSkillConfig) -> dict[str, Any]:

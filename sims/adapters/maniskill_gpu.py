@@ -14,6 +14,7 @@ from sims.adapters.maniskill import (
     ManiSkill,
     ManiSkillConfig,
     action_bounds,
+    episode_seeds,
     flat_state,
     make_env,
     render,
@@ -69,11 +70,11 @@ class ManiSkillGPU:
         ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         index = torch.tensor(ids, device=self.device)
         seeds = [seed32(state.seed) % 2**31 for state in start]
-        if self.config.reset_each_env:
-            for one, seed in zip(index.split(1), seeds, strict=True):
-                self._env.reset(seed=seed, options={"env_idx": one})
-        else:
-            self._env.reset(seed=seeds, options={"env_idx": index})
+        together = 1 if self.config.reset_each_env else max(1, len(ids))
+        for i in range(0, len(ids), together):
+            part = slice(i, i + together)
+            of_each = episode_seeds(self.spec.num_envs, ids[part], seeds[part])
+            self._env.reset(seed=of_each, options={"env_idx": index[part]})
         self._finished.begin(index)
         for env_id, state in zip(ids, start, strict=True):
             self._starts[env_id] = state

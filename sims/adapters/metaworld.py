@@ -12,6 +12,7 @@ from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.stability import check_stable
 from sims.numbers.ranges import ImageSize, Names, PositiveInt, SomeNames
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -88,6 +89,7 @@ class Metaworld:
     def step(self, action: np.ndarray) -> StepResult:
         self._env.curr_path_length = 0  # time is kept outside; here it would end in an exception
         self._observation, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
+        check_stable(self._env.data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=False,

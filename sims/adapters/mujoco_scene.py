@@ -14,6 +14,8 @@ from sims.errors import UserError
 from sims.experts.named import load_expert_function
 from sims.mujoco.cameras import MujocoCameras
 from sims.mujoco.detail import Detail
+from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.stability import check_stable
 from sims.numbers.ranges import PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
@@ -35,6 +37,7 @@ class MujocoSceneConfig:
     detail: Detail = "full"
     max_steps: PositiveInt = 100
     num_envs: PositiveInt = 8
+    randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
 
@@ -53,7 +56,8 @@ class MujocoScene:
             raise UserError(f"{config.scene}: MuJoCo cannot load {scene.model}: {error}") from error
         self._mujoco, self._data = mujoco, mujoco.MjData(self._model)
         self._check_names()
-        self._substeps = max(1, round(1 / (scene.control_hz * self._model.opt.timestep)))
+        self._substeps = self._substeps_of(scene.control_hz)
+        self._randomized = RandomizedModel(self._model, config.randomization)
         self._task = self._held = 0
         self._expert = load_expert_function(config.expert, "(scene)") if config.expert else None
         self._cameras: MujocoCameras | None = None
@@ -61,7 +65,7 @@ class MujocoScene:
         self.spec = SingleSpec(
             name=config.scene.stem,
             action_dim=len(scene.action),
-            state_dim=len(scene.state),
+            state_dim=len(self._state()),
             cameras=scene.cameras,
             image_size=config.image_size,
             control_hz=scene.control_hz,
@@ -84,20 +88,35 @@ class MujocoScene:
             )
         }
         free = {body for body in names["body"] if self._is_free(body)}
+        one_number = {joint for joint in names["joint"] if len(self._data.joint(joint).qpos) == 1}
         used = [("actuator", name, names["actuator"]) for name in scene.action]
         used += [("joint", name, names["joint"]) for name in scene.state]
         used += [("free body", name, free) for name in scene.vary]
-        used += [("joint", name, names["joint"]) for name in scene.vary_joints]
+        used += [("hinge or slide joint", name, one_number) for name in scene.vary_joints]
         used += [("keyframe", scene.start, names["key"])] if scene.start else []
         for task in scene.tasks:
             for goal in task.goal:
-                things = names["joint"] if goal.kind in ("open", "shut") else names["body"] | names["site"]
-                used += [("joint" if things is names["joint"] else "body or site", name, things) for name in goal.names]
+                what, things = "body or site", names["body"] | names["site"]
+                if goal.kind in ("open", "shut"):
+                    what, things = "hinge or slide joint", one_number
+                used += [(what, name, things) for name in goal.names]
         for what, name, allowed in used:
             check_name(f"{path}: {scene.model.name} has no {what}", name, allowed)
         for name, reach in scene.action.items():
             if reach is None and not model.actuator_ctrllimited[model.actuator(name).id]:
                 raise UserError(f"{path}: action.{name} is 'range', but {scene.model.name} gives it no ctrlrange")
+
+    def _substeps_of(self, control_hz: float) -> int:
+        """Physics steps of a control step. Raises UserError where they are no whole number."""
+        timestep = self._model.opt.timestep
+        wanted = 1 / (control_hz * timestep)
+        if math.isclose(wanted, round(wanted), rel_tol=1e-3):
+            return round(wanted)
+        possible = [f"{1 / (n * timestep):.6g}" for n in (math.floor(wanted), math.ceil(wanted)) if n]
+        raise UserError(
+            f"{self.config.scene}: control_hz {control_hz:g} is no whole number of physics steps of {timestep:g} s; "
+            f"take {' or '.join(possible)}, or change the timestep of {self.scene.model.name}"
+        )
 
     def _is_free(self, body: str) -> bool:
         joint = self._model.body(body).jntadr[0]
@@ -110,6 +129,8 @@ class MujocoScene:
     def reset(self, *, task: int, seed: int) -> None:
         model, data, mujoco = self._model, self._data, self._mujoco
         self._task, self._held = task, 0
+        if not self.config.randomization.is_none:
+            self._randomized.draw(seed)
         if self.scene.start:
             mujoco.mj_resetDataKeyframe(model, data, model.key(self.scene.start).id)
         else:
@@ -125,9 +146,30 @@ class MujocoScene:
         for name, limit in self.scene.vary_joints.items():
             change = limit * rng.uniform(-1, 1)
             data.joint(name).qpos[0] += change
-            of_joint = np.isin(model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-            data.ctrl[of_joint & (model.actuator_trnid[:, 0] == model.joint(name).id)] += change
+            self._move_targets(model.joint(name).id, change)
         mujoco.mj_forward(model, data)
+
+    def _move_targets(self, joint: int, change: float) -> None:
+        """Move what position servos of ``joint`` hold it at by ``change`` of its position.
+
+        Such an actuator's force is kp * (input - gear * position) - kv * velocity; its input is its control, or an
+        activation that follows the control or, with an integrator, has it as its velocity.
+        """
+        model, data, mujoco = self._model, self._data, self._mujoco
+        gain, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
+        servo = (
+            np.isin(model.actuator_trntype, (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+            & (model.actuator_trnid[:, 0] == joint)
+            & (model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED)
+            & (model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE)
+            & (gain == -bias)
+            & (gain > 0)
+        )
+        target = change * model.actuator_gear[:, 0]
+        controls = servo & (model.actuator_dyntype != mujoco.mjtDyn.mjDYN_INTEGRATOR)
+        data.ctrl[controls] += target[controls]
+        active = servo & (model.actuator_actnum == 1)
+        data.act[model.actuator_actadr[active]] += target[active]
 
     def step(self, action: np.ndarray) -> StepResult:
         model, data = self._model, self._data
@@ -137,6 +179,7 @@ class MujocoScene:
             target = low + (value + 1) / 2 * (high - low) if reach is None else data.ctrl[index] + reach * value
             data.ctrl[index] = np.clip(target, low, high)
         self._mujoco.mj_step(model, data, self._substeps)
+        check_stable(data)
         achieved = all(self.holds(condition) for condition in self.goal)
         self._held = (self._held + 1) * achieved
         success = self._held >= self.scene.hold_steps
@@ -174,7 +217,7 @@ class MujocoScene:
         return np.asarray(self._data.xpos[body] if body >= 0 else self._data.site(name).xpos)
 
     def observe(self, *, images: np.ndarray, state: np.ndarray) -> None:
-        state[:] = [self.joint(name) for name in self.scene.state]
+        state[:] = self._state()
         if not self.scene.cameras:
             return
         if self._cameras is None:
@@ -187,6 +230,9 @@ class MujocoScene:
                 detail=self.config.detail,
             )
         self._cameras.render(self._data, images)
+
+    def _state(self) -> np.ndarray:
+        return np.concatenate([self._data.joint(name).qpos for name in self.scene.state])
 
     def close(self) -> None:
         if self._cameras is not None:

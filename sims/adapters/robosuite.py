@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sims.errors import UserError
+from sims.errors import UserError, refused_by
 from sims.experts.door import open_door
 from sims.experts.grasping import grasp_and_carry
 from sims.experts.osc_pose import action
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
+from sims.mujoco.stability import check_stable
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -64,6 +65,10 @@ class RobosuiteConfig:
     randomization: MujocoRandomization = field(default_factory=MujocoRandomization)
     latency: Latency = field(default_factory=Latency)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+
+    def __post_init__(self) -> None:
+        if not self.robots:
+            raise ValueError("robots must name one robot per arm, got none")
 
 
 class Robosuite:
@@ -115,6 +120,7 @@ class Robosuite:
     def step(self, action: np.ndarray) -> StepResult:
         scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         self._observation, reward, _, _ = self._env.step(scaled)
+        check_stable(self._env.sim.data._data)
         return StepResult(
             reward=float(reward) if self.config.reward == "shaped" else None,
             terminated=False,
@@ -184,16 +190,17 @@ def _make(config: RobosuiteConfig) -> Any:
     if config.task not in robosuite.ALL_ENVIRONMENTS:
         raise UserError(f"sim.task: robosuite has no {config.task!r}; it has {sorted(robosuite.ALL_ENVIRONMENTS)}")
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    return robosuite.make(
-        config.task,
-        robots=list(config.robots),
-        controller_configs=load_composite_controller_config(controller=config.controller, robot=config.robots[0]),
-        has_renderer=False,
-        has_offscreen_renderer=False,
-        use_camera_obs=False,
-        reward_shaping=config.reward == "shaped",
-        hard_reset=config.reload,
-        control_freq=config.control_hz,
-        ignore_done=True,
-        seed=0,
-    )
+    with refused_by("robosuite", task=config.task, robots=config.robots, controller=config.controller):
+        return robosuite.make(
+            config.task,
+            robots=list(config.robots),
+            controller_configs=load_composite_controller_config(controller=config.controller, robot=config.robots[0]),
+            has_renderer=False,
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
+            reward_shaping=config.reward == "shaped",
+            hard_reset=config.reload,
+            control_freq=config.control_hz,
+            ignore_done=True,
+            seed=0,
+        )

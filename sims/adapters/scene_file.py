@@ -33,8 +33,8 @@ class SceneFile:
 
     ``action``: by actuator, how far its target moves in one step of 1.0; None: -1 to 1 covers its control range.
     ``state``: joints whose positions a policy sees. ``vary``: by free body, the largest change of its start in x and y
-    [m] and yaw [rad]; ``vary_joints``: by joint, that of its position and of the target of its actuator. ``start``: a
-    keyframe. ``hold_steps``: control steps for which a goal must hold.
+    [m] and yaw [rad]; ``vary_joints``: by hinge or slide joint, that of its position and of its servos' targets.
+    ``start``: a keyframe. ``hold_steps``: control steps for which a goal must hold.
     """
 
     model: Path
@@ -103,7 +103,7 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
         tasks=tuple(_task(path, task) for task in document["tasks"]),
         vary={body: (float(x), float(y), float(yaw)) for body, (x, y, yaw) in bodies.items()},
         vary_joints={name: float(limit) for name, limit in varied.items() if name not in bodies},
-        start=document.get("start"),
+        start=None if document.get("start") is None else str(document["start"]),
         control_hz=control_hz,
         hold_steps=hold_steps,
     )

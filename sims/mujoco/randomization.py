@@ -17,7 +17,8 @@ DEFAULT_RGBA = np.array([0.5, 0.5, 0.5, 1.0], dtype=np.float32)
 class MujocoRandomization:
     """Range of each quantity around its nominal value; 0: not randomized.
 
-    ``light``, ``color``: largest relative change of the lights' brightness and of material and geometry colors.
+    ``light``, ``color``: largest relative change of the brightness of all lights, the headlight included, and of
+    material and geometry colors.
     ``camera_m``: largest shift of a fixed camera along each axis, meters. ``friction``, ``mass``: factors are drawn
     log-uniformly from 1 / (1 + v) to 1 + v, one for all contacts and one for every body.
     """
@@ -37,22 +38,27 @@ class RandomizedModel:
     """A model together with its nominal values, so that randomizations never accumulate."""
 
     FIELDS = (
-        "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "body_mass", "body_inertia",
+        "light_ambient", "light_diffuse", "mat_rgba", "geom_rgba", "cam_pos", "geom_friction", "body_mass",
+        "body_inertia",
     )  # fmt: skip
 
     def __init__(self, model: Any, randomization: MujocoRandomization) -> None:
         self.model, self.randomization = model, randomization
         self._nominal = {name: getattr(model, name).copy() for name in self.FIELDS}
+        self._headlight = {name: getattr(model.vis.headlight, name).copy() for name in ("ambient", "diffuse")}
+        self._poses = {name: getattr(model, name).copy() for name in ("body_pos", "body_quat")}
         # MuJoCo draws a geometry in its material's color only while its own is exactly the default
         self._of_material = (model.geom_matid >= 0) & (model.geom_rgba == DEFAULT_RGBA).all(axis=1)
 
     def draw(self, seed: int) -> None:
         """Randomize the model; the result depends on ``seed`` alone."""
-        import mujoco
-
         nominal, ranges = self._nominal, self.randomization
         rng = np.random.default_rng(spawn_seed(seed, "randomization"))
-        self._set("light_diffuse", np.clip(nominal["light_diffuse"] * self._around_one(rng, ranges.light, ()), 0, 1))
+        brightness = self._around_one(rng, ranges.light, ())
+        for name in ("light_ambient", "light_diffuse"):
+            self._set(name, np.clip(nominal[name] * brightness, 0, 1))
+        for name, value in self._headlight.items():
+            getattr(self.model.vis.headlight, name)[:] = np.clip(value * brightness, 0, 1)
         for name in ("mat_rgba", "geom_rgba"):
             tinted = nominal[name].copy()
             tinted[:, :3] = np.clip(tinted[:, :3] * self._around_one(rng, ranges.color, (len(tinted), 3)), 0, 1)
@@ -67,7 +73,21 @@ class RandomizedModel:
         self._set("body_mass", nominal["body_mass"] * factors[:, 0])
         self._set("body_inertia", nominal["body_inertia"] * factors)
         if ranges.mass:
-            mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
+            self._compute_constants()
+
+    def _compute_constants(self) -> None:
+        """What MuJoCo derives from the masses, with the bodies at their nominal poses.
+
+        Libraries move bodies by writing these poses at a reset; those of the episode before must not matter.
+        """
+        import mujoco
+
+        present = {name: getattr(self.model, name).copy() for name in self._poses}
+        for name, pose in self._poses.items():
+            self._set(name, pose)
+        mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
+        for name, pose in present.items():
+            self._set(name, pose)
 
     def _set(self, name: str, value: np.ndarray) -> None:
         getattr(self.model, name)[:] = value

@@ -11,8 +11,11 @@ sims/subproc/episode.py.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -113,22 +116,49 @@ class DemonstratedSim(Protocol):
 
 
 def instruction_from(name: str) -> str:
-    """An instruction made from an identifier: 'PickCube-v1' and 'pick_cube' both give 'pick cube'."""
-    stem = name.rsplit("/", 1)[-1].split("-v")[0]
+    """Made from an identifier: 'PickCube-v1', 'my_package.envs:PickCube-v1' and 'pick_cube' all give 'pick cube'."""
+    stem = re.sub(r"^.*[/:]|-v\d+$", "", name)
     spaced = "".join(f" {c}" if c.isupper() and i and not stem[i - 1].isupper() else c for i, c in enumerate(stem))
     return " ".join(spaced.replace("_", " ").replace("-", " ").lower().split())
 
 
 def restore(kind: Any, value: Any) -> Any:
-    """Inverse of ``dataclasses.asdict`` followed by JSON: dictionaries become dataclasses, lists become tuples."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: restore(hints[name], item) for name, item in value.items()})
-    if isinstance(value, str) and Path in (kind, *typing.get_args(kind)):
-        return Path(value)
-    if isinstance(value, list):
-        return tuple(restore(Any, item) for item in value)
-    return value
+    """Inverse of ``dataclasses.asdict`` followed by JSON, for a value of type ``kind``."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next((option for option in typing.get_args(kind) if _fits(option, value)), Any)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if dataclasses.is_dataclass(origin) and isinstance(value, dict):
+        hints = typing.get_type_hints(origin)
+        return origin(**{name: restore(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if isinstance(value, dict):
+        of_key, of_item = arguments or (Any, Any)
+        return {_key(of_key, key): restore(of_item, item) for key, item in value.items()}
+    if isinstance(value, list) and kind is not Any:
+        each = arguments[:1] * len(value) if origin is not tuple or ... in arguments else arguments
+        items = [restore(kind, item) for kind, item in zip(each or [Any] * len(value), value, strict=True)]
+        return items if origin is list else tuple(items)
+    return Path(value) if origin is Path else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a member of a union may have become ``value``."""
+    origin = typing.get_origin(kind) or kind
+    if dataclasses.is_dataclass(origin):
+        hints = typing.get_type_hints(origin)
+        if not isinstance(value, dict) or set(value) != {one.name for one in dataclasses.fields(origin)}:
+            return False
+        literals = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is Literal}
+        return all(value[name] in typing.get_args(hint) for name, hint in literals.items())
+    if origin is Path:
+        return isinstance(value, str)
+    if isinstance(value, list | dict):
+        return isinstance(origin, type) and issubclass(origin, Mapping if isinstance(value, dict) else Sequence)
+    return False  # it is what it was
+
+
+def _key(kind: Any, key: str) -> Any:
+    """JSON has keys of text alone."""
+    return json.loads(key) if kind in (int, float, bool) else key
 
 
 def seed32(seed: int) -> int:

@@ -12,13 +12,13 @@ from gymnasium import spaces
 class PointMaze(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, *, integers: bool = False) -> None:
         self.render_mode = render_mode
         box = spaces.Box(-10.0, 10.0, (2,), np.float64)
         self.observation_space = spaces.Dict(
             {"robot": spaces.Dict({"position": box}), "goal": box, "camera": spaces.Box(0, 255, (6, 8, 3), np.uint8)}
         )
-        self.action_space = spaces.Box(-0.1, 0.3, (2,), np.float32)
+        self.action_space = spaces.Box(0, 3, (2,), np.int64) if integers else spaces.Box(-0.1, 0.3, (2,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)

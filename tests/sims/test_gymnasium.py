@@ -95,12 +95,28 @@ def test_a_function_is_the_expert() -> None:
         ({"state": ()}, "name in sim.state the keys"),
         ({"images": {"top": "goal"}}, r"must be uint8 \[height, width, 3\], got float64 \[2\]"),
         ({"id": "NoSuchThing-v0"}, "cannot make 'NoSuchThing-v0'"),
+        (
+            {"arguments": {"sizze": 3}},
+            r"^gymnasium does not accept sim.id 'tests.sims.point_maze:PointMaze-v0', sim.arguments {'sizze': 3}: "
+            r"TypeError: .*unexpected keyword argument 'sizze'.* \(registration.py, line \d+\)$",
+        ),
         ({"id": "CartPole-v1"}, "actions must be a box"),
     ],
 )
 def test_errors_of_wrong_configurations(changes: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Gymnasium(config(**changes))
+
+
+def test_actions_of_integers_are_the_nearest() -> None:
+    env = Gymnasium(config(id="tests.sims.point_maze:PointMaze-v0", arguments={"integers": True}))
+    moved = []
+    for action in (-1, -0.9, -0.4, 0.1, 0.6, 0.9, 1):
+        env.reset(task=0, seed=0)
+        before = env._state()[0]
+        env.step(np.full(2, action, dtype=np.float32))
+        moved.append(round(float(env._state()[0] - before), 4))
+    assert moved == [0, 0, 1, 2, 2, 3, 3]
 
 
 def test_wrong_success_key_stops_the_run() -> None:

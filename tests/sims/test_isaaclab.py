@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv, registered_name
+from sims.adapters.isaaclab import IsaacLabConfig, IsaacLabEnv, instruction_of, registered_name
 from sims.errors import UserError
 from sims.vector_env import CannotCapture, StartState
 from tests.sims import isaaclab_double
@@ -146,3 +146,8 @@ def test_names_of_both_versions() -> None:
 def test_command_that_starts_isaac_sim_first_imports_no_torch_before() -> None:
     code = "import sys, vla_rl.cli.isaaclab; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_instruction_is_without_isaac_labs_prefix() -> None:
+    for task in ("Isaac-Stack-Cube-Franka-v0", "IsaacContrib-Stack-Cube-Franka"):
+        assert instruction_of(task) == "stack cube franka"

@@ -1,12 +1,17 @@
 """A scene of the user's own: the shipped example is solved, wrong files are refused with one message."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sims.adapters.mujoco_scene import MujocoScene, MujocoSceneConfig
 from sims.errors import UserError
+from sims.mujoco.randomization import MujocoRandomization
+from sims.subproc.vector_env import SubprocVectorEnv
+from sims.vector_env import StartState
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "scenes" / "two_arms.yaml"
 GANTRY = EXAMPLE.with_name("gantry.yaml")
@@ -86,6 +91,13 @@ def test_without_an_expert_nothing_is_demonstrated_and_a_wrong_one_is_refused() 
         ("model: two_arms.xml", "model: none.xml", r"MuJoCo cannot load"),
         ("[0.03, 0.02, 0.3]", "[0.03]", r"vary.cube must be three numbers"),
         ("control_hz: 20", "hold_steps: 0", r"hold_steps must be at least 1 and control_hz above 0, got 0, 20"),
+        ("control_hz: 20", "control_hz: 60", r"control_hz 60 is no whole number .* of 0.005 s; take 66.6667 or 50, or"),
+        (
+            "control_hz: 20",
+            "control_hz: 500",
+            r"control_hz 500 is no whole number .*; take 200, or change the timestep",
+        ),
+        ("control_hz: 20", "start: 1", r"two_arms.xml has no keyframe '1'"),
         ("control_hz: 20", "control_hz: 0", r"hold_steps must be at least 1 and control_hz above 0, got 5, 0"),
         ("goal: [{near: [cube, right_goal], within: 0.05}]", "goal: []", r"needs at least one condition"),
     ],
@@ -119,3 +131,87 @@ def test_a_varied_joint_moves_the_target_of_its_own_actuator_alone(tmp_path: Pat
     env.reset(task=0, seed=1)
     assert env.joint("turn") != 0.0
     np.testing.assert_array_equal(env._data.ctrl, [env.joint("turn"), 0.0])
+
+
+JOINTS = """<mujoco><option timestep="0.01" gravity="0 0 0"/><worldbody>
+  <body name="cart"><joint name="slide" type="slide" axis="1 0 0"/><geom size=".05" mass="1"/></body>
+  <body name="cube" pos=".5 0 1"><freejoint name="fly"/><geom type="box" size=".05 .05 .05"/></body>
+  <body pos="0 5 1"><joint name="swing" type="ball"/><geom size=".05" pos="0 0 -.2"/></body></worldbody>
+  <actuator>{actuator}</actuator>
+  <keyframe><key name="out" qpos="1 .5 0 1 1 0 0 0 1 0 0 0" ctrl="1"/></keyframe></mujoco>"""
+SERVO = '<position name="drive" joint="slide" kp="100" dampratio="1"/>'
+
+
+def joints(folder: Path, *, actuator: str = SERVO, rest: str = "", state: str = "[slide]") -> MujocoSceneConfig:
+    (folder / "scene.xml").write_text(JOINTS.format(actuator=actuator))
+    (folder / "scene.yaml").write_text(
+        f"model: scene.xml\naction: {{drive: 0.5}}\nstate: {state}\n{rest}\n"
+        "tasks: [{instruction: come home, goal: [{shut: slide, below: 0.1}]}]\n"
+    )
+    return MujocoSceneConfig(scene=folder / "scene.yaml", num_envs=1)
+
+
+@pytest.mark.parametrize(
+    "actuator",
+    [
+        SERVO,
+        '<position name="drive" joint="slide" kp="1" dampratio="1" gear="10"/>',
+        '<position name="drive" joint="slide" kp="100" dampratio="1" timeconst="0.5"/>',
+        '<intvelocity name="drive" joint="slide" kp="100" kv="20" actrange="-9 9"/>',
+        '<velocity name="drive" joint="slide" kv="50"/>',
+        '<motor name="drive" joint="slide"/>',
+    ],
+)
+def test_a_varied_start_rests_under_any_actuator(tmp_path: Path, actuator: str) -> None:
+    env = MujocoScene(joints(tmp_path, actuator=actuator, rest="vary: {slide: 0.5}"))
+    for seed in range(3):
+        env.reset(task=0, seed=seed)
+        start = env.joint("slide")
+        assert start != 0.0
+        for _ in range(20):
+            env.step(np.zeros(1, dtype=np.float32))
+        assert env.joint("slide") == pytest.approx(start, abs=1e-6)
+
+
+@pytest.mark.parametrize("joint", ["fly", "swing"])
+def test_a_joint_of_several_numbers_is_neither_varied_by_one_nor_open(tmp_path: Path, joint: str) -> None:
+    refused = rf"scene.xml has no hinge or slide joint '{joint}'. Allowed are slide"
+    with pytest.raises(UserError, match=refused):
+        MujocoScene(joints(tmp_path, rest=f"vary: {{{joint}: 0.3}}"))
+    config = joints(tmp_path)
+    config.scene.write_text(config.scene.read_text().replace("shut: slide", f"shut: {joint}"))
+    with pytest.raises(UserError, match=refused):
+        MujocoScene(config)
+
+
+def test_the_state_has_every_number_of_its_joints(tmp_path: Path) -> None:
+    env = MujocoScene(joints(tmp_path, state="[slide, fly, swing]"))
+    assert env.spec.state_dim == 12
+    state = np.zeros(12, dtype=np.float32)
+    env.observe(images=np.zeros((0, 64, 64, 3), dtype=np.uint8), state=state)
+    assert state.tolist() == [0, 0.5, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
+
+
+def test_unstable_physics_is_a_failure_and_no_return_to_the_start(tmp_path: Path) -> None:
+    """MuJoCo would go on from the model's initial state, where this goal holds."""
+    actuator = '<position name="drive" joint="slide" kp="1e12"/>'
+    env = SubprocVectorEnv(joints(tmp_path, actuator=actuator, rest="start: out\nhold_steps: 1"), MujocoScene)
+    try:
+        env.reset(start=[StartState(task=0, seed=0)])
+        step = env.step(torch.ones(1, 1))
+        assert (step.valid.tolist(), step.success.tolist(), step.reward.tolist()) == ([False], [False], [0.0])
+        (failure,) = env.failures
+        assert "physics became unstable (NaN, infinite or huge acceleration, number 0 of the model)" in failure.stderr
+    finally:
+        env.close()
+
+
+def test_randomization_is_of_the_seed_alone(tmp_path: Path) -> None:
+    config = replace(joints(tmp_path), randomization=MujocoRandomization(mass=0.5, friction=0.5))
+    env = MujocoScene(config)
+    masses = []
+    for seed in (3, 4, 3):
+        env.reset(task=0, seed=seed)
+        masses.append(env._model.body_mass[1])
+    assert masses[0] == masses[2] != masses[1]
+    assert all(1 / 1.5 <= mass <= 1.5 for mass in masses)

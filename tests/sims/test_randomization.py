@@ -22,11 +22,14 @@ MODEL = """<mujoco><asset><material name="m" rgba=".5 .5 .5 1"/></asset><worldbo
   <light pos="0 0 3" diffuse=".5 .5 .5"/><camera name="front" pos="1 0 1"/><geom type="plane" size="1 1 .1"/>
   <body name="hand" pos="0 0 .5"><freejoint/><camera name="wrist"/><geom size=".1" mass="2" friction="1 .01 .001"/>
   </body></worldbody></mujoco>"""
+CONSTANTS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "dof_M0")
 WIDE = MujocoRandomization(light=0.4, color=0.3, camera_m=0.05, friction=0.5, mass=1.0)
 
 
 def numbers(model: mujoco.MjModel) -> dict[str, np.ndarray]:
-    return {name: getattr(model, name).copy() for name in (*RandomizedModel.FIELDS, "body_invweight0")}
+    values = {name: getattr(model, name).copy() for name in (*RandomizedModel.FIELDS, "body_invweight0")}
+    headlight = model.vis.headlight
+    return values | {"headlight ambient": headlight.ambient.copy(), "headlight diffuse": headlight.diffuse.copy()}
 
 
 @settings(max_examples=50, deadline=None)
@@ -38,6 +41,9 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
     randomized.draw(seed)
     first = numbers(model)
     assert np.all(np.abs(first["light_diffuse"] / own["light_diffuse"] - 1) <= 0.4 + 1e-6)
+    brightness = first["light_diffuse"][0, 0] / own["light_diffuse"][0, 0]
+    for name in ("light_ambient", "headlight ambient", "headlight diffuse"):
+        np.testing.assert_allclose(first[name], own[name] * brightness, rtol=1e-6)
     assert np.all(np.abs(first["mat_rgba"][:, :3] / 0.5 - 1) <= 0.3 + 1e-6)
     assert np.abs(first["cam_pos"][0] - own["cam_pos"][0]).max() <= 0.05
     np.testing.assert_array_equal(first["cam_pos"][1], own["cam_pos"][1])  # mounted on the hand
@@ -51,13 +57,34 @@ def test_within_bounds_and_from_the_seed_alone(seed: int) -> None:
         np.testing.assert_array_equal(value, again[name])
 
 
+def test_the_pose_in_which_an_episode_has_left_a_body_does_not_matter() -> None:
+    """Libraries place bodies without joints by writing their poses at a reset, after the draw."""
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><worldbody><body name="cabinet" pos="1 0 0"><body name="door" pos="0 0 .2">
+        <joint type="hinge" axis="0 0 1"/><joint type="slide" axis="1 .3 0"/>
+        <geom size=".1 .2 .3" type="box" pos=".3 0 0"/>
+        </body></body></worldbody></mujoco>"""
+    )
+    randomized = RandomizedModel(model, MujocoRandomization(mass=0.3))
+    randomized.draw(5)
+    first = {name: getattr(model, name).copy() for name in CONSTANTS}
+    pose = (np.array([1.3, -0.21, 0.017]), np.array([0.8, 0.0, 0.0, 0.6]))
+    model.body_pos[1], model.body_quat[1] = pose
+    randomized.draw(5)
+    for name, value in first.items():
+        np.testing.assert_array_equal(getattr(model, name), value, err_msg=name)
+    np.testing.assert_array_equal(model.body_pos[1], pose[0])  # the draw itself moves nothing
+    np.testing.assert_array_equal(model.body_quat[1], pose[1])
+
+
 def test_default_is_no_randomization() -> None:
     model = mujoco.MjModel.from_xml_string(MODEL)
     own = numbers(model)
     assert MujocoRandomization().is_none
     RandomizedModel(model, MujocoRandomization()).draw(3)
+    now = numbers(model)
     for name, value in own.items():
-        np.testing.assert_array_equal(value, getattr(model, name))
+        np.testing.assert_array_equal(value, now[name])
 
 
 def test_latency_delays_every_action() -> None:
