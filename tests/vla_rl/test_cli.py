@@ -77,6 +77,7 @@ def test_help_imports_nothing_heavy():
         (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),
         (("bench", "sim", "--num-envs", "2"), "these options need --sim NAME"),
         (("eval", "runs/x", "--words", "blank"), "--words"),
+        (("init", "torch"), "an installed package is called torch, which this one would hide; choose another name"),
         (("report", "nothing-here"), "nothing-here is not the folder of a run"),
         (("compare", "nothing-here"), "compare needs two or more run folders"),
     ],

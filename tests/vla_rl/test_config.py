@@ -323,6 +323,26 @@ def test_a_setting_that_was_null_may_change_and_a_path_that_was_null_may_not(wri
         check_changes(started, load_config(Experiment, path, ["--start.store=demos"]), done=0, where="run")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "without"),
+    [
+        ("start.store", "demos", "null"),
+        ("start.backbone", "encoder.safetensors", "null"),
+        ("imagination.stores", "[demos]", "[]"),
+    ],
+)
+def test_files_that_a_run_was_started_with_may_move_and_not_be_left_out(write, key: str, value: str, without: str):
+    path = write("imagination: {}\n")
+
+    def given(text: str) -> Experiment:
+        return load_config(Experiment, path, [f"--{key}={text}"])
+
+    assert not check_changes(given(value), given(value.replace("e", "a")), done=0, where="run")
+    for before, after in ((value, without), (without, value)):
+        with pytest.raises(UserError, match=rf"started with other settings: {key} was .*, is "):
+            check_changes(given(before), given(after), done=0, where="run")
+
+
 def test_circular_extends_is_refused(write):
     write("extends: quickstart.yaml\n", "b.yaml")
     assert error(write("extends: b.yaml\n")) == [

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
+from policies.bundle import load_bundle, save_bundle
+from policies.residual.policy import residual_on
 from real_robot.serving.protocol import Hello, unpack
 from sims.registry import splits
 from sims.tabletop import TabletopConfig
@@ -20,6 +22,10 @@ from tests.vla_rl.command import answer, vla_rl
 from vla_rl.bench.serving import latency_rows
 from vla_rl.bench.world_model import world_model_rows
 from vla_rl.config.controls import CONTROLS
+from vla_rl.config.experiment import Experiment, FromBundle
+from vla_rl.config.loader import load_config, save_config
+from vla_rl.doctor.check import Check
+from vla_rl.doctor.checks import check_log_probs
 
 TINY = Path(__file__).parents[1] / "data" / "tiny.yaml"
 RATE = {"success", "interval", "episodes"}
@@ -86,6 +92,18 @@ def test_imitation_from_a_store_needs_no_simulator(run_dir: Path, tmp_path: Path
     assert "give --store STORE" in missing.stderr
 
 
+@pytest.mark.parametrize("part", ["", "imitation"])
+def test_imitation_leaves_the_folder_of_a_run_as_it_is(run_dir: Path, tmp_path: Path, part: str) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    done = vla_rl(
+        "imitate", TINY, "--start.bc.learning_rate", 0.01, "--store", run_dir / "demonstrations", "--out", copy / part
+    )
+    assert done.returncode == 2
+    assert "choose a new or an empty folder" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
 def test_runs(run_dir: Path) -> None:
     (found,) = answer("runs", run_dir.parent, "--json")["runs"]
     assert (found["path"], found["state"], found["iterations"]) == (str(run_dir), "finished", 2)
@@ -148,6 +166,42 @@ def test_doctor_audits_a_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.
     assert [check for check in checks if check["status"] not in ("ok", "missing")] == []
     assert all({"name", "status", "detail", "fix"} <= set(check) for check in checks)
     assert [check["status"] for check in checks if check["name"] == "log-prob"] == ["ok"]
+
+
+def test_doctor_refuses_what_is_not_a_run_with_a_policy(run_dir: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run_dir / "config.yaml", begun)
+    for path, message in ((tmp_path / "nope", "is not the folder of a run"), (begun, "has no bundle yet; go on with")):
+        done = vla_rl("doctor", "--run", path, "--json")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr
+
+
+def test_doctor_tells_a_fault_of_the_policy_from_other_errors(run_dir: Path, tmp_path: Path) -> None:
+    def checked(name: str, *changes: str) -> Check:
+        run = tmp_path / name
+        shutil.copytree(run_dir / "bundle", run / "bundle")
+        save_config(load_config(Experiment, run_dir / "config.yaml", changes), run / "config.yaml")
+        return check_log_probs(run)
+
+    differing = checked("differing", "--algorithm.update.audit_tolerance=1e-12")
+    assert (differing["status"], "do not continue training" in differing["fix"]) == ("failed", True)
+    assert "recomputed log-prob differs" in differing["detail"]
+    unlike = checked("unlike", "--sim.cameras=[agent]")
+    assert (unlike["status"], "do not continue training" in unlike["fix"]) == ("failed", False)
+    assert "cameras" in unlike["detail"]
+    none = ("--algorithm.name=off_policy", "--start.name=bundle", f"--start.path={run_dir / 'bundle'}")
+    settings = ("--start.residual={}", "--algorithm.warmup=16", "--algorithm.batch_size=4")
+    config = load_config(Experiment, TINY, [*none, *settings, "--algorithm.demonstration_share=0"])
+    save_config(config, tmp_path / "off_policy" / "config.yaml")
+    assert isinstance(config.start, FromBundle)
+    assert config.start.residual is not None
+    residual = residual_on(load_bundle(run_dir / "bundle"), config.start.residual)
+    save_bundle(residual, tmp_path / "off_policy" / "bundle")
+    skipped = check_log_probs(tmp_path / "off_policy")
+    assert skipped["status"] == "missing"
+    assert "no importance ratios" in skipped["detail"]
 
 
 def test_bench() -> None:

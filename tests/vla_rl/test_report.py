@@ -25,7 +25,8 @@ from vla_rl.report.page import stage_seconds
 from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
-from vla_rl.report.table import print_bench, print_comparison, print_evaluation
+from vla_rl.report.table import print_bench, print_comparison, print_evaluation, print_runs
+from vla_rl.runs.listing import summarize
 from vla_rl.runs.tracked import track_run
 
 VOID = {"meta", "br"}
@@ -176,6 +177,15 @@ def test_other_folders_are_refused(tmp_path: Path):
     (run / "result.json").write_text("{")
     with pytest.raises(UserError):
         write_report(run)
+
+
+def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path: Path):
+    runs = [summarize(make_run(tmp_path / "a_long_name_of_a_folder" / f"seed_{i}", videos=False)) for i in range(2)]
+    console = Console(width=80, record=True)
+    print_runs(runs, console)
+    head, *lines = console.export_text().splitlines()
+    column = head.index("state")
+    assert "".join(line[:column].strip() for line in lines) == "".join(run.path for run in runs)
 
 
 def test_runs_side_by_side(tmp_path: Path):

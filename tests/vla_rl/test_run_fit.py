@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from sims.errors import UserError
 from tests.vla_rl.test_metrics import without_time
-from vla_rl.runners.fit import run_fit
+from vla_rl.runners.fit import note_fitted_to, run_fit
 from vla_rl.runs.checkpoint import latest_checkpoint
 
 STEPS = 12
@@ -68,3 +69,13 @@ def test_a_fit_that_is_complete_keeps_its_records(tmp_path: Path) -> None:
     before = (tmp_path / "metrics.jsonl").read_bytes(), latest_checkpoint(tmp_path / "checkpoints")
     run(tmp_path)
     assert ((tmp_path / "metrics.jsonl").read_bytes(), latest_checkpoint(tmp_path / "checkpoints")) == before
+
+
+@pytest.mark.parametrize("held", ["metrics.jsonl", "checkpoints/step_000001/state.json", "bundle/bundle.json"])
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, held: str) -> None:
+    """Its checkpoints would be taken for those of the fit, its metrics be overwritten."""
+    (tmp_path / held).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / held).write_text("{}")
+    with pytest.raises(UserError, match="files of something else than such a fit; choose a new or an empty folder"):
+        note_fitted_to(tmp_path, {"seed": 0}, otherwise=UserError("of another seed"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / held]

@@ -21,6 +21,7 @@ from tests.vla_rl.scale_run import numbers
 from tests.vla_rl.test_report import check
 from vla_rl.cli.main import main
 from vla_rl.config.environments import make_env
+from vla_rl.config.errors import ConfigError
 from vla_rl.config.loader import load_config
 from vla_rl.runners.train import train
 from vla_rl.runs.run_dir import read_stages
@@ -110,6 +111,32 @@ def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(config: Path, tmp_path
 def test_wrong_settings_are_refused_before_anything_runs(config: Path, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_sweep(space_of(config, tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "fast", "[[1]]", "{low: 1, high: 2, step: 1}", "{low: a, high: 2}", "{low: 1}", "{1: 2}"]
+)
+def test_values_of_another_form_are_one_line(config: Path, tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        space_of(config, tmp_path, f"settings: {{algorithm.chunks: {text}}}")
+    words = r"must be \{low, high, log\} or a list, each .* or null, none twice, at least 1, got .*"
+    assert re.fullmatch(rf"sweep\.yaml: 'settings\.algorithm\.chunks' {words} \(line 1\)", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("--seed", "7"), "--seed: .* set seeds in the file of the sweep"),
+        (("--algorithm.gae-lambda=0.9", "--algorithm.chunks=3"), "--algorithm.chunks: the sweep searches it"),
+    ],
+)
+def test_an_override_that_no_trial_would_have_is_refused(
+    config: Path, tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("settings: {algorithm.chunks: [1, 2]}")
+    with pytest.raises(UserError, match=message):
+        load_space(config, overrides, file).check()
 
 
 def test_many_combinations_are_sampled_and_each_value_occurs(config: Path) -> None:

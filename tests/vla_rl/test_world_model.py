@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from policies.registry import build_policy
 from sims.vector_env import StartState
 from tests import dot_episodes
 from tests.policies.small_configs import CONFIGS
+from tests.vla_rl.command import answer
 from vla_rl.config.environments import NoSimulatorConfig
 from vla_rl.config.errors import ConfigError
 from vla_rl.config.experiment import Experiment
-from vla_rl.config.imagination import WorldModelConfig
-from vla_rl.config.loader import load_config
+from vla_rl.config.imagination import ImaginationConfig, WorldModelConfig
+from vla_rl.config.loader import load_config, save_config
 from vla_rl.runners.evaluate import PolicyActor, run_episodes
 from vla_rl.runners.world_model import (
     NO_ACTION_FILE,
@@ -107,6 +109,22 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
     fit_world_model(unlike, stores[:1], folder, seed=0)
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
     assert (folder / NO_ACTION_FILE).exists()
+
+
+def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:
+    store = dot_episodes.store(tmp_path / "store", 24)
+    config = WorldModelConfig(
+        dynamics=dot_episodes.DYNAMICS,
+        kinematics_steps=1,
+        fit=DynamicsFitConfig(steps=1, batch_size=2, warmup=1),
+        reward_model=replace(dot_episodes.REWARD_MODEL, steps=1, imagined_clips=4),
+    )
+    file = tmp_path / "config.yaml"
+    save_config(Experiment(seed=5, device="cpu", imagination=ImaginationConfig(model=config)), file)
+    for name, own in (("of_config", ()), ("given", ("--seed", 7))):
+        answer("world-model", "fit", file, "--episodes", store.path, "--out", tmp_path / name, *own, "--json")
+    noted = [json.loads((tmp_path / name / "fitted_to.json").read_text())["seed"] for name in ("of_config", "given")]
+    assert noted == [5, 7]
 
 
 def test_too_few_successes_are_refused_before_anything_is_fitted(tmp_path: Path) -> None:

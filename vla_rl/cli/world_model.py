@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,12 +50,15 @@ class WorldModel:
     """drive: of the page, on loopback; 0: any that is free"""
     no_browser: bool = False
     """drive: only print the address"""
-    seed: Seed = 0
+    seed: Seed | None = None
+    """determines all noise (default: seed of CONFIG)"""
     json: Json = False
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def run(self) -> None:
         experiment = load_experiment(self.config, self.overrides)
+        if self.seed is not None:
+            experiment = replace(experiment, seed=self.seed)
         settings = experiment.imagination
         if settings is None:
             raise UserError(f"{self.config} has no section 'imagination'; such as the packaged imagined_reach")
@@ -77,7 +80,7 @@ class WorldModel:
         from vla_rl.runs.run_dir import experiment_device
 
         device = experiment_device(experiment)
-        return fit_world_model(settings.model, stores, self.folder(), seed=self.seed, device=device)
+        return fit_world_model(settings.model, stores, self.folder(), seed=experiment.seed, device=device)
 
     def _evaluate(
         self, experiment: Experiment, settings: ImaginationConfig, stores: tuple[Path, ...]
@@ -91,7 +94,7 @@ class WorldModel:
         env = None if isinstance(experiment.sim, NoSimulatorConfig) else make_env(experiment.sim)
         try:
             report = evaluate_world_model(
-                settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=self.seed, device=device
+                settings.model, self.folder(), stores, sim=experiment.sim, env=env, seed=experiment.seed, device=device
             )
             if self.bundles:
                 compared = compare_success(
@@ -101,7 +104,7 @@ class WorldModel:
                     env=env,
                     bundles=self.bundles,
                     count=self.starts,
-                    seed=self.seed,
+                    seed=experiment.seed,
                     device=device,
                 )
                 report |= compared if env is not None else {"policies": compared["policies"]}
@@ -126,7 +129,7 @@ class WorldModel:
             write_keyed_rollout(fitted, clips, self.episode, self.keys, path, held=self.held)
             return {"video": str(path), "instruction": instruction}
         truth = recorded_chunks(clips, self.episode, fitted.dynamics.action_horizon)
-        parting = make_parting(settings.model, fitted, stores, sim=experiment.sim, seed=self.seed)
+        parting = make_parting(settings.model, fitted, stores, sim=experiment.sim, seed=experiment.seed)
         compared = write_comparison(fitted, clips, self.episode, truth, path, caption=instruction, parting=parting)
         return {"video": str(path), "instruction": instruction, "parted_after": compared.parted_after}
 

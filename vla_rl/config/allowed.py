@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal
@@ -25,7 +26,9 @@ KINDS: Mapping[Any, str] = {
 
 def allowed(annotation: Any) -> str:
     """For example "an integer from 1 to 10^9 or null", "one of egl, osmesa", "a list of text"."""
-    parts = [_allowed(member) for member in union(_without_discriminator(annotation))]
+    members = union(_without_discriminator(annotation))
+    others = [member for member in members if not is_dataclass(member) and member is not NoneType]
+    parts = [_keys(member) if others and is_dataclass(member) else _allowed(member) for member in members]
     return " or ".join(sorted(parts, key=lambda part: part == "null"))
 
 
@@ -66,6 +69,11 @@ def _allowed(annotation: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a mapping of names to {allowed(args[1])}"
     return "a section"
+
+
+def _keys(section: Any) -> str:
+    """A section beside which something else is allowed, for example "{low, high, log}"."""
+    return "{" + ", ".join(field.name for field in fields(section)) + "}"
 
 
 def _distinct(annotation: Any) -> str:

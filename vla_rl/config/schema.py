@@ -57,10 +57,11 @@ def settings_other_than_its_class(section: Any) -> dict[str, Any]:
 def variants(annotation: Any) -> dict[Any, type]:
     """The dataclasses that a section may be, by ``name``; one without a name is listed under its class name.
 
-    Empty for a leaf, and for a union of dataclasses without a discriminator.
+    Empty for a leaf, for a union of dataclasses without a discriminator, and where something else is allowed too.
     """
     found = sections(annotation)
-    if len(found) > 1 and not _has_discriminator(annotation):
+    members = [member for member in union(plain(annotation)) if member is not type(None)]
+    if len(found) < len(members) or (len(found) > 1 and not _has_discriminator(annotation)):
         return {}
     return {name: section for section in found for name in _names(section)}
 

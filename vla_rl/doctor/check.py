@@ -12,7 +12,10 @@ Status = Literal["ok", "missing", "failed"]
 
 
 class Check(TypedDict):
-    """``missing``: optional and not installed. ``failed``: needed, or installed but broken. ``fix``: the next step."""
+    """``missing``: optional and not installed, or does not apply. ``failed``: needed, or installed but broken.
+
+    ``fix``: the next step.
+    """
 
     name: str
     status: Status

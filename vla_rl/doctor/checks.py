@@ -61,11 +61,20 @@ SIMULATOR_FIXES = {  # where the next step is not to install it
 
 
 def run_checks(run: Path | None = None) -> list[Check]:
-    """Every check in order; with ``run``, also the log-probability audit of that run's policy."""
+    """Every check in order; with ``run``, also the log-probability audit of that run's policy.
+
+    Raises UserError where ``run`` is not the folder of a run with a policy.
+    """
+    if run is not None:
+        from vla_rl.runners.evaluate import locate
+        from vla_rl.runs.run_dir import load_experiment
+
+        load_experiment(run)
+        locate(run)
     checks = [_python(), _torch(), _cuda(), _physics(), *check_renderers(), _warp(), _video(), *_simulators(), _disk()]
     checks += check_optional()
     checks += check_journeys(checks)
-    return [*checks, _audit(run)] if run is not None else checks
+    return [*checks, check_log_probs(run)] if run is not None else checks
 
 
 def print_checks(checks: Sequence[Check], console: Console | None = None) -> None:
@@ -215,11 +224,19 @@ def _disk() -> Check:
     return {"name": "disk", "status": "ok", "detail": detail, "fix": ""}
 
 
-def _audit(run: Path) -> Check:
-    def audit() -> str:
-        from vla_rl.runners.reinforce import audit_run
+def check_log_probs(run: Path) -> Check:
+    from policies.audit import LogProbMismatch
+    from vla_rl.runners.reinforce import audit_run
 
-        return str(audit_run(run))
-
-    fix = "sampling and training compute different log-probs: do not continue training; report it with this output"
-    return attempt("log-prob", audit, fix=fix)
+    fix = "the log-probs could not be compared: the detail says what keeps this run's policy from acting here"
+    try:
+        differences = audit_run(run)
+    except LogProbMismatch as error:
+        fix = "sampling and training compute different log-probs: do not continue training; report it with this output"
+        return {"name": "log-prob", "status": "failed", "detail": str(error), "fix": fix}
+    except Exception as error:
+        return {"name": "log-prob", "status": "failed", "detail": f"{type(error).__name__}: {error}", "fix": fix}
+    if differences is None:
+        detail = "the algorithm of this run has no importance ratios to audit"
+        return {"name": "log-prob", "status": "missing", "detail": detail, "fix": "nothing to do"}
+    return {"name": "log-prob", "status": "ok", "detail": str(differences), "fix": ""}

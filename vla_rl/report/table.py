@@ -36,7 +36,8 @@ def print_evaluation(result: Mapping[str, Any], console: Console | None = None) 
 
 def print_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
     """One line per run."""
-    table = Table("run", "state", "stage", "iterations", "success", "last written", "MB", box=None, pad_edge=False)
+    columns = ("state", "stage", "iterations", "success", "last written", "MB")
+    table = Table(Column("run", overflow="fold"), *columns, box=None, pad_edge=False)
     for run in runs:
         success = "" if run.success is None else _percent(run.success)
         cells = (escape(run.path), run.state, run.stage, str(run.iterations), success)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -91,15 +91,21 @@ def settings_of_fit(experiment: Experiment, *sections: str) -> dict[str, Any]:
     return {key: settings[key] for key in settings if among(key, sections) and not among(key, (*CHANGEABLE, *PATHS))}
 
 
-def note_fitted_to(folder: Path, fitted_to: Mapping[str, Any], *, otherwise: UserError) -> None:
+def note_fitted_to(
+    folder: Path, fitted_to: Mapping[str, Any], *, otherwise: UserError, beside: Sequence[str] = ()
+) -> None:
     """Leave in ``folder`` what its fit depends on, as JSON values; raises ``otherwise`` where it is of something else.
 
-    Without this, checkpoints and models that are found there would be taken for those of the present settings. A note
-    that is alone there is of a fit that never began.
+    Without this, checkpoints and models that are found there would be taken for those of the present settings, and
+    metrics there be overwritten: UserError where there is anything and no note. A note that is alone there is of a fit
+    that never began. ``beside``: names that say nothing of a fit.
     """
     path = folder / "fitted_to.json"
-    if not path.exists() or list(folder.iterdir()) == [path]:
+    found = {one.name for one in folder.iterdir()} - set(beside) if folder.exists() else set()
+    if found <= {path.name}:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, dict(fitted_to))
+    elif path.name not in found:
+        raise UserError(f"{folder} holds files of something else than such a fit; choose a new or an empty folder")
     elif json.loads(path.read_text()) != json.loads(json.dumps(fitted_to)):
         raise otherwise

@@ -37,6 +37,8 @@ from vla_rl.runners.evaluate import Actor, PolicyActor, run_episodes, validate
 from vla_rl.runners.imitation import clone, cloned_from
 from vla_rl.runners.observe_every import ObserveEvery
 from vla_rl.runners.world_model import (
+    CLONE,
+    EPISODES,
     WORLD_MODEL_FILE,
     evaluate_world_model,
     fit_world_model,
@@ -164,7 +166,7 @@ class Rounds:
 
     def record(self, number: int, policy: Path) -> None:
         assert self.env is not None
-        self.episodes.append(self.folder(number) / "episodes")
+        self.episodes.append(self.folder(number) / EPISODES)
         with self.run.stage(f"record_{number}") as stage:
             if stage.pending:
                 stage.result = record_policy(
@@ -173,7 +175,7 @@ class Rounds:
 
     def clone(self, number: int, config: BCConfig, start: Path) -> Path:
         """Behavior cloning of all successes so far, the policy's own among them; the bundle."""
-        folder = self.folder(number) / "clone"
+        folder = self.folder(number) / CLONE
         with self.run.stage(f"clone_{number}") as stage:
             if stage.pending:
                 policy, parent = load_bundle(start, device=self.run.device), read_bundle_info(start).sha256

@@ -146,15 +146,18 @@ def load_algorithm(
     return build_algorithm(experiment.algorithm, policy, rewarded, seed=experiment.seed, make_rollouts=make_rollouts)
 
 
-def audit_run(run_dir: Path) -> list[StepDifference]:
-    """``vla-rl doctor --run``: the log-prob audit of a run's newest policy on a rollout in its own simulator."""
+def audit_run(run_dir: Path) -> list[StepDifference] | None:
+    """``vla-rl doctor --run``: the log-prob audit of a run's newest policy on a rollout in its own simulator.
+
+    None where the algorithm has no importance ratios. Raises LogProbMismatch.
+    """
     experiment = load_experiment(run_dir)
     _, bundle = locate(run_dir)
     env = make_env(experiment.sim)
     try:
         algorithm = load_algorithm(experiment, env, bundle, experiment_device(experiment))
         if not isinstance(algorithm, HasClippedUpdate):
-            raise UserError(f"algorithm {experiment.algorithm.name} has no importance ratios to audit")
+            return None
         rollout = algorithm.collector.collect(2)  # the second chunk's memory is audited too
         return algorithm.update.audit(rollout.valid_chunks())
     finally:

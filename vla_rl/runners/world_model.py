@@ -48,6 +48,7 @@ from world_models.training.reward_model import (
 from world_models.world_model import WorldModelError
 
 WORLD_MODEL_FILE, NO_ACTION_FILE = "world.safetensors", "no_action.safetensors"
+EPISODES, CLONE = "episodes", "clone"  # folders of a round of training in imagination, beside its world model
 # Settings that may change without another fit.
 USE_SETTINGS = ("keyframes", "imagined_env", "no_action_steps")
 USUAL_QUANTILE = 0.9  # of the model's own error estimate that counts as usual
@@ -144,7 +145,7 @@ def _note_fit(
         f"{directory} holds a world model, or a part of its fit, with other settings, episodes or another seed; "
         "choose another folder (--out), or delete this one"
     )
-    note_fitted_to(directory, fitted_to, otherwise=otherwise)
+    note_fitted_to(directory, fitted_to, otherwise=otherwise, beside=(EPISODES, CLONE))
 
 
 def fit_dynamics(

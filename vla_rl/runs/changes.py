@@ -24,7 +24,7 @@ CHANGEABLE = (
     "sim.threads",
     "sim.workers",
 )
-# The same files may be elsewhere now; files where there were none are another run.
+# The same files may be elsewhere now. Files where there were none, and none where there were some, make another run.
 PATHS = ("start.store", "start.path", "start.backbone", "reward.path", "imagination.stores", "algorithm.stores")
 # In a world model the iterations are those of every round, of which some are complete.
 FIXED_IN_IMAGINATION = ("algorithm.iterations",)
@@ -46,7 +46,7 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
     """
     before, after = flat_settings(started), flat_settings(wanted)
     differing = [key for key in before | after if before.get(key) != after.get(key)]
-    if refused := [key for key in differing if not _changeable(key, before, wanted)]:
+    if refused := [key for key in differing if not _changeable(key, before, after, wanted)]:
         listed = "; ".join(f"{key} was {_show(before, key)}, is {_show(after, key)}" for key in refused[:4])
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
         raise UserError(
@@ -61,10 +61,10 @@ def check_changes(started: Experiment, wanted: Experiment, *, done: int, where: 
     return {stage for key in differing for stage in REPEATED.get(key, ())}
 
 
-def _changeable(key: str, before: Mapping[str, Any], wanted: Experiment) -> bool:
+def _changeable(key: str, before: Mapping[str, Any], after: Mapping[str, Any], wanted: Experiment) -> bool:
     if wanted.imagination is not None and key in FIXED_IN_IMAGINATION:
         return False
-    moved = key not in before or before[key] is not None
+    moved = bool(before.get(key) and after.get(key))
     return among(key, CHANGEABLE) or (moved and among(key, PATHS))
 
 

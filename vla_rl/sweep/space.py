@@ -14,6 +14,7 @@ from typing import Any
 from sims.errors import UserError
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config
+from vla_rl.config.overrides import parse_overrides
 from vla_rl.config.schema import config_fields
 from vla_rl.sweep.config import Range, Scalar, SweepConfig
 
@@ -39,7 +40,9 @@ class Space:
         return [*self.overrides, *own, "--seed", str(seed)]
 
     def check(self) -> None:
-        """UserError where a setting does not exist, or a combination of ends of ranges and choices is refused."""
+        """UserError where a setting does not exist or is given twice, or a combination of ends of ranges and choices is
+        refused."""
+        self._check_overrides()
         known = dict.fromkeys(field.path for field in config_fields(Experiment))
         for name in self.config.settings:
             if name not in known:
@@ -50,6 +53,14 @@ class Space:
                 self.experiment(settings, self.config.seeds[0])
             except UserError as error:
                 raise UserError(f"settings: with {shown(settings)}: {error}") from None
+
+    def _check_overrides(self) -> None:
+        for keys, _ in parse_overrides(self.overrides):
+            name = ".".join(keys)
+            if name == "seed":
+                raise UserError("--seed: a sweep has a run for each of its seeds; set seeds in the file of the sweep")
+            if name in self.config.settings:
+                raise UserError(f"--{name}: the sweep searches it; leave it out, here or in the file of the sweep")
 
     def corners(self) -> Iterator[Settings]:
         """Every combination of ends and choices; where these are too many, some, drawn at random."""
