@@ -90,10 +90,18 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
     network: FlowNetwork
     tokenizer: PromptTokenizer
 
-    def __init__(self, config: FlowVLAConfig, robot: RobotSpec, network: FlowNetwork, *, feature_width: int) -> None:
+    def __init__(
+        self,
+        config: FlowVLAConfig,
+        robot: RobotSpec,
+        network: FlowNetwork,
+        *,
+        feature_width: int,
+        tokenizer: PromptTokenizer,
+    ) -> None:
         super().__init__()
         _check_robot(config, robot)
-        self.network, self.tokenizer = network, PromptTokenizer()
+        self.network, self.tokenizer = network, tokenizer
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.objective = FlowMatching(FlowMatchingConfig())
         self.act_kernel = build_kernel(config.act, self.objective)
