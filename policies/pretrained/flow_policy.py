@@ -264,8 +264,4 @@ def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
             f"the robot has {robot.action_dim} action and {robot.state_dim} state dimensions; this policy's network "
             f"takes at most padded_dim {config.padded_dim}"
         )
-    unknown = sorted(set(config.convention.cameras) - set(robot.cameras))
-    if unknown:
-        raise ValueError(
-            f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(robot.cameras)}"
-        )
+    config.convention.check_cameras(robot.cameras)
