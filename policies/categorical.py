@@ -54,7 +54,9 @@ class CategoricalPolicy(Policy[EncodedContext, TokenTrace]):
     def __init__(self, config: CategoricalPolicyConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.config = config
-        self.encoder = CompactEncoder(config.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+        self.encoder = CompactEncoder(
+            config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
+        )
         width = config.encoder.width
         self.queries = nn.Parameter(torch.randn(config.action_horizon, width))
         layer = nn.TransformerDecoderLayer(

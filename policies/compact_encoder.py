@@ -193,11 +193,29 @@ class CameraEncoder(nn.Module):
         return torch.einsum("bqv,qvw->bqw", found, self.token) + self.token_bias
 
 
-class CompactEncoder(nn.Module):
-    """Images, instruction and normalized state to an ``Encoding``."""
+def _check_image_size(config: CompactEncoderConfig, image_size: tuple[int, int]) -> None:
+    """The stem takes patches, and every later stage halves the map."""
+    smallest = config.image_patch * 2 ** (len(config.image_widths) - 1)
+    if min(image_size) < smallest:
+        height, width = image_size
+        raise UserError(
+            f"the images (sim.image_size) are {height}x{width} pixels, but encoder.image_patch {config.image_patch} "
+            f"with {len(config.image_widths)} stages needs at least {smallest}x{smallest}: give larger images"
+        )
 
-    def __init__(self, config: CompactEncoderConfig, *, cameras: int, state_dim: int) -> None:
+
+class CompactEncoder(nn.Module):
+    """Images, instruction and normalized state to an ``Encoding``.
+
+    ``image_size``: (height, width) in pixels of the images to come; UserError where ``config`` needs larger ones.
+    """
+
+    def __init__(
+        self, config: CompactEncoderConfig, *, cameras: int, image_size: tuple[int, int], state_dim: int
+    ) -> None:
         super().__init__()
+        if cameras:
+            _check_image_size(config, image_size)
         self.config = config
         self.cameras = nn.ModuleList([CameraEncoder(config) for _ in range(cameras)])
         self.text = TextEncoder(width=config.text_width, depth=config.text_depth, heads=config.text_heads)

@@ -83,7 +83,9 @@ class RewardModel(nn.Module):
     def __init__(self, config: RewardModelConfig, robot: RobotSpec) -> None:
         super().__init__()
         self.config, self.robot = config, robot
-        self.encoder = CompactEncoder(config.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+        self.encoder = CompactEncoder(
+            config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
+        )
         pooled_width = self.encoder.pooled_width
         self.forecast = Forecast(config.encoder, pooled_width=pooled_width, state_dim=robot.state_dim)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)

@@ -97,7 +97,9 @@ class DenoisingPolicy(DenoisedChunks[EncodedContext], HasCompactEncoder):
         self.act_kernel = build_kernel(config.act, self.objective)
         if self.act_kernel.trained_steps:
             raise ValueError(f"act must be deterministic: flow_ode, or ddim with eta = 0; got {config.act}")
-        self.encoder = CompactEncoder(config.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+        self.encoder = CompactEncoder(
+            config.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
+        )
         pooled_width = self.encoder.pooled_width
         self.expert = ActionExpert(
             config.expert,

@@ -49,6 +49,13 @@ class Convention:
                 "(vla-rl convert), or leave relative_actions and gripper out"
             )
 
+    def check_cameras(self, cameras: tuple[str, ...]) -> None:
+        """UserError where a camera is chosen that is not one of the robot's ``cameras``."""
+        unknown = sorted(set(self.cameras) - set(cameras))
+        if unknown:
+            known = ", ".join(cameras) or "none"
+            raise UserError(f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {known}")
+
     def observe(self, obs: Observation, cameras: tuple[str, ...]) -> Observation:
         """``cameras``: names of the images of ``obs``."""
         images = obs.images

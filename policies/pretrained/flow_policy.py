@@ -90,10 +90,18 @@ class FlowVLA(KeptPrefix[VLAContext, DenoisingTrace], DenoisedChunks[VLAContext]
     network: FlowNetwork
     tokenizer: PromptTokenizer
 
-    def __init__(self, config: FlowVLAConfig, robot: RobotSpec, network: FlowNetwork, *, feature_width: int) -> None:
+    def __init__(
+        self,
+        config: FlowVLAConfig,
+        robot: RobotSpec,
+        network: FlowNetwork,
+        *,
+        feature_width: int,
+        tokenizer: PromptTokenizer,
+    ) -> None:
         super().__init__()
         _check_robot(config, robot)
-        self.network, self.tokenizer = network, PromptTokenizer()
+        self.network, self.tokenizer = network, tokenizer
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
         self.objective = FlowMatching(FlowMatchingConfig())
         self.act_kernel = build_kernel(config.act, self.objective)
@@ -256,8 +264,4 @@ def _check_robot(config: FlowVLAConfig, robot: RobotSpec) -> None:
             f"the robot has {robot.action_dim} action and {robot.state_dim} state dimensions; this policy's network "
             f"takes at most padded_dim {config.padded_dim}"
         )
-    unknown = sorted(set(config.convention.cameras) - set(robot.cameras))
-    if unknown:
-        raise ValueError(
-            f"policy.convention.cameras: the robot has no camera {unknown[0]!r}; it has {', '.join(robot.cameras)}"
-        )
+    config.convention.check_cameras(robot.cameras)

@@ -21,20 +21,31 @@ BYTE_BOS, BYTE_OFFSET = 1, 3  # of the stand-in without a file: token 3 + b is b
 class PromptTokenizer(nn.Module):
     """A SentencePiece ``tokenizer.model`` or a ``tokenizer.json``, kept in a buffer; bytes while there is none.
 
-    Bytes are for small models that are trained here; published weights bring their tokenizer.
+    Bytes are for small models that are trained here; published weights bring their tokenizer. ``needs_bos``: prompts
+    begin with ``bos``, so a file that does not say which token that is is refused.
     """
 
     file: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_bos: bool = False) -> None:
         super().__init__()
+        self._needs_bos = needs_bos
         self.register_buffer("file", torch.zeros(0, dtype=torch.uint8))
         self._backend: Any = None
 
     def load(self, data: bytes) -> None:
-        """Use the tokenizer of this file's content. UserError if its library is missing or it cannot be read."""
+        """Use the tokenizer of this file's content.
+
+        UserError if its library is missing, or it cannot be read, or lacks the ``bos`` that is needed.
+        """
+        backend = _backend(data) if data else None
+        if self._needs_bos and backend is not None and backend.bos is None:
+            raise UserError(
+                "the tokenizer does not say which token begins a sequence (BOS), and this policy's prompts begin with "
+                "it: give the SentencePiece tokenizer.model, or a tokenizer.json whose post_processor adds the token"
+            )
         self.file = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(self.file.device)
-        self._backend = _backend(data) if data else None
+        self._backend = backend
 
     def ids(self, text: str) -> list[int]:
         """Tokens of ``text`` alone."""
@@ -44,7 +55,7 @@ class PromptTokenizer(nn.Module):
 
     @property
     def bos(self) -> int:
-        """The token that begins a sequence."""
+        """The token that begins a sequence; for a policy that ``needs_bos``."""
         return BYTE_BOS if self._backend is None else int(self._backend.bos)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
@@ -84,7 +95,8 @@ class _SentencePiece:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor(model_proto=data)
-        self.bos = self._model.bos_id()
+        bos = self._model.bos_id()  # -1 where the model has none
+        self.bos = bos if bos >= 0 else None
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._model.encode(text)
@@ -96,7 +108,8 @@ class _TokenizersJson:
         from tokenizers import Tokenizer
 
         self._model = Tokenizer.from_str(data.decode())
-        self.bos = 0
+        probe = self._model.encode("a")
+        self.bos = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None  # what the post_processor puts first
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._model.encode(text, add_special_tokens=False).ids

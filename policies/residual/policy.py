@@ -165,7 +165,9 @@ class ResidualPolicy(OnBase[ResidualContext, Drawn]):
         self.encoder: CompactEncoder | None = None
         feature_dim = self.base.spec.value_dim
         if residual.encoder is not None:
-            self.encoder = CompactEncoder(residual.encoder, cameras=len(robot.cameras), state_dim=robot.state_dim)
+            self.encoder = CompactEncoder(
+                residual.encoder, cameras=len(robot.cameras), image_size=robot.image_size, state_dim=robot.state_dim
+            )
             feature_dim = self.encoder.pooled_width
         actions = math.prod(self.valued_shape)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=self.valued_shape[1])

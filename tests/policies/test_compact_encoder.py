@@ -61,7 +61,7 @@ def test_what_the_state_has_not_cannot_be_forecast():
 
 def test_longest_instruction_and_none_at_all():
     torch.manual_seed(0)
-    network = CompactEncoder(CompactEncoderConfig(), cameras=1, state_dim=2)
+    network = CompactEncoder(CompactEncoderConfig(), cameras=1, image_size=(64, 64), state_dim=2)
     obs = Observation(
         images=torch.zeros(3, 1, 64, 64, 3, dtype=torch.uint8),
         state=torch.zeros(3, 2),
@@ -76,7 +76,7 @@ def test_longest_instruction_and_none_at_all():
 
 def test_the_instruction_steers_what_is_seen():
     torch.manual_seed(0)
-    network = CompactEncoder(CompactEncoderConfig(), cameras=1, state_dim=2)
+    network = CompactEncoder(CompactEncoderConfig(), cameras=1, image_size=(64, 64), state_dim=2)
     image = torch.randint(0, 256, (1, 1, 64, 64, 3), dtype=torch.uint8).expand(2, -1, -1, -1, -1)
     obs = Observation(
         images=image, state=torch.zeros(2, 2), instruction=encode_instructions(["the red block", "the blue block"])
@@ -87,7 +87,7 @@ def test_the_instruction_steers_what_is_seen():
 
 def test_other_image_sizes_fit():
     config = dataclasses.replace(CompactEncoderConfig(), image_widths=(16, 32), image_depths=(1, 1))
-    network = CompactEncoder(config, cameras=1, state_dim=2)
+    network = CompactEncoder(config, cameras=1, image_size=(96, 128), state_dim=2)
     obs = Observation(
         images=torch.zeros(1, 1, 96, 128, 3, dtype=torch.uint8),
         state=torch.zeros(1, 2),
@@ -106,3 +106,18 @@ def test_other_image_sizes_fit():
 def test_wrong_sizes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CompactEncoderConfig(), **change)
+
+
+def test_images_that_are_too_small_are_refused():
+    """Of the smallest that fit the last map is one cell."""
+    config = dataclasses.replace(CompactEncoderConfig(), image_widths=(16, 32), image_depths=(1, 1))
+    with pytest.raises(UserError, match=r"7x64 pixels.*at least 8x8"):
+        CompactEncoder(config, cameras=1, image_size=(7, 64), state_dim=2)
+    CompactEncoder(config, cameras=0, image_size=(1, 1), state_dim=2)
+    network = CompactEncoder(config, cameras=1, image_size=(8, 8), state_dim=2)
+    obs = Observation(
+        images=torch.zeros(1, 1, 8, 8, 3, dtype=torch.uint8),
+        state=torch.zeros(1, 2),
+        instruction=encode_instructions(["reach"]),
+    )
+    assert network(obs, obs.state).pooled.isfinite().all()

@@ -16,7 +16,15 @@ def run_of(success: Sequence[float], steps: float = 10_000.0) -> RunData:
     """A run whose validations, one after each iteration of ``steps`` control steps, are ``success``."""
     metrics = [{"iteration": i, "control_steps": steps, "validation": value} for i, value in enumerate(success)]
     return RunData(
-        name="run", path=Path("run"), config_text="", metrics=metrics, imitation=(), result={}, command="", videos={}
+        name="run",
+        path=Path("run"),
+        config_text="",
+        settings={},
+        metrics=metrics,
+        imitation=(),
+        result={},
+        command="",
+        videos={},
     )
 
 

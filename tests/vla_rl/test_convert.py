@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.bundle import load_bundle
 from policies.pretrained.checkpoint import CheckpointError
@@ -74,6 +75,27 @@ def test_a_published_checkpoint_becomes_a_bundle(tmp_path: Path, capsys: Any) ->
     torch.testing.assert_close(policy.normalizer.action_scale, torch.tensor(STATISTICS["std"][:7] + 1e-6).float())
 
 
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_the_first_token_of_a_tokenizer_json(tmp_path: Path, capsys: Any, adds_bos: bool) -> None:
+    """It is what the file says, and a file that does not say it is an input error of a policy that needs it."""
+    write_checkpoint(tmp_path / "checkpoint")
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, "<bos>": 2, "pick": 3, "?": 4}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    added = {"single": "<bos> $A", "special_tokens": [("<bos>", 2)]}
+    added = added if adds_bos else {"single": "$A <eos>", "special_tokens": [("<eos>", 1)]}
+    tokenizer.post_processor = processors.TemplateProcessing(**added)
+    (tmp_path / "checkpoint" / "paligemma_tokenizer.model").write_text(tokenizer.to_str())
+    if adds_bos:
+        convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+        policy: Any = load_bundle(tmp_path / "bundle")
+        assert policy.tokenizer.bos == 2 and policy.tokenizer.ids("pick") == [3]
+        return
+    with pytest.raises(SystemExit) as stopped:
+        convert("pi0_libero.yaml", tmp_path / "checkpoint", tmp_path / "bundle")
+    assert stopped.value.code == 2 and "begins a sequence (BOS)" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> None:
     write_checkpoint(tmp_path / "checkpoint", "pi05")
     with pytest.raises(SystemExit) as stopped:
@@ -121,6 +143,8 @@ def test_a_constant_dimension_and_a_masked_one() -> None:
         source="",
     )
     assert constant.scale.item() == pytest.approx(5e-9)
+    shifted = scale_of({"q01": [2.0], "q99": [2.0]}, ScaleConfig(method="quantiles", epsilon=0.0), 1, source="")
+    assert (shifted.center.item(), shifted.scale.item()) == (2.0, 1.0)  # to 0, as in OpenVLA's training data
     masked = {"q01": [-2.0, 0.0], "q99": [2.0, 1.0], "mask": [True, False]}
     scale = scale_of(masked, ScaleConfig(method="quantiles", epsilon=0.0), 2, source="")
     assert scale.scale.tolist() == [2.0, 1.0] and scale.center.tolist() == [0.0, 0.0]
@@ -138,3 +162,27 @@ def test_statistics_that_are_missing_are_named(tmp_path: Path) -> None:
         read_statistics(path, "libero")
     with pytest.raises(CheckpointError, match="data sets, name one"):
         read_statistics(path)
+
+
+FINE = {"min": [0, 0], "max": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "must be an object of names, got a list"),
+        ({"observation.state": [1, 2], "action": FINE}, "observation.state: statistics must be an object"),
+        ({"observation.state": {"min": ["a", 0], "max": [1, 1]}, "action": FINE}, "'min' must be a list of numbers"),
+        ({"observation.state": FINE, "action": FINE | {"max": [1, None]}}, "'max' must be a list of numbers"),
+        ({"observation.state": FINE, "action": FINE | {"max": [1, float("nan")]}}, "'max' has NaN"),
+        ({"observation.state": FINE, "action": FINE | {"mask": [True]}}, "'mask' must have at least 2"),
+    ],
+)
+def test_statistics_of_another_form_are_an_input_error(tmp_path: Path, capsys: Any, content: Any, message: str) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "stats.json").write_text(json.dumps(content))
+    with pytest.raises(SystemExit) as stopped:
+        main(["convert", "diffusion_pusht", str(tmp_path), "--out", str(tmp_path / "bundle")])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and message in error and str(tmp_path / "stats.json") in error
+    assert not (tmp_path / "bundle").exists()

@@ -55,7 +55,7 @@ def test_values_that_are_not_finite_are_null(tmp_path: Path):
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "wall_s": 0}\n{"iter\n{"iteration": 2, "wall_s": 0}\n')
-    with pytest.raises(ValueError, match="line 2 is not a JSON record"):
+    with pytest.raises(UserError, match="line 2 is not a JSON record"):
         read_metrics(tmp_path)
 
 

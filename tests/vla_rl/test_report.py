@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,12 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from sims.errors import UserError
+from tests.vla_rl.command import answer, vla_rl
 from tests.vla_rl.run_folder import TASKS, make_imagined_run, make_run, rate
 from vla_rl.cli.main import main
 from vla_rl.report import write_comparison, write_report
@@ -26,7 +29,8 @@ from vla_rl.report.pieces import duration
 from vla_rl.report.run_data import Rate, difference, read_run
 from vla_rl.report.svg import Line, line_chart, smooth, ticks
 from vla_rl.report.table import print_bench, print_comparison, print_evaluation, print_runs
-from vla_rl.runs.listing import summarize
+from vla_rl.runners.evaluate import EpisodeResults
+from vla_rl.runs.listing import list_runs, summarize
 from vla_rl.runs.tracked import track_run
 
 VOID = {"meta", "br"}
@@ -186,6 +190,64 @@ def test_the_list_of_runs_shows_whole_paths_where_there_is_little_room(tmp_path:
     head, *lines = console.export_text().splitlines()
     column = head.index("state")
     assert "".join(line[:column].strip() for line in lines) == "".join(run.path for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", "seed: [3\n"),
+        ("config.yaml", "[3]\n"),
+        ("result.json", "[]"),
+        ("result.json", '{"rl": {}}'),
+        ("result.json", '{"rl": {"success": 1.0, "interval": [0.5, 1.0], "per_task": {"reach": {"episodes": 1}}}}'),
+        ("stages.json", "[]"),
+        ("metrics.jsonl", '{"iteration": 0\n{"iteration": 1}\n'),
+        ("metrics.jsonl", "5\n6\n"),
+        ("metrics.jsonl", '{"wall_s": 5}\n'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str) -> None:
+    run, fine = (make_run(tmp_path / which, videos=False) for which in ("damaged", "fine"))
+    (run / name).write_text(content)
+    for arguments in (("report", run), ("compare", run, fine, "--out", tmp_path / "page.html")):
+        ended = vla_rl(*arguments)
+        assert ended.returncode == 2, ended.stderr
+        assert str(run / name) in ended.stderr and ended.stderr.count("\n") == 1
+    found = {Path(one.path).name: one for one in list_runs(tmp_path)}
+    assert (found["fine"].state, found["fine"].damage) == ("finished", "")
+    if name != "config.yaml":  # the list does not read it
+        assert found["damaged"].state == "damaged" and str(run / name) in found["damaged"].damage
+
+
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, videos=False) for name in ("x", "y", "z")]
+    for age, run in enumerate(runs):
+        os.utime(run / "result.json", (1_000_000 - age, 1_000_000 - age))
+    (group,) = groups([read_run(run) for run in runs])
+    assert [run.path for run in group.runs] == [runs[0]] and group.rate is None
+    assert group.name == f"all runs; of 3 runs with seed 0 the newest: {runs[0]}"
+    assert f"of 3 runs with seed 0 the newest: {runs[0]}" in check(write_comparison(runs, tmp_path / "page.html")).text
+    other = make_run(tmp_path / "other", seed=1, gain=0.2, videos=False)
+    (row,) = answer("compare", *runs, other, "--json", "--out", tmp_path / "page.html")["groups"]
+    assert row["runs"] == 2 and row["interval"][0] < row["interquartile_mean"] < row["interval"][1]
+
+
+def test_a_task_without_episodes_has_no_success(tmp_path: Path) -> None:
+    """Neither in a summary nor in a mean; in older records it was 0."""
+    results = EpisodeResults(
+        success=torch.tensor([True, True]), task=torch.tensor([0, 0]), steps=torch.tensor([5, 5], dtype=torch.int64)
+    )
+    summary = results.summary(["reach", "push"])
+    assert summary["per_task"]["push"] == {"success": None, "interval": [0.0, 1.0], "episodes": 0}
+    runs = [make_run(tmp_path / str(seed), seed=seed, videos=False) for seed in (0, 1)]
+    for run, success in zip(runs, (None, 0.0), strict=True):
+        result = json.loads((run / "result.json").read_text())
+        summary["per_task"]["push"]["success"] = success
+        (run / "result.json").write_text(json.dumps(result | {"rl": summary}))
+    (group,) = groups([read_run(run) for run in runs])
+    assert group.rate is not None and group.rate.success == 1.0
+    page = check(write_comparison(runs, tmp_path / "page.html"))
+    assert "reach" in page.text and "push" not in page.text
 
 
 def test_runs_side_by_side(tmp_path: Path):

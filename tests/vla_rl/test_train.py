@@ -106,6 +106,26 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert "--resume" in message
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        (
+            "--start.policy",
+            "{name: diffusion_policy, crop: 48, convention: {cameras: [nope]}}",
+            "policy.convention.cameras: the robot has no camera 'nope'; it has agent, wrist",
+        ),
+        ("--sim.image_size", "[1, 1]", "the images (sim.image_size) are 1x1 pixels"),
+    ],
+)
+def test_settings_that_do_not_fit_the_robot_are_refused_before_there_is_a_folder(
+    tmp_path: Path, setting: str, value: str, message: str
+) -> None:
+    refused = vla_rl("train", TINY, "--run-dir", tmp_path / "run", setting, value)
+    assert refused.returncode == 2, refused.stderr
+    assert message in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()

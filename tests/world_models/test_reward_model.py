@@ -160,7 +160,7 @@ def test_a_policy_of_another_robot_is_refused() -> None:
 
 def policy_with(config: CompactEncoderConfig) -> HasCompactEncoder:
     policy = HasCompactEncoder()
-    policy.encoder = CompactEncoder(config, cameras=2, state_dim=2)
+    policy.encoder = CompactEncoder(config, cameras=2, image_size=(64, 64), state_dim=2)
     policy.forecast = Forecast(config, pooled_width=policy.encoder.pooled_width, state_dim=2)
     policy.normalizer = Normalizer(state_dim=2, action_dim=2)
     return policy

@@ -135,8 +135,9 @@ class Eval:
             print(json.dumps(result))
         else:
             from vla_rl.report.table import print_evaluation
+            from vla_rl.runs.result import with_episodes
 
-            print_evaluation(result)
+            print_evaluation(result | {"per_task": with_episodes(result["per_task"])})
 
 
 @dataclass(frozen=True)

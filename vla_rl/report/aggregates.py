@@ -9,7 +9,8 @@ import numpy as np
 
 from vla_rl.intervals import interquartile_interval, interquartile_mean
 from vla_rl.report.compute import ComputeFit, compute_fit
-from vla_rl.report.run_data import Rate, RunData
+from vla_rl.report.run_data import Rate, RunData, per_task
+from vla_rl.runs.result import RESULT_FILE
 
 SHOWN = 6  # settings in a group's name
 OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "device", "wandb")
@@ -17,9 +18,10 @@ OF_ONE_RUN = ("seed", "evaluation.seed", "cluster", "trace", "watchdog_s", "devi
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """``name``: settings in which it differs from the other groups, ``SHOWN`` at most. ``rate``: interquartile mean
-    over runs and tasks of the final success, with its interval over runs; None where no run is complete. ``compute``:
-    success as a function of control steps; None where there are too few validations."""
+    """``name``: settings in which it differs from the other groups, ``SHOWN`` at most, and which runs were taken of
+    seeds that several have. ``runs``: one of each seed. ``rate``: interquartile mean over runs and tasks of the final
+    success, with its interval over runs; None where fewer than two are complete. ``compute``: success as a function of
+    control steps; None where there are too few validations."""
 
     name: str
     runs: Sequence[RunData]
@@ -35,15 +37,35 @@ def groups(runs: Sequence[RunData]) -> list[Group]:
     for run, one in zip(runs, settings, strict=True):
         members.setdefault(tuple(repr(one.get(key)) for key in different), []).append(run)
     names = _names([settings[runs.index(those[0])] for those in members.values()], different)
-    return [
-        Group(
-            name=name if names.count(name) == 1 else f"{those[0].name}: {name}",
-            runs=those,
-            rate=_rate(those),
-            compute=compute_fit(those),
-        )
-        for name, those in zip(names, members.values(), strict=True)
+    found = []
+    for name, those in zip(names, members.values(), strict=True):
+        title = name if names.count(name) == 1 else f"{those[0].name}: {name}"
+        taken, note = _one_of_each_seed(those)
+        found.append(Group(name=title + note, runs=taken, rate=_rate(taken), compute=compute_fit(taken)))
+    return found
+
+
+def _one_of_each_seed(runs: Sequence[RunData]) -> tuple[list[RunData], str]:
+    """The run of each seed that was completed last, and a note on the seeds that several runs have.
+
+    Such runs are copies or repetitions: as many independent runs they would make an interval too narrow.
+    """
+    of_seed: dict[object, list[RunData]] = {}
+    for run in runs:
+        of_seed.setdefault(run.settings.get("seed", run.path), []).append(run)
+    taken = [max(those, key=_completed_ns) for those in of_seed.values()]
+    notes = [
+        f"; of {len(those)} runs with seed {seed} the newest: {run.path}"
+        for (seed, those), run in zip(of_seed.items(), taken, strict=True)
+        if len(those) > 1
     ]
+    return taken, "".join(notes)
+
+
+def _completed_ns(run: RunData) -> int:
+    """When it was, 0 where it is not complete."""
+    path = run.path / RESULT_FILE
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _names(settings: Sequence[Mapping[str, object]], different: Sequence[str]) -> list[str]:
@@ -72,12 +94,15 @@ def _varies(key: str, settings: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _rate(runs: Sequence[RunData]) -> Rate | None:
-    """Of the runs that are complete; each has a score per task, or one for all where tasks are not told apart."""
-    results = [run.result["rl"] for run in runs if "rl" in run.result]
-    if not results:
+    """Of the runs that are complete; each has a score per task, or one for all where tasks are not told apart.
+
+    Tasks that a run has no episodes of are left out. None for one run: it says nothing of others.
+    """
+    complete = [(run.after.success, per_task(run, "rl")) for run in runs if run.after is not None]
+    if len(complete) < 2:
         return None
-    tasks = list(results[0].get("per_task", {}))
-    rows = [[row["per_task"][task]["success"] for task in tasks] if tasks else [row["success"]] for row in results]
+    tasks = [task for task in complete[0][1] if all(task in rates for _, rates in complete)]
+    rows = [[rates[task].success for task in tasks] if tasks else [success] for success, rates in complete]
     scores = np.array(rows)
     low, high = interquartile_interval(scores)
     return Rate(success=interquartile_mean(scores), low=low, high=high)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from vla_rl.report.aggregates import groups
-from vla_rl.report.page import FEATURED, per_task
+from vla_rl.report.page import FEATURED
 from vla_rl.report.pieces import (
     ABSENT,
     AFTER,
@@ -22,7 +22,7 @@ from vla_rl.report.pieces import (
     section,
     signed,
 )
-from vla_rl.report.run_data import RunData, difference
+from vla_rl.report.run_data import RunData, difference, per_task
 from vla_rl.report.svg import Format, interval_chart, line_chart, number, percent
 
 
@@ -89,7 +89,8 @@ def _groups_table(runs: Sequence[RunData]) -> str:
         "<th>with more compute</th></tr>"
     )
     note = (
-        "Of the final success over runs and tasks; 95 % bootstrap interval over runs (Agarwal et al. 2021). With more "
+        "Of the final success over runs and tasks; 95 % bootstrap interval over runs (Agarwal et al. 2021). A seed "
+        "counts once, and there is neither with fewer than two complete runs. With more "
         "compute: a sigmoid through the validations (Khatri et al. 2025), with the interval of where it ends."
     )
     return f'<div class="card wide"><table>{head}{rows}</table><p class="soft">{note}</p></div>'

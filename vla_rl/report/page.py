@@ -25,7 +25,7 @@ from vla_rl.report.pieces import (
     tone,
     video,
 )
-from vla_rl.report.run_data import Points, Rate, RunData, difference, series
+from vla_rl.report.run_data import Points, Rate, RunData, difference, per_task, series
 from vla_rl.report.svg import Line, interval_chart, line_chart, percent, stacked_area
 
 FEATURED = {  # metric -> title, and how to read it
@@ -165,10 +165,6 @@ def _failures(run: RunData) -> str:
 
 def _stderr(stderr: str) -> str:
     return f"<details><summary>standard error</summary><pre>{escape(stderr)}</pre></details>" if stderr else ""
-
-
-def per_task(run: RunData, key: str) -> dict[str, Rate]:
-    return {task: Rate.of(row) for task, row in run.result.get(key, {}).get("per_task", {}).items()}
 
 
 def _task_table(rows: Mapping[str, Mapping[str, Rate]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import yaml
 from sims.errors import UserError
 from vla_rl.runs.failures import read_failures
 from vla_rl.runs.metrics import read_metrics
+from vla_rl.runs.result import read_result, with_episodes
+from vla_rl.runs.run_dir import read_stages
 
 Points = list[tuple[float, float]]
 
@@ -44,14 +45,15 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """``metrics``: one record per iteration. ``failures``: simulator processes that were replaced.
+    """``settings``: the configuration as dotted keys. ``metrics``: one record per iteration.
 
-    ``result``: result.json, empty until the run is complete.
+    ``failures``: simulator processes that were replaced. ``result``: result.json, empty until the run is complete.
     """
 
     name: str
     path: Path
     config_text: str
+    settings: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     imitation: Sequence[Mapping[str, Any]]
     result: Mapping[str, Any]
@@ -67,11 +69,6 @@ class RunData:
     @property
     def after(self) -> Rate | None:
         return Rate.of(self.result["rl"]) if "rl" in self.result else None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The configuration as dotted keys."""
-        return dict(_leaves(yaml.safe_load(self.config_text) or {}, ""))
 
     def points(self, name: str) -> Points:
         """(iteration, value) wherever ``name`` was recorded and finite."""
@@ -93,24 +90,30 @@ def read_run(path: Path) -> RunData:
     """Raises UserError if ``path`` is not the folder of a run, or where a file in it is damaged."""
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
         raise UserError(f"{path} is not the folder of a run: it has neither config.yaml nor metrics.jsonl")
-    try:
-        metrics, imitation, failures = read_metrics(path), read_metrics(path / "imitation"), read_failures(path)
-        result = json.loads(_text(path / "result.json") or "{}")
-        rounds = _rounds(path, json.loads(_text(path / "stages.json") or "{}"))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
+    config_text = _text(path / "config.yaml")
     return RunData(
         name=path.resolve().name,
         path=path,
-        config_text=_text(path / "config.yaml"),
-        metrics=metrics,
-        imitation=imitation,
-        result=result,
+        config_text=config_text,
+        settings=_settings(config_text, path / "config.yaml"),
+        metrics=read_metrics(path),
+        imitation=read_metrics(path / "imitation"),
+        result=read_result(path),
         command=_text(path / "command.txt").strip(),
         videos=_videos(path / "videos"),
-        failures=failures,
-        rounds=rounds,
+        failures=read_failures(path),
+        rounds=_rounds(path, read_stages(path)),
     )
+
+
+def _settings(text: str, path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is damaged: it holds no settings by name")
+    return dict(_leaves(tree, ""))
 
 
 def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
@@ -128,6 +131,12 @@ def _rounds(path: Path, stages: Mapping[str, Mapping[str, Any]]) -> list[Round]:
     return rounds
 
 
+def per_task(run: RunData, key: str) -> dict[str, Rate]:
+    """Of the stage ``key`` of result.json, the tasks that it has episodes of."""
+    rows = with_episodes(run.result.get(key, {}).get("per_task", {}))
+    return {task: Rate.of(row) for task, row in rows.items()}
+
+
 def difference(before: Rate, after: Rate) -> tuple[float, float, float]:
     """after - before and its 95 % interval, from the two Wilson intervals (Newcombe 1998, method 10)."""
     gain = after.success - before.success
@@ -141,7 +150,10 @@ def _videos(folder: Path) -> dict[str, Path]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:

@@ -89,7 +89,9 @@ class Scorer(OnDevice):
     def __init__(self, config: ScorerConfig, sensors: Sensors) -> None:
         super().__init__()
         self.config, self.sensors = config, sensors
-        self.encoder = CompactEncoder(config.encoder, cameras=len(sensors.cameras), state_dim=sensors.state_dim)
+        self.encoder = CompactEncoder(
+            config.encoder, cameras=len(sensors.cameras), image_size=sensors.image_size, state_dim=sensors.state_dim
+        )
         self.normalizer = Normalizer(state_dim=sensors.state_dim, action_dim=1)
         width = self.encoder.pooled_width
         self.head = nn.Sequential(nn.Linear(width, HIDDEN), nn.GELU(), nn.Dropout(0.1), nn.Linear(HIDDEN, 1))

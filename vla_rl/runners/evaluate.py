@@ -67,12 +67,15 @@ class EpisodeResults:
     steps: Int[Tensor, " E"]
 
     def summary(self, tasks: Sequence[str]) -> dict[str, Any]:
-        """{success, interval, episodes, per_task: {task: {success, interval, episodes}}}"""
+        """{success, interval, episodes, per_task: {task: {success, interval, episodes}}}
+
+        The success of no episodes is None.
+        """
 
         def one(selected: Tensor) -> dict[str, Any]:
             wins, total = int(selected.sum()), len(selected)
             return {
-                "success": wins / total if total else 0.0,
+                "success": wins / total if total else None,
                 "interval": list(wilson_interval(wins, total)),
                 "episodes": total,
             }

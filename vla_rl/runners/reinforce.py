@@ -32,6 +32,7 @@ from vla_rl.runners.evaluate import locate, validate
 from vla_rl.runners.iterations import Iterations
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import console
+from vla_rl.runs.result import with_episodes
 from vla_rl.runs.run_dir import Run, experiment_device, git_revision, load_experiment
 from vla_rl.runs.watchdog import watchdog
 
@@ -168,7 +169,7 @@ def validation_metrics(algorithm: Algorithm, env: VectorEnv, experiment: Experim
     """The deployed policy on the validation stream, in ``env``, with which the algorithm was made."""
     with algorithm.collector.suspended():
         summary = validate(algorithm.deployed(), env, experiment)
-    per_task = {f"validation/{task}": row["success"] for task, row in summary["per_task"].items()}
+    per_task = {f"validation/{task}": row["success"] for task, row in with_episodes(summary["per_task"]).items()}
     return {
         "validation": summary["success"],
         "validation_low": summary["interval"][0],

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sims.errors import UserError
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.quarantine import QUARANTINE
-from vla_rl.runs.run_dir import CONFIG_FILE, STAGES_FILE
+from vla_rl.runs.result import RESULT_FILE, read_result
+from vla_rl.runs.run_dir import CONFIG_FILE, read_stages
 
-State = Literal["running", "finished", "failed", "stopped"]
+State = Literal["running", "finished", "failed", "stopped", "damaged"]
 NESTING = 3  # folders below the one that is given
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """``failed``: since its last start it left a traceback or a quarantined batch. ``stopped``: it can be resumed.
+    ``damaged``: a file of it cannot be read, which ``damage`` names; nothing else is known of it.
 
     ``stage``: the last one that is complete. ``success``: of the final policy on held-out starts, in a run that is not
     finished that of the latest validation, None before it. ``age_s``: since it last wrote.
@@ -33,6 +35,7 @@ class RunSummary:
     success: float | None
     age_s: float
     bytes: int
+    damage: str = ""
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
@@ -42,25 +45,30 @@ def list_runs(folder: Path) -> list[RunSummary]:
 
 def summarize(run_dir: Path) -> RunSummary:
     files = [path.stat() for path in run_dir.rglob("*") if path.is_file()]
-    result, stages = _json(run_dir / "result.json"), _json(run_dir / STAGES_FILE)
-    metrics = read_metrics(run_dir)
+    state, damage = state_of(run_dir), ""
+    try:
+        result, stages, metrics = read_result(run_dir), read_stages(run_dir), read_metrics(run_dir)
+    except UserError as error:
+        result, stages, metrics = {}, {}, []
+        state, damage = "damaged", str(error)
     validations = [record["validation"] for record in metrics if record.get("validation") is not None]
     success = result["rl"]["success"] if "rl" in result else (validations[-1] if validations else None)
     return RunSummary(
         path=str(run_dir),
-        state=state_of(run_dir),
+        state=state,
         stage=next(reversed(stages), ""),
         iterations=len(metrics),
         success=success,
         age_s=round(time.time() - max((file.st_mtime for file in files), default=0.0), 1),
         bytes=sum(file.st_size for file in files),
+        damage=damage,
     )
 
 
 def state_of(run_dir: Path) -> State:
     if _is_locked(run_dir / ".lock"):
         return "running"
-    if (run_dir / "result.json").exists():
+    if (run_dir / RESULT_FILE).exists():
         return "finished"
     command = run_dir / "command.txt"  # each start writes it
     started_ns = command.stat().st_mtime_ns if command.exists() else 0
@@ -86,12 +94,3 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _json(path: Path) -> dict:
-    """An object, empty where there is no file or it is damaged (the run itself says so when it is resumed)."""
-    try:
-        found = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -91,22 +91,26 @@ def _open_wandb(project: str, run_dir: Path) -> Any:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Every complete record, in order; an incomplete last line is left out. No file: no records.
 
-    Raises ValueError where a line before the last is not a record.
+    Raises UserError where a line before the last is not a record.
     """
-    return read_records(run_dir / METRICS_FILE)
+    return read_records(run_dir / METRICS_FILE, numbered="iteration")
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Of any file with a JSON record per line, as ``read_metrics``."""
+def read_records(path: Path, *, numbered: str | None = None) -> list[dict[str, Any]]:
+    """Of any file with a JSON record per line, as ``read_metrics``. ``numbered``: an integer that every record has."""
     if not path.exists():
         return []
     *lines, _incomplete = path.read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            raise ValueError(f"{path}: line {number} is not a JSON record: {line[:60]!r}") from None
+            record = None
+        if not isinstance(record, dict) or (numbered is not None and not isinstance(record.get(numbered), int)):
+            what = "a JSON record" if numbered is None else f"a JSON record of an {numbered}"
+            raise UserError(f"{path}: line {number} is not {what}, repair or delete it: {line[:60]!r}")
+        records.append(record)
     return records
 
 

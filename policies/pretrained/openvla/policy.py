@@ -53,13 +53,14 @@ class OpenVLAPolicy(KeptPrefix[TokenContext, TokenTrace]):
 
     def __init__(self, config: OpenVLAConfig, robot: RobotSpec) -> None:
         super().__init__()
+        config.convention.check_cameras(robot.cameras)
         self.config = config
         self.spec = PolicySpec(
             robot=robot, action_horizon=config.action_horizon, value_dim=config.language.width + robot.state_dim
         )
         self.network = OpenVLANetwork(config, action_dim=robot.action_dim, state_dim=robot.state_dim)
         add_lora((self.network.vision_backbone, self.network.projector, self.network.language), config.lora)
-        self.tokenizer = PromptTokenizer()
+        self.tokenizer = PromptTokenizer(needs_bos=True)
         self.normalizer = Normalizer(state_dim=robot.state_dim, action_dim=robot.action_dim)
 
     @property

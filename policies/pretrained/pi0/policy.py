@@ -16,7 +16,7 @@ from policies.pretrained.images import resize_with_pad
 from policies.pretrained.pi0.config import Pi0Config
 from policies.pretrained.pi0.layout import PI0
 from policies.pretrained.pi0.network import Pi0Network
-from policies.pretrained.tokenizer import pad_tokens, read_instructions
+from policies.pretrained.tokenizer import PromptTokenizer, pad_tokens, read_instructions
 from sims.devices.crossing import crossing
 from sims.vector_env import Observation
 
@@ -29,7 +29,8 @@ class Pi0(FlowVLA):
     layout = PI0
 
     def __init__(self, config: Pi0Config, robot: RobotSpec) -> None:
-        super().__init__(config, robot, Pi0Network(config), feature_width=config.language.width)
+        network, tokenizer = Pi0Network(config), PromptTokenizer(needs_bos=True)
+        super().__init__(config, robot, network, feature_width=config.language.width, tokenizer=tokenizer)
 
     @property
     def prefix_modules(self) -> Sequence[nn.Module]:

@@ -13,7 +13,7 @@ from policies.pretrained.flow_policy import FlowVLA
 from policies.pretrained.images import resize_with_pad
 from policies.pretrained.smolvla.config import SmolVLAConfig
 from policies.pretrained.smolvla.network import SmolVLANetwork
-from policies.pretrained.tokenizer import pad_tokens, read_instructions
+from policies.pretrained.tokenizer import PromptTokenizer, pad_tokens, read_instructions
 from sims.vector_env import Observation
 
 _VLM = "vlm_with_expert.vlm."
@@ -36,7 +36,8 @@ class SmolVLAPolicy(FlowVLA):
     layout = LEROBOT
 
     def __init__(self, config: SmolVLAConfig, robot: RobotSpec) -> None:
-        super().__init__(config, robot, SmolVLANetwork(config), feature_width=config.language.width)
+        network, tokenizer = SmolVLANetwork(config), PromptTokenizer()
+        super().__init__(config, robot, network, feature_width=config.language.width, tokenizer=tokenizer)
 
     @property
     def prefix_modules(self) -> Sequence[nn.Module]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,10 @@ from PIL import Image
 
 from policies.pretrained.convention import Convention, center_crop
 from policies.pretrained.images import resize_bicubic, resize_with_pad
+from policies.registry import build_policy
 from sims.errors import UserError
-from tests.policies.test_every_policy import observe
+from tests.policies.pretrained.toy import DIFFUSION_POLICY, OPENVLA, PI0
+from tests.policies.test_every_policy import ROBOT, observe
 
 RANDOM = np.random.RandomState(0)
 IMAGES = torch.from_numpy(RANDOM.randint(0, 256, (2, 48, 64, 3)).astype(np.uint8))
@@ -46,6 +51,12 @@ def test_cameras_are_chosen_in_order_and_rotated() -> None:
     seen = Convention(cameras=("wrist", "front"), rotate_images=True).observe(two, ("front", "wrist"))
     assert torch.equal(seen.images[:, 0], (255 - obs.images[:, 0]).flip(1, 2))
     assert torch.equal(seen.images[:, 1], obs.images[:, 0].flip(1, 2))
+
+
+@pytest.mark.parametrize("config", [PI0, OPENVLA, DIFFUSION_POLICY], ids=lambda config: config.name)
+def test_a_camera_that_the_robot_does_not_have_is_refused(config: Any) -> None:
+    with pytest.raises(UserError, match=r"convention.cameras: the robot has no camera 'nope'; it has front"):
+        build_policy(replace(config, convention=Convention(cameras=("front", "nope"))), ROBOT)
 
 
 def test_scales_of_changed_actions_are_not_measured() -> None:
