@@ -87,7 +87,7 @@ def labelled_success(
 
     ``recorded``: whether any step is recorded as a success; where none is, a success is one for its last
     ``success_steps`` steps. ``first``: the recorded step that is step 0. ``ends``: whether it ends where what was
-    labelled ends (``outcomes.ends_as_labelled``); an earlier part shows no success.
+    labelled ends (``outcomes/parts.py``); an earlier part shows no success.
     """
     if outcome_unknown(labels) or not labels.get(SUCCESS, True):
         return np.zeros(len(at), dtype=bool)

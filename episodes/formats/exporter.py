@@ -12,7 +12,7 @@ from episodes.formats.export_format import ExportFormat
 from episodes.formats.mcap import export_mcap
 from episodes.formats.to_lerobot import write_lerobot
 from episodes.formats.to_robomimic import write_robomimic
-from episodes.outcomes import rewarded
+from episodes.outcomes.rewards import rewarded
 from episodes.schema import Episode, EpisodeError
 from episodes.store import EpisodeStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from episodes.outcomes import rewarded, with_outcome
+from episodes.outcomes.rewards import rewarded, with_outcome
 from episodes.store import EpisodeStore
 from tests.episodes.episode_examples import make_episode
 from vla_rl.replay.demonstrations import walks

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 
-from episodes.outcomes import rewarded
+from episodes.outcomes.rewards import rewarded
 from episodes.overlays import outcome_labelled
 from episodes.schema import EXPERT, HUMAN, Episode
 from episodes.store import EpisodeStore

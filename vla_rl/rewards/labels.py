@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.outcomes import ends_as_labelled
+from episodes.outcomes.parts import ends_as_labelled
 from episodes.overlays import LabelValue, labelled_success
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore

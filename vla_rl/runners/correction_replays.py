@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from episodes.outcomes import with_outcome
+from episodes.outcomes.rewards import with_outcome
 from episodes.store import EpisodeStore, Selection
 from policies.bundle import Provenance, save_bundle
 from policies.policy import Policy, set_frozen

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.outcomes import ends_as_labelled
+from episodes.outcomes.parts import ends_as_labelled
 from episodes.overlays import LabelValue, labelled_success, outcome_unknown
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EVERYTHING, EpisodeStore, Selection
