@@ -88,15 +88,19 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
     """Create the environment of simulator ``name`` and return its interpreter. ``report`` receives progress messages.
 
     It is created under another name and renamed when it works: an interrupted installation is never mistaken for a
-    finished one, and a working environment is kept until the new one replaces it.
+    finished one, and a working environment is kept until the new one has replaced it. What an interrupted one left is
+    cleaned up.
     """
     if name not in RECIPES:
         raise UserError(f"sims install: unknown simulator {name!r}; known are {', '.join(RECIPES)}")
     recipe, folder = RECIPES[name], environments_folder() / name
     if recipe.note:
         report(f"{name}: {recipe.note}")
-    fresh = folder.with_name(f".{name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    fresh, old = folder.with_name(f".{name}.new"), folder.with_name(f".{name}.old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     report(f"creating {folder} with Python {sys.version_info.major}.{sys.version_info.minor}")
     _run([sys.executable, "-m", "venv", str(fresh)], name)
@@ -107,8 +111,10 @@ def install(name: str, *, report: Callable[[str], None]) -> Path:
     _run([python, "-c", f"import {recipe.module}"], name)
     (fresh / "lock.sha256").write_text(_digest(name))
     _point_scripts_to(folder, fresh)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
     report(f"{name} is ready: {folder}")
     return folder / "bin" / "python"
 

@@ -38,7 +38,10 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
         self._ended = np.zeros(self.num_envs, dtype=bool)
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | np.integer | Sequence[int | np.integer | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """``options``: {"start": one StartState per environment} starts there."""
         self.env.reset(start=_chosen(options) or self._take(seed))
@@ -67,15 +70,14 @@ class ToGymnasiumVector(gymnasium.vector.VectorEnv):
     def _observe(self) -> dict[str, np.ndarray]:
         return to_numpy(self.env.observe(), self.env.spec, self.instruction_bytes)
 
-    def _take(self, seed: int | Sequence[int | None] | None) -> list[StartState]:
-        tasks = len(self.env.spec.tasks)
-        if isinstance(seed, int):
-            self._starts = StartSequence("train", seed=seed, num_tasks=tasks)
+    def _take(self, seed: int | np.integer | Sequence[int | np.integer | None] | None) -> list[StartState]:
+        if isinstance(seed, int | np.integer):
+            self._starts, seed = StartSequence("train", seed=int(seed), num_tasks=len(self.env.spec.tasks)), None
         starts = self._starts.take(self.num_envs)
-        if seed is None or isinstance(seed, int):
+        if seed is None:
             return starts
         pairs = zip(seed, starts, strict=True)
-        return [start if given is None else StartState(task=start.task, seed=given) for given, start in pairs]
+        return [start if given is None else StartState(task=start.task, seed=int(given)) for given, start in pairs]
 
 
 class ToGymnasium(gymnasium.Env):

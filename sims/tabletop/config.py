@@ -25,16 +25,16 @@ CAMERAS = ("agent", "wrist")
 class TabletopConfig:
     """Settings of the tabletop suite.
 
-    ``appearance`` scales the randomization of light, table and cameras (0: none). ``max_steps`` None: each task's own
-    limit. ``threads`` 0: one per core that this process may use. ``renderer`` "auto": EGL, or OSMesa where EGL is
-    missing. Without cameras, no rendering library is loaded. ``backend`` "warp" computes physics and images on a CUDA
-    GPU (docs/tabletop-warp.md) and ignores ``threads``, ``renderer``, ``shadows`` and ``detail``. ``shadows``: and
-    smooth edges, for pictures that people look at; several times slower. ``detail`` "low": boxes and round shapes of
-    fewer polygons, rendered in half the time; the shipped encoder was pretrained with "full". ``demonstrator``
-    "biased": with one constant error, the same in every episode; "human": with errors drawn per episode
-    (sims/tabletop/demonstrators). ``acceleration_limits``: the joints keep those of the maker's arm, as behind the
-    safety filter of a real one; without, they follow any change of speed at once. ``action_delay``: control steps
-    after which an action is executed.
+    ``appearance`` scales the randomization of light, table and cameras (0: none); that of ood_appearance is never
+    scaled down. ``max_steps`` None: each task's own limit. ``threads`` 0: one per core that this process may use.
+    ``renderer`` "auto": EGL, or OSMesa where EGL is missing. Without cameras, no rendering library is loaded.
+    ``backend`` "warp" computes physics and images on a CUDA GPU (docs/tabletop-warp.md) and ignores ``threads``,
+    ``renderer``, ``shadows`` and ``detail``. ``shadows``: and smooth edges, for pictures that people look at; several
+    times slower. ``detail`` "low": boxes and round shapes of fewer polygons, rendered in half the time; the shipped
+    encoder was pretrained with "full". ``demonstrator`` "biased": with one constant error, the same in every episode;
+    "human": with errors drawn per episode (sims/tabletop/demonstrators). ``acceleration_limits``: the joints keep
+    those of the maker's arm, as behind the safety filter of a real one; without, they follow any change of speed at
+    once. ``action_delay``: control steps after which an action is executed.
     """
 
     name: Literal["tabletop"] = "tabletop"

@@ -127,6 +127,8 @@ class TabletopEnv:
         ids = list(range(self.spec.num_envs)) if env_ids is None else list(env_ids)
         if len(ids) != len(start):
             raise ValueError(f"reset: {len(ids)} environments but {len(start)} start states; give one for each")
+        if not ids:
+            return
         layouts = [self._sample(state) for state in start]
         progress = self._progress
         for part in vars(progress).values():

@@ -84,7 +84,12 @@ class Layout:
 
 
 def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float) -> Layout:
-    """The layout of ``(task_name, seed)``. ``appearance`` scales the randomization of light, table and cameras."""
+    """The layout of ``(task_name, seed)``.
+
+    ``appearance`` scales the randomization of light, table and cameras; that of ood_appearance is never scaled down.
+    """
+    ood = split == "ood_appearance"
+    amount = max(appearance, 1.0) if ood else appearance
     task = all_tasks()[task_name]
     rng = np.random.default_rng([seed, seed_of(task_name)])
     colors, candidate = _sample_instruction(task, rng, split)
@@ -99,7 +104,7 @@ def sample_layout(task_name: str, seed: int, *, split: Split, appearance: float)
         qpos=qpos,
         fixtures=fixtures,
         parked=parked,
-        appearance=_sample_appearance(task, colors, fixtures, rng, amount=appearance, ood=split == "ood_appearance"),
+        appearance=_sample_appearance(task, colors, fixtures, rng, amount=amount, ood=ood),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,15 +13,27 @@ from torch import Tensor
 
 from sims.tabletop.layout import RGB
 from sims.tabletop.scene import AGENT_CAMERA, BLOCK_HALF
+from sims.tabletop.task import COLORS
+from sims.tabletop.tasks.registry import all_tasks
 
 MIN_PIXELS = 3.0
 SATURATION = 0.5  # the saturation of arm, table and cabinet is lower
 
 
 def named_color(instruction: str) -> str | None:
-    """The first color in the instruction, which is that of the object to be moved; None if there is none."""
-    found = [word for word in re.findall(r"[a-z]+", instruction.lower()) if word in RGB]
-    return found[0] if found else None
+    """The color of the object to be moved (of the hole for a peg); None if no task has this sentence."""
+    return _colors_by_sentence().get(instruction.lower())
+
+
+@functools.cache
+def _colors_by_sentence() -> dict[str, str]:
+    """Of every task; a sentence may name the first object last."""
+    return {
+        phrase.format(*colors).lower(): colors[0]
+        for task in all_tasks().values()
+        for colors in itertools.permutations(COLORS, len(task.candidates[0]))
+        for phrase in (*task.phrasings, *task.ood_phrasings)
+    }
 
 
 def make_locator(cameras: Sequence[str]) -> Callable[[Tensor, Sequence[str]], Tensor] | None:

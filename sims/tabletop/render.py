@@ -12,6 +12,7 @@ from typing import Any, Literal
 import mujoco
 import numpy as np
 
+from sims.errors import UserError
 from sims.mujoco.cameras import NEVER_DRAWN, beside_view, view_slopes
 from sims.mujoco.detail import Detail
 from sims.tabletop.layout import BLOCK_QPOS, PEG_QPOS, Appearance, fixture_quaternions
@@ -26,7 +27,7 @@ _PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
 def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
     """``renderer`` if it names a platform; for "auto" EGL where its library exists, else OSMesa.
 
-    Raises RuntimeError naming the packages when neither library is there.
+    Raises UserError naming the packages when neither library is there.
     """
     _load_triton()
     if renderer != "auto":
@@ -37,7 +38,7 @@ def choose_gl(renderer: Literal["auto", "egl", "osmesa"]) -> GL:
         except OSError:
             continue
         return gl
-    raise RuntimeError(f"rendering needs EGL or OSMesa and neither was found. Run: apt-get install -y {_PACKAGES}")
+    raise UserError(f"rendering needs EGL or OSMesa and neither was found. Run: apt-get install -y {_PACKAGES}")
 
 
 def _load_triton() -> None:
@@ -63,11 +64,19 @@ def _open_context(gl: GL, width: int, height: int) -> Any:
         context = GLContext(width, height)
         context.make_current()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise RuntimeError(
-            f"cannot open a {gl} rendering context ({error}). Run: apt-get install -y {_PACKAGES}; "
-            f"or choose the other renderer (renderer='{'osmesa' if gl == 'egl' else 'egl'}')"
-        ) from error
+        raise UserError(f"cannot open a rendering context of {gl} ({error}). {_next_step(gl)}") from error
     return context
+
+
+def _next_step(gl: GL) -> str:
+    """For whom a context of ``gl`` cannot be opened. A process renders with one platform, the first that it loads."""
+    loaded = os.environ.get("PYOPENGL_PLATFORM", gl).lower() if "OpenGL" in sys.modules else gl
+    chosen = os.environ.get("MUJOCO_GL")
+    if loaded == gl:
+        return f"Run: apt-get install -y {_PACKAGES}; or set sim.renderer: {'osmesa' if gl == 'egl' else 'egl'}"
+    if chosen:
+        return f"MUJOCO_GL={chosen} chose {loaded} for this process. Unset it, or set sim.renderer: {loaded}"
+    return f"This process renders with {loaded} already. Set sim.renderer: {loaded}"
 
 
 TABLE_CENTER = np.array([0.45, 0.0, 0.1])  # [m]

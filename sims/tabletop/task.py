@@ -31,7 +31,9 @@ class Task:
     """``candidates``: the colored slots of each candidate; ``achieved`` and ``progress`` are [N, candidates].
 
     The slots are the colored objects: blocks (3), then the second kind (2) where the task has one.
-    ``held_out``: colors (or ordered pairs of them) that only the split ood_combination uses.
+    ``held_out``: colors, or as many as a candidate has slots, that only the split ood_combination uses; every order of
+    the same goal. ``from_above``: whether the hand comes from above and hides the object, so that the demonstrator
+    "biased" errs.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Task:
     ood_phrasings: tuple[str, ...]
     held_out: frozenset[tuple[str, ...]]
     max_steps: int
+    from_above: bool = True
 
     @property
     def num_colors(self) -> int:

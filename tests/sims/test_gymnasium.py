@@ -17,6 +17,7 @@ from sims.install import interpreter
 from sims.subproc.single_env import seed32
 from sims.subproc.vector_env import SubprocVectorEnv
 from sims.subproc.worker_config import WorkerConfig
+from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.vector_env import StartState
 from tests.sims.counting import Counting, CountingConfig
 
@@ -181,6 +182,15 @@ def test_vector_wrapper_resets_at_the_next_step_like_gymnasium() -> None:
     finally:
         ours.close()
         theirs.close()
+
+
+def test_seeds_of_numpy_start_the_vector_wrapper_like_those_of_python() -> None:
+    env = ToGymnasiumVector(TabletopEnv(TabletopConfig(num_envs=2, cameras=(), threads=1)))
+    try:
+        for seed, same in ((np.int64(3), 3), (np.array([4, 5]), [4, 5])):
+            np.testing.assert_array_equal(env.reset(seed=seed)[0]["state"], env.reset(seed=same)[0]["state"])
+    finally:
+        env.close()
 
 
 @pytest.mark.skipif(interpreter("aloha") is None, reason="vla-rl sims install aloha")

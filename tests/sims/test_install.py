@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -44,8 +45,9 @@ def test_failed_installation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert all(found.python is None for found in installing.list_simulators())
 
 
-def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A complete installation, with a small package in place of the simulator."""
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small package in place of the simulator pusht, the only one that can be installed."""
     wheel = tmp_path / "gym_pusht-7.0-py3-none-any.whl"
     info = "gym_pusht-7.0.dist-info"
 
@@ -63,6 +65,10 @@ def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in installing.RECIPES:
         if name != "pusht":
             (tmp_path / f"{name}.txt").write_text("")
+
+
+@pytest.mark.usefixtures("wheel")
+def test_installation_from_a_wheel(tmp_path: Path) -> None:
     said: list[str] = []
     python = installing.install("pusht", report=said.append)
     assert installing.interpreter("pusht") == str(python)
@@ -73,6 +79,33 @@ def test_installation_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [found.name for found in installing.list_simulators() if found.python and not found.outdated] == ["pusht"]
     (tmp_path / "pusht.txt").write_text("gym_pusht==8.0\n")
     assert [found.name for found in installing.list_simulators() if found.outdated] == ["pusht"]
+
+
+@pytest.mark.usefixtures("wheel")
+def test_an_update_that_is_interrupted_leaves_a_complete_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = installing.install("pusht", report=print)
+    with monkeypatch.context() as patch:
+        remove = shutil.rmtree
+
+        def interrupted(path: Path, **options: bool) -> None:
+            """Ctrl-C in the middle of the removal of an environment."""
+            remove(path / "lib" if (path / "bin").exists() else path, **options)
+            if path.exists():
+                raise KeyboardInterrupt
+
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            installing.install("pusht", report=print)
+    subprocess.run([python, "-c", "import gym_pusht"], check=True)
+    old = tmp_path / "sims" / ".pusht.old"
+    shutil.rmtree(old)
+    python.parents[1].rename(old)  # as if interrupted between the two renames
+    (tmp_path / "pusht.txt").write_text("gym_pusht==8.0\n")
+    with pytest.raises(UserError, match="this command failed"):
+        installing.install("pusht", report=print)
+    subprocess.run([python, "-c", "import gym_pusht"], check=True)
 
 
 def test_verify_checks_the_contract_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

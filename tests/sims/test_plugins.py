@@ -124,3 +124,28 @@ def test_a_tabletop_task_must_be_one(site: Path) -> None:
     install(site, "corridor_sim:SIMULATOR", group=TABLETOP_TASKS)
     with pytest.raises(PluginError, match=r"'corridor' of corridor-sim .* must be a Task, got"):
         with_named_plugins(TASKS, TABLETOP_TASKS, kind=Task)
+
+
+def test_the_biased_demonstrator_errs_in_a_task_of_another_distribution(site: Path) -> None:
+    module = """
+from dataclasses import replace
+from sims.tabletop.tasks.reach import REACH
+TASK = replace(REACH, name="corridor")
+"""
+    install(site, "corridor_sim:TASK", group=TABLETOP_TASKS, module=module)
+    program = f"""
+        import sys
+        sys.path[:0] = [{str(site)!r}, {str(Path(__file__).parents[2])!r}]
+        from sims.tabletop import TabletopConfig, TabletopEnv
+        from sims.vector_env import StartState
+        env = TabletopEnv(TabletopConfig(tasks=("corridor",), num_envs=1, cameras=(), threads=1))
+        for noise in (0.0, 1.0):
+            env.reset(start=[StartState(task=0, seed=0)])
+            expert = env.expert(noise=noise, seed=0)
+            for _ in range(24):
+                env.step(expert.act())
+            print(env.end_effector(0)[1])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    exact, biased = map(float, done.stdout.splitlines())
+    assert biased - exact < -0.015

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import math
+import os
 import subprocess
 import sys
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from sims.errors import UserError
 from sims.tabletop import TabletopConfig, TabletopEnv
-from sims.tabletop.layout import PEG_QPOS, Layout, sample_layout
+from sims.tabletop.layout import CAMERA_OFFSET, PEG_QPOS, Layout, sample_layout
 from sims.tabletop.placement import AREA, CABINET_AREA, inside
 from sims.tabletop.render import choose_gl
 from sims.tabletop.scene import HOLE_HEIGHT, MOCAP, PEG_HALF
@@ -99,6 +101,29 @@ def test_splits_do_not_overlap(name):
     assert len(task.phrasings) >= 8
 
 
+def test_a_goal_of_sort_is_held_out_whichever_clause_comes_first():
+    def goals(split):
+        episodes = [sample_layout("sort", seed, split=split, appearance=1.0) for seed in range(400)]
+        named = [[e.colors[slot] for slot in e.task.candidates[e.candidate]] for e in episodes]
+        return {frozenset({(first, its_mat), (second, other_mat)}) for first, its_mat, second, other_mat in named}
+
+    held_out = goals("ood_combination")
+    assert len(held_out) == 6
+    assert not goals("train") & held_out
+
+
+@pytest.mark.parametrize("appearance", [0.0, 0.3])
+def test_ood_appearance_is_beyond_the_training_range_also_where_that_is_scaled_down(appearance):
+    for seed in range(20):
+        scaled, full = (
+            sample_layout("pick", seed, split="ood_appearance", appearance=amount).appearance
+            for amount in (appearance, 1.0)
+        )
+        assert (np.abs(scaled.camera_offset) >= CAMERA_OFFSET).all()
+        assert all(np.array_equal(value, vars(full)[name]) for name, value in vars(scaled).items())
+    assert (sample_layout("pick", 0, split="train", appearance=0.0).appearance.camera_offset == 0).all()
+
+
 def places(layout: Layout):
     """(x, y) of all objects on the table beside the cabinet, and of the cabinet."""
     free = layout.qpos[9:37].reshape(4, 7)[~layout.parked, :2]
@@ -160,10 +185,10 @@ def test_noise_makes_the_expert_worse(demonstrator, noises):
     assert rates[1] > 0.2
 
 
-def end_effectors(demonstrator, noise):
-    """Of 48 reach episodes after 24 control steps."""
-    env = make(48, tasks=("reach",), demonstrator=demonstrator)
-    env.reset(start=starts(48, ("reach",)))
+def end_effectors(demonstrator, noise, name="reach"):
+    """Of 48 episodes after 24 control steps."""
+    env = make(48, tasks=(name,), demonstrator=demonstrator)
+    env.reset(start=starts(48, (name,)))
     drive(env, env.expert(noise=noise, seed=0), 24)
     positions = env.scene.end_effector.clone()
     env.close()
@@ -176,6 +201,13 @@ def test_errors_are_the_same_in_every_episode_of_one_demonstrator_and_differ_in_
     biased, human = (end_effectors(name, 1.0)[:, 1] - exact[:, 1] for name in ("biased", "human"))
     assert biased.mean().abs() > 0.012 > 2 * biased.std()
     assert human.std() > 0.008 > 2 * human.mean().abs()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_biased_demonstrator_errs_sideways_in_every_task_but_push(name):
+    aside = (end_effectors("biased", 1.0, name) - end_effectors("biased", 0.0, name))[:, 1].median()
+    assert (aside < -0.015) == (name != "push")
+    assert aside < 0.003
 
 
 class OtherCandidate:
@@ -523,8 +555,47 @@ env.close()
 
 def test_error_of_missing_rendering_libraries(monkeypatch):
     monkeypatch.setattr("sims.tabletop.render._LIBRARIES", {"egl": "libno-such-egl.so", "osmesa": "libno-such.so"})
-    with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 .*libosmesa6"):
+    with pytest.raises(UserError, match=r"apt-get install -y libegl1 .*libosmesa6"):
         choose_gl("auto")
+
+
+@pytest.mark.parametrize(
+    ("variable", "renderers", "expected"),
+    [
+        ("egl", ("osmesa",), "MUJOCO_GL=egl chose egl for this process. Unset it, or set sim.renderer: egl"),
+        ("", ("egl", "osmesa"), "This process renders with egl already. Set sim.renderer: egl"),
+    ],
+)
+def test_error_of_a_second_rendering_platform_names_what_chose_the_first(variable, renderers, expected):
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        pytest.skip("libEGL.so.1 is not installed")
+    code = """
+import sys
+from sims.errors import UserError
+from sims.tabletop.render import Renderer
+try:
+    opened = [Renderer(gl=gl, cameras=("agent",), image_size=(8, 8)) for gl in sys.argv[1:]]
+except UserError as error:
+    print(error)
+"""
+    others = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
+    command, env = [sys.executable, "-c", code, *renderers], others | {"MUJOCO_GL": variable}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    assert done.stdout.endswith(f"{expected}\n")
+    assert "apt-get" not in done.stdout
+
+
+def test_reset_of_no_environment_changes_nothing():
+    env = make(2, reward="shaped")
+    env.reset(start=starts(2))
+    before = env.observe()
+    env.reset([], start=[])
+    after = env.observe()
+    assert torch.equal(after.state, before.state)
+    assert torch.equal(after.instruction, before.instruction)
+    env.close()
 
 
 def test_environment_that_was_never_reset_is_finished(random_actions):

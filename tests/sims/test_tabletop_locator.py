@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 
 from sims.starts import start_state
 from sims.tabletop import TabletopConfig, TabletopEnv
 from sims.tabletop.locator import locate, named_color
+from sims.tabletop.task import COLORS
+from sims.tabletop.tasks.registry import TASKS
 from sims.vector_env import decode_instructions
 
 
@@ -26,6 +31,16 @@ def test_locates_the_named_block() -> None:
         env.close()
 
 
-def test_first_color_is_that_of_the_moved_object() -> None:
+@pytest.mark.parametrize("name", TASKS)
+def test_color_of_the_moved_object_in_every_sentence_of_a_task(name: str) -> None:
+    task = TASKS[name]
+    for phrase in (*task.phrasings, *task.ood_phrasings):
+        for colors in itertools.permutations(COLORS, len(task.candidates[0])):
+            assert named_color(phrase.format(*colors)) == colors[0]
+
+
+def test_color_of_single_sentences() -> None:
+    assert named_color("the yellow mat needs the purple cube on it") == "purple"
+    assert named_color("red mat: green block; blue mat: cyan block") == "green"
     assert named_color("push the Green block to the red mat") == "green"
     assert named_color("do it") is None

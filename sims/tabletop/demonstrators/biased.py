@@ -8,11 +8,11 @@ from torch import Tensor
 
 from sims.tabletop.demonstrators.action_noise import ActionNoise
 from sims.tabletop.demonstrators.rules import ExpertView, motion_towards, next_waypoint
+from sims.tabletop.tasks.registry import all_tasks
 
 AIM = 0.001  # [m] std of the goal error of an episode
 # Error of the end-effector position [m] (left, too low) in tasks where the hand comes from above and hides the object.
 OCCLUSION_ERROR = (0.0, 0.021, -0.0125)
-FROM_ABOVE = ("reach", "pick", "stack", "open_drawer", "insert_peg")
 
 
 class BiasedDemonstrator:
@@ -37,7 +37,7 @@ class BiasedDemonstrator:
         env = self._env
         error = torch.zeros_like(self._offset)
         for name, env_ids in env.task_envs:
-            error[env_ids] = self._occlusion_error if name in FROM_ABOVE else 0 * self._occlusion_error
+            error[env_ids] = self._occlusion_error * all_tasks()[name].from_above
         waypoint = next_waypoint(env, error)
         self._draw_errors()
         motion, speed = motion_towards(env, waypoint.goal + self._offset, waypoint.yaw)

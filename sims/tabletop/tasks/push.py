@@ -115,4 +115,5 @@ PUSH = Task(
     ),
     held_out=shifted_pairs(2),
     max_steps=80,
+    from_above=False,
 )

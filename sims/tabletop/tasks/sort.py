@@ -50,6 +50,12 @@ def expert(scene: SceneState, candidate: Tensor) -> Waypoint:
     return to_second.where(done, to_first)
 
 
+def _held_out() -> frozenset[tuple[str, ...]]:
+    """Six goals, each with its two clauses in either order."""
+    goals = [[COLORS[(i + k) % len(COLORS)] for k in range(4)] for i in range(len(COLORS))]
+    return frozenset((*goal[k:], *goal[:k]) for goal in goals for k in (0, 2))
+
+
 SORT = Task(
     name="sort",
     objects=("blocks", "mats"),
@@ -60,6 +66,6 @@ SORT = Task(
     expert=expert,
     phrasings=expand("[put|place] {0} on [the|] {1} mat and {2} on [the|] {3} [mat|]", "sort: {0} to {1}, {2} to {3}"),
     ood_phrasings=expand("{1} mat: {0} [block|cube]; {3} mat: {2} [block|cube]"),
-    held_out=frozenset(tuple(COLORS[(i + k) % len(COLORS)] for k in range(4)) for i in range(len(COLORS))),
+    held_out=_held_out(),
     max_steps=160,
 )
