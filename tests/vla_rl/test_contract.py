@@ -194,11 +194,11 @@ def test_doctor_tells_a_fault_of_the_policy_from_other_errors(run_dir: Path, tmp
     none = ("--algorithm.name=off_policy", "--start.name=bundle", f"--start.path={run_dir / 'bundle'}")
     settings = ("--start.residual={}", "--algorithm.warmup=16", "--algorithm.batch_size=4")
     config = load_config(Experiment, TINY, [*none, *settings, "--algorithm.demonstration_share=0"])
-    save_config(config, tmp_path / "off_policy" / "config.yaml")
     assert isinstance(config.start, FromBundle)
     assert config.start.residual is not None
     residual = residual_on(load_bundle(run_dir / "bundle"), config.start.residual)
     save_bundle(residual, tmp_path / "off_policy" / "bundle")
+    save_config(config, tmp_path / "off_policy" / "config.yaml")
     skipped = check_log_probs(tmp_path / "off_policy")
     assert skipped["status"] == "missing"
     assert "no importance ratios" in skipped["detail"]
