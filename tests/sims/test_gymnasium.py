@@ -187,7 +187,7 @@ def test_vector_wrapper_resets_at_the_next_step_like_gymnasium() -> None:
 def test_seeds_of_numpy_start_the_vector_wrapper_like_those_of_python() -> None:
     env = ToGymnasiumVector(TabletopEnv(TabletopConfig(num_envs=2, cameras=(), threads=1)))
     try:
-        for seed, same in ((np.int64(3), 3), (np.array([4, 5]), [4, 5])):
+        for seed, same in ((np.int64(3), 3), ([np.int64(4), np.int64(5)], [4, 5])):
             np.testing.assert_array_equal(env.reset(seed=seed)[0]["state"], env.reset(seed=same)[0]["state"])
     finally:
         env.close()
