@@ -20,7 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module i
 
 
 @st.composite
-def episodes(draw, action_dim: int | None = None, state_dim: int | None = None, actors: int = len(ACTORS)) -> Episode:
+def episodes(
+    draw,
+    action_dim: int | None = None,
+    state_dim: int | None = None,
+    actors: int = len(ACTORS),
+    control_hz: float | None = None,
+) -> Episode:
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     steps = draw(st.integers(1, 12))
     observed = np.array(sorted(draw(st.sets(st.integers(1, steps))) | {0}), dtype=np.int32)
@@ -53,7 +59,7 @@ def episodes(draw, action_dim: int | None = None, state_dim: int | None = None, 
         split=draw(TEXT),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         source=draw(st.sampled_from(SOURCES)),
-        control_hz=draw(st.floats(0.01, 1e4)),
+        control_hz=control_hz or draw(st.floats(0.01, 1e4)),
         policy_version=draw(st.text(max_size=20)),
         fingerprint=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
         **(interventions if corrected else {}),
@@ -110,7 +116,7 @@ def test_verify_detects_any_flipped_bit_and_any_truncation(episode, where, bit, 
 
 
 @given(
-    st.lists(episodes(2, 3, len(SOURCES)), min_size=1, max_size=4),
+    st.lists(episodes(2, 3, len(SOURCES), 20.0), min_size=1, max_size=4),
     st.integers(1, 9),
     st.integers(1, 6),
     st.integers(0, 99),

@@ -161,11 +161,12 @@ def test_a_closed_pipe_is_one_message_and_code_2():
 
 def test_an_unexpected_exception_is_code_1_and_its_traceback_is_in_a_file(tmp_path: Path):
     run = make_run(tmp_path / "run", videos=False)
-    (run / "result.json").write_text('{"bc": {"success": 1}}')  # a shape this program never writes
+    lines = ('{"iteration": 0, "success": "high"}', '{"iteration": 1, "success": "low"}')  # what is never written
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     done = vla_rl("report", run, TMPDIR=str(tmp_path))
     assert done.returncode == 1
     message, where = done.stderr.splitlines()
-    assert message == "vla-rl: KeyError: 'interval'"
+    assert message.startswith("vla-rl: TypeError: unsupported operand type(s)")
     log = Path(where.removeprefix("The full traceback is in "))
     assert log.parent == tmp_path
     assert log.read_text().startswith("Traceback")
