@@ -35,7 +35,8 @@ def is_lerobot(path: Path) -> bool:
 
 def read_lerobot(root: Path) -> Iterator[Recording]:
     """Every episode in order. Raises EpisodeError where a file is missing or of another version."""
-    info = _json_object(root / "meta" / "info.json")
+    path = root / "meta" / "info.json"
+    info = _json_object(path.read_bytes(), f"{path}")
     version = str(info.get("codebase_version", ""))
     if not version.startswith(("v2.", "v3.")):
         raise EpisodeError(f"{root}: LeRobot version {version!r}; 2.x and 3.0 can be read")
@@ -140,26 +141,16 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise EpisodeError(f"{path} is missing, so the LeRobot data set is not complete")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)
-    return [_json_line(path, number, line) for number, line in lines if line.strip()]
+    return [_json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _json_object(text: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(text.decode())
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise EpisodeError(f"{path} is not a JSON object; download it again")
-    return found
-
-
-def _json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line.decode())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise EpisodeError(f"{path}, line {number} is not a JSON object: {line[:60]!r}")
+        raise EpisodeError(f"{where} is not a JSON object but {text[:60]!r}; download the data set again")
     return found
 
 
