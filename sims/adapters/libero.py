@@ -299,7 +299,7 @@ def _keep_observed(env: Any) -> Any:
 @contextlib.contextmanager
 def _computed_once(sim: Any) -> Iterator[None]:
     """Within a control step, where robosuite 1.4 computes every physics step three times: before its controller, in it
-    and after it. The same numbers, to the last bit, in two thirds of the time.
+    and after it. The same numbers, to the last bit, in about 0.7 of the time.
 
     What follows from positions and velocities is computed the first time only. The second time, the solver of the
     constraints goes on from its own result; the third, there are new controls. Not for the Runge-Kutta integrator.
