@@ -29,7 +29,9 @@ class Entry:
     """One episode in the catalog.
 
     ``steps``, ``observations``: how many. ``bytes``: size of the file. ``locations``: of the arrays in it. ``span``:
-    the first control step that is read, and the one after the last, where the episode was cut (never in the table).
+    the first control step that is read, and the one after the last, where the episode was cut. ``ends_as_labelled``:
+    whether its end is that of the episode whose success was labelled, not so of the earlier parts of that. Neither is
+    in the table.
     """
 
     id: str
@@ -46,6 +48,12 @@ class Entry:
     policy_version: str
     locations: ArrayLocations
     span: tuple[int, int] | None = None
+    ends_as_labelled: bool = True
+
+    @property
+    def first(self) -> int:
+        """The recorded control step that is step 0."""
+        return self.span[0] if self.span else 0
 
     @property
     def fold(self) -> int:
@@ -54,7 +62,7 @@ class Entry:
 
 
 FOLDS = 10
-_COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "span")
+_COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name not in ("span", "ends_as_labelled"))
 _CREATE = """CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, task TEXT NOT NULL, instruction TEXT NOT NULL, success INTEGER NOT NULL,
     steps INTEGER NOT NULL, observations INTEGER NOT NULL, bytes INTEGER NOT NULL, source TEXT NOT NULL,

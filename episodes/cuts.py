@@ -15,18 +15,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from episodes.overlays import SPLIT, TRIM, Labels, LabelValue, recorded_id
+from episodes.overlays import SPLIT, SUCCESS, TRIM, Labels, LabelValue, recorded_id
 from episodes.packing import Arrays
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Steps ``first`` .. ``end - 1`` of a recorded episode. ``lineage``: ids from the recorded episode's to its own."""
+    """Steps ``first`` .. ``end - 1`` of a recorded episode. ``lineage``: ids from the recorded episode's to its own.
+
+    ``ends_as_labelled``: as of ``Entry``.
+    """
 
     lineage: tuple[str, ...]
     first: int
     end: int
     labels: dict[str, LabelValue]
+    ends_as_labelled: bool
 
     @property
     def id(self) -> str:
@@ -35,23 +39,30 @@ class Part:
 
 def parts_of(id: str, steps: int, labels: Labels) -> Iterator[Part]:
     """What is read of the recorded episode ``id``, in order of time: itself, or the parts that it is split into."""
-    yield from _parts((id,), 0, steps, labels, inherited={})
+    yield from _parts((id,), 0, steps, labels, inherited={}, ends_as_labelled=True)
 
 
 def _parts(
-    lineage: tuple[str, ...], first: int, end: int, labels: Labels, *, inherited: Mapping[str, LabelValue]
+    lineage: tuple[str, ...],
+    first: int,
+    end: int,
+    labels: Labels,
+    *,
+    inherited: Mapping[str, LabelValue],
+    ends_as_labelled: bool,
 ) -> Iterator[Part]:
-    own = {**inherited, **labels.get(lineage[-1], {})}
+    given = labels.get(lineage[-1], {})
+    own, ends_as_labelled = {**inherited, **given}, ends_as_labelled or SUCCESS in given
     if TRIM in own:
         first, end = (int(step) for step in str(own[TRIM]).split("-"))
     at = int(own.get(SPLIT, first))
     if not first < at < end:
-        yield Part(lineage=lineage, first=first, end=end, labels=own)
+        yield Part(lineage=lineage, first=first, end=end, labels=own, ends_as_labelled=ends_as_labelled)
         return
     passed_on = {key: value for key, value in own.items() if key not in (TRIM, SPLIT)}
-    for begin, stop in ((first, at), (at, end)):
+    for begin, stop, ends in ((first, at, False), (at, end, ends_as_labelled)):
         part = (*lineage, f"{recorded_id(lineage[0])}.{begin}-{stop}")
-        yield from _parts(part, begin, stop, labels, inherited=passed_on)
+        yield from _parts(part, begin, stop, labels, inherited=passed_on, ends_as_labelled=ends)
 
 
 def cut(arrays: Arrays, first: int, end: int) -> Arrays:

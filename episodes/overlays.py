@@ -3,7 +3,7 @@
 The store uses six keys: ``deleted`` hides the episode, ``success`` replaces the recorded success, ``trim`` and
 ``split`` cut it (cuts.py); with ``outcome`` "abort" or ``rewound_at``, and without ``success``, it is no success,
 whatever was recorded (``outcome_unknown``). ``success_from`` is a recorded control step, from which on observations
-show success (``labelled_success``). A label of null takes the key away, so that what was recorded counts again.
+show success (outcomes/success.py). A label of null takes the key away, so that what was recorded counts again.
 Labels of a part count until the split that made it is taken back; split again, the new part has the id, but not them.
 """
 
@@ -22,9 +22,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
-
-import numpy as np
-from jaxtyping import Bool, Int
 
 from episodes.files import sync
 
@@ -72,30 +69,6 @@ def is_success(labels: Mapping[str, LabelValue], recorded: bool) -> bool:
 def outcome_labelled(labels: Mapping[str, LabelValue]) -> bool:
     """Whether labels say success or failure, or where success begins."""
     return SUCCESS in labels or SUCCESS_FROM in labels
-
-
-def labelled_success(
-    labels: Mapping[str, LabelValue],
-    at: Int[np.ndarray, " L"],
-    *,
-    recorded: bool,
-    first: int,
-    ends: bool,
-    success_steps: int = 0,
-) -> Bool[np.ndarray, " L"] | None:
-    """Which of the observations at control steps ``at`` labels say show success; None: those of the record.
-
-    ``recorded``: whether any step is recorded as a success; where none is, a success is one for its last
-    ``success_steps`` steps. ``first``: the recorded step that is step 0. ``ends``: whether it ends where what was
-    labelled ends (``outcomes/parts.py``); an earlier part shows no success.
-    """
-    if outcome_unknown(labels) or not labels.get(SUCCESS, True):
-        return np.zeros(len(at), dtype=bool)
-    if SUCCESS_FROM in labels:
-        return at >= int(labels[SUCCESS_FROM]) - first
-    if SUCCESS in labels and not recorded:
-        return (at >= max(1, at[-1] - success_steps)) & ends
-    return None
 
 
 def judged(labels: Mapping[str, LabelValue]) -> Verdict | None:
@@ -147,8 +120,7 @@ def undo_label(folder: Path, *, episode: str, author: str) -> LabelChange | None
     """
     if not (folder / LABELS_NAME).exists():
         return None
-    with open(folder / LABELS_NAME, "rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _locked(folder) as file:
         counting = _counting(_changes(folder))[recorded_id(episode)]
         changes = [(i, change) for i, change in counting if change.episode == episode]
         undone = {change.undoes for _, change in changes}

@@ -186,14 +186,14 @@ class EpisodeStore:
 
     def _cuttable(self, id: str, first: int, end: int, *, whole: bool = True) -> int:
         """The recorded step that is step 0 of episode ``id``. Raises EpisodeError if it cannot be cut at these."""
-        entry = self._entry(id)
+        entry = self.entry(id)
         observed = {*self.map(entry)["observation_steps"].tolist(), *([entry.steps] if whole else [])}
         if not 0 <= first < end <= entry.steps or not {first, end} <= observed or (end == entry.steps and not whole):
             raise EpisodeError(
                 f"episode {id} has {entry.steps} steps and cannot be cut at {first} and {end}: "
                 "cuts are at steps at which it was observed, and leave some on both sides"
             )
-        return entry.span[0] if entry.span else 0
+        return entry.first
 
     def undo(self, id: str, *, author: str) -> LabelChange | None:
         """Take back the last label, deletion or cut of the episode that still holds; None if there is none.
@@ -242,13 +242,23 @@ class EpisodeStore:
         """Entries of all committed episodes, oldest first, without labels applied."""
         return self._use_catalog(Catalog.entries)
 
+    def entry(self, id: str) -> Entry:
+        """Of one episode as it is read now, success as recorded. EpisodeError if there is none, or it is split."""
+        within = [part for part in self._parts(id) if id in part.lineage]
+        if not within:
+            raise EpisodeError(f"{self.path}: no episode {id}")
+        if within[0].id != id:
+            names = ", ".join(part.id for part in within)
+            raise EpisodeError(f"{self.path}: episode {id} is split; its parts are {names}")
+        return self._cut(self._recorded(id), within[0])
+
     def labels(self, id: str) -> dict[str, LabelValue]:
         """Of the episode; of a part also those of what it was split from, where it has none of its own."""
         return next((part.labels for part in self._parts(id) if part.id == id), {})
 
     def read(self, id: str) -> Episode:
         """The episode; its arrays are views of a private memory map. Raises CorruptEpisode if the file is damaged."""
-        entry = self._entry(id)
+        entry = self.entry(id)
         arrays = self.map(entry)
         self.verify([entry])
         _, attributes = read_directory(self.file(id))
@@ -295,16 +305,6 @@ class EpisodeStore:
                 return part.lineage[: part.lineage.index(id) + 1]
         raise EpisodeError(f"{self.path}: no episode {id}")
 
-    def _entry(self, id: str) -> Entry:
-        """As it is read now."""
-        within = [part for part in self._parts(id) if id in part.lineage]
-        if not within:
-            raise EpisodeError(f"{self.path}: no episode {id}")
-        if within[0].id != id:
-            names = ", ".join(part.id for part in within)
-            raise EpisodeError(f"{self.path}: episode {id} is split; its parts are {names}")
-        return self._cut(self._recorded(id), within[0])
-
     def _cut(self, entry: Entry, part: Part) -> Entry:
         if (part.first, part.end) == (0, entry.steps):
             return entry
@@ -313,8 +313,14 @@ class EpisodeStore:
             name = "observation_steps"
             observed = map_arrays(self.file(entry.id), {name: entry.locations[name]}, size=entry.bytes)[name]
             observations = int(((observed >= part.first) & (observed <= part.end)).sum())
-        span = part.first, part.end
-        return dataclasses.replace(entry, id=part.id, span=span, steps=part.end - part.first, observations=observations)
+        return dataclasses.replace(
+            entry,
+            id=part.id,
+            span=(part.first, part.end),
+            steps=part.end - part.first,
+            observations=observations,
+            ends_as_labelled=part.ends_as_labelled,
+        )
 
     # -- the catalog -----------------------------------------------------------------------------------------------
 

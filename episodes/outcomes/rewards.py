@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from episodes.catalog import Entry
-from episodes.outcomes.parts import ends_as_labelled
-from episodes.overlays import LabelValue, is_success, labelled_success, outcome_labelled, outcome_unknown
+from episodes.outcomes.success import labelled_success
+from episodes.overlays import LabelValue, is_success, outcome_labelled, outcome_unknown
 from episodes.schema import Episode
 from episodes.store import EpisodeStore
 
@@ -28,11 +28,25 @@ def with_outcome(store: EpisodeStore, entry: Entry) -> Episode:
     is 0, and as behind a time limit the value of its last observation still counts. Of an episode that was given up
     (``outcome_unknown``) nothing tells what its end was worth.
     """
+    return _with_outcome(store.read(entry.id), store.entry(entry.id), store.labels(entry.id))
+
+
+def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
+    """The episode with its rewards as recorded, or with those of its outcome (``with_outcome``).
+
+    That is where its outcome is labelled, and where it succeeded without any reward, as imported demonstrations do.
+    """
     episode, labels = store.read(entry.id), store.labels(entry.id)
+    judged = outcome_labelled(labels) or outcome_unknown(labels)
+    unpaid = episode.succeeded and not episode.reward.any()
+    return _with_outcome(episode, store.entry(entry.id), labels) if judged or unpaid else episode
+
+
+def _with_outcome(episode: Episode, entry: Entry, labels: Mapping[str, LabelValue]) -> Episode:
     no = np.zeros(episode.num_steps, dtype=bool)
     if outcome_unknown(labels):
         return replace(episode, reward=no.astype(np.float32), terminated=no, truncated=no, success=no)
-    shown = _shown(store, entry, episode, labels)
+    shown = _shown(episode, entry, labels)
     last = np.arange(episode.num_steps) == episode.num_steps - 1
     failed = outcome_labelled(labels) and not is_success(labels, episode.succeeded)
     return replace(
@@ -44,27 +58,8 @@ def with_outcome(store: EpisodeStore, entry: Entry) -> Episode:
     )
 
 
-def _shown(
-    store: EpisodeStore, entry: Entry, episode: Episode, labels: Mapping[str, LabelValue]
-) -> Bool[np.ndarray, " T"]:
+def _shown(episode: Episode, entry: Entry, labels: Mapping[str, LabelValue]) -> Bool[np.ndarray, " T"]:
     """After which steps an observation shows success."""
-    labelled = labelled_success(
-        labels,
-        np.arange(1, episode.num_steps + 1),
-        recorded=episode.succeeded,
-        first=entry.span[0] if entry.span else 0,
-        ends=ends_as_labelled(store, entry),
-    )
+    after = np.arange(1, episode.num_steps + 1)
+    labelled = labelled_success(labels, after, entry, recorded=episode.succeeded)
     return np.maximum.accumulate(episode.success) if labelled is None else labelled
-
-
-def rewarded(store: EpisodeStore, entry: Entry) -> Episode:
-    """The episode with its rewards as recorded, or with those of its outcome (``with_outcome``).
-
-    That is where its outcome is labelled, and where it succeeded without any reward, as imported demonstrations do.
-    """
-    labels = store.labels(entry.id)
-    if outcome_labelled(labels) or outcome_unknown(labels):
-        return with_outcome(store, entry)
-    episode = store.read(entry.id)
-    return with_outcome(store, entry) if episode.succeeded and not episode.reward.any() else episode

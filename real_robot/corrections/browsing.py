@@ -104,7 +104,7 @@ class EpisodeBrowser:
             entry, labels = self._find(store, id)
             if not is_success(labels, entry.success):
                 store.label(id, SUCCESS, True, author=person)
-            store.label(id, SUCCESS_FROM, step + (entry.span[0] if entry.span else 0), author=person)
+            store.label(id, SUCCESS_FROM, step + entry.first, author=person)
 
         self._change(id, write)
 

@@ -54,6 +54,12 @@ TINY = AutoencoderConfig(
 DIT = LatentDiTConfig(
     action_horizon=dot_episodes.HORIZON, autoencoder=TINY, width=64, depth=2, heads=2, steps=2, context_noise=0.2
 )
+ONE_STEP = WorldModelConfig(
+    dynamics=dot_episodes.DYNAMICS,
+    kinematics_steps=1,
+    fit=DynamicsFitConfig(steps=1, batch_size=2, warmup=1),
+    reward_model=replace(dot_episodes.REWARD_MODEL, steps=1, imagined_clips=4),
+)
 
 
 def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path) -> None:
@@ -88,24 +94,18 @@ def test_a_world_model_is_fitted_in_stages_that_are_not_repeated(tmp_path: Path)
 def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> None:
     """A finished world model is not taken for that of other episodes, settings or another seed."""
     stores = [dot_episodes.store(tmp_path / name, count).path for name, count in (("store", 24), ("more", 30))]
-    config = WorldModelConfig(
-        dynamics=dot_episodes.DYNAMICS,
-        kinematics_steps=1,
-        fit=DynamicsFitConfig(steps=1, batch_size=2, warmup=1),
-        reward_model=replace(dot_episodes.REWARD_MODEL, steps=1, imagined_clips=4),
-    )
     folder = tmp_path / "fit"
-    fit_world_model(config, stores[:1], folder, seed=0)
+    fit_world_model(ONE_STEP, stores[:1], folder, seed=0)
     first = load_world_model(folder / WORLD_MODEL_FILE).sha256
     for other, episodes, seed in (
-        (config, stores[1:], 0),
-        (config, stores[:1], 1),
-        (replace(config, fit=replace(config.fit, learning_rate=1e-4)), stores[:1], 0),
-        (replace(config, imagined_env=ImaginedEnvConfig(reward_every=2)), stores[:1], 0),
+        (ONE_STEP, stores[1:], 0),
+        (ONE_STEP, stores[:1], 1),
+        (replace(ONE_STEP, fit=replace(ONE_STEP.fit, learning_rate=1e-4)), stores[:1], 0),
+        (replace(ONE_STEP, imagined_env=ImaginedEnvConfig(reward_every=2)), stores[:1], 0),
     ):
         with pytest.raises(WorldModelError, match="holds a world model, or a part of its fit, with other settings"):
             fit_world_model(other, episodes, folder, seed=seed)
-    unlike = replace(config, imagined_env=ImaginedEnvConfig(num_envs=2, branch_steps=4), no_action_steps=1)
+    unlike = replace(ONE_STEP, imagined_env=ImaginedEnvConfig(num_envs=2, branch_steps=4), no_action_steps=1)
     fit_world_model(unlike, stores[:1], folder, seed=0)
     assert load_world_model(folder / WORLD_MODEL_FILE).sha256 == first
     assert (folder / NO_ACTION_FILE).exists()
@@ -113,14 +113,8 @@ def test_a_folder_goes_on_with_what_it_was_fitted_to_alone(tmp_path: Path) -> No
 
 def test_the_seed_is_that_of_the_configuration_unless_another_is_given(tmp_path: Path) -> None:
     store = dot_episodes.store(tmp_path / "store", 24)
-    config = WorldModelConfig(
-        dynamics=dot_episodes.DYNAMICS,
-        kinematics_steps=1,
-        fit=DynamicsFitConfig(steps=1, batch_size=2, warmup=1),
-        reward_model=replace(dot_episodes.REWARD_MODEL, steps=1, imagined_clips=4),
-    )
     file = tmp_path / "config.yaml"
-    save_config(Experiment(seed=5, device="cpu", imagination=ImaginationConfig(model=config)), file)
+    save_config(Experiment(seed=5, device="cpu", imagination=ImaginationConfig(model=ONE_STEP)), file)
     for name, own in (("of_config", ()), ("given", ("--seed", 7))):
         answer("world-model", "fit", file, "--episodes", store.path, "--out", tmp_path / name, *own, "--json")
     noted = [json.loads((tmp_path / name / "fitted_to.json").read_text())["seed"] for name in ("of_config", "given")]

@@ -123,9 +123,9 @@ def recorded_walks(stores: Sequence[Path], *, action_horizon: int, gamma: float)
     found = list[Walk]()
     for path in stores:
         with EpisodeStore(path) as store:
-            entries = store.select()
-            episodes = [rewarded(store, entry) for entry in entries]
-            labelled = any(outcome_labelled(store.labels(entry.id)) for entry in entries)
+            selected = store.select_labelled()
+            episodes = [rewarded(store, entry) for entry, _ in selected]
+            labelled = any(outcome_labelled(labels) for _, labels in selected)
         imported = bool(episodes) and all("imported" in episode.fingerprint for episode in episodes)
         if imported and not labelled and not any(episode.reward.any() for episode in episodes):
             raise UserError(

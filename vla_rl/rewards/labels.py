@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.outcomes.parts import ends_as_labelled
-from episodes.overlays import LabelValue, labelled_success
+from episodes.outcomes.success import labelled_success
+from episodes.overlays import LabelValue
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EpisodeStore
 from sims.tensor_dataclass import TensorDataclass
@@ -75,8 +75,8 @@ class LabeledEpisodes:
         self.instructions = encode_instructions([entry.instruction for entry in self.entries])  # of each episode
         steps = [np.asarray(arrays["observation_steps"], dtype=np.int64) for arrays in self._arrays]
         labels = [
-            _labels(arrays, at, labels, success_steps, entry, ends=ends_as_labelled(store, entry))
-            for (store, entry, labels), arrays, at in zip(chosen, self._arrays, steps, strict=True)
+            _labels(arrays, at, labels, entry, success_steps)
+            for (_, entry, labels), arrays, at in zip(chosen, self._arrays, steps, strict=True)
         ]
         self.episode: Int[np.ndarray, " F"] = np.repeat(np.arange(len(steps)), [len(at) for at in steps])
         self.step: Int[np.ndarray, " F"] = np.concatenate(steps)
@@ -140,17 +140,12 @@ def _labels(
     arrays: Arrays,
     at: Int[np.ndarray, " L"],
     labels: Mapping[str, LabelValue],
-    success_steps: int,
     entry: Entry,
-    *,
-    ends: bool,
+    success_steps: int,
 ) -> Bool[np.ndarray, " L"]:
-    """Which of the observations at control steps ``at`` show success. ``ends``: as of ``labelled_success``."""
+    """Which of the observations at control steps ``at`` show success."""
     recorded = np.flatnonzero(np.asarray(arrays["success"]))
-    first = entry.span[0] if entry.span else 0
-    labelled = labelled_success(
-        labels, at, recorded=len(recorded) > 0, first=first, ends=ends, success_steps=success_steps
-    )
+    labelled = labelled_success(labels, at, entry, recorded=len(recorded) > 0, success_steps=success_steps)
     if labelled is not None:
         return labelled
     if not len(recorded):

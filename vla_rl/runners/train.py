@@ -40,6 +40,7 @@ from vla_rl.runners.reinforce import reinforce
 from vla_rl.runners.videos import write_task_videos
 from vla_rl.runs.failures import FailureLog
 from vla_rl.runs.progress import progress
+from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.run_dir import Run, check_folder, open_run, read_stages, stage_seconds, write_json
 from vla_rl.runs.watchdog import watched
 from vla_rl.termination import terminable
@@ -226,7 +227,7 @@ def evaluate_controls(run: Run, env: VectorEnv) -> dict[str, Any]:
 def finish(run: Run) -> dict[str, Any]:
     """result.json, from the record of the stages."""
     result = log_result(run) if without_simulator(run.experiment) else simulated_result(run)
-    write_json(run.dir / "result.json", result)
+    write_json(run.dir / RESULT_FILE, result)
     return result
 
 

@@ -21,10 +21,11 @@ from vla_rl.runs.changes import check_changes
 from vla_rl.runs.checkpoint import iteration_of, latest_checkpoint
 from vla_rl.runs.metrics import read_metrics
 from vla_rl.runs.progress import console
+from vla_rl.runs.result import RESULT_FILE
 from vla_rl.runs.watchdog import watched
 
 CONFIG_FILE, STAGES_FILE, CHECKPOINTS = "config.yaml", "stages.json", "checkpoints"
-OUTCOME = ("result.json", "report.html")  # made of all stages, when the last is complete
+OUTCOME = (RESULT_FILE, "report.html")  # made of all stages, when the last is complete
 LOCK_S = 1.0  # how long a lock is waited for: who asks whether a run is locked holds it for an instant
 
 

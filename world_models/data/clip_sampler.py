@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from episodes.catalog import Entry
-from episodes.outcomes.parts import ends_as_labelled
-from episodes.overlays import LabelValue, labelled_success, outcome_unknown
+from episodes.outcomes.success import labelled_success
+from episodes.overlays import LabelValue, outcome_unknown
 from episodes.packing import Arrays, frame, frame_sizes
 from episodes.store import EVERYTHING, EpisodeStore, Selection
 from sims.vector_env import encode_instructions
@@ -61,7 +61,6 @@ class ClipSampler:
         self._arrays: list[Arrays] = [store.map(entry) for store, entry, _ in chosen]
         self.entries = [entry for _, entry, _ in chosen]
         self._labels = [labels for _, _, labels in chosen]
-        self._ends = [ends_as_labelled(store, entry) for store, entry, _ in chosen]
         sizes = frame_sizes(self._arrays[0])
         self.cameras = tuple(sizes) if cameras is None else tuple(cameras)
         for (store, entry, _), arrays in zip(chosen, self._arrays, strict=True):
@@ -82,7 +81,7 @@ class ClipSampler:
     def _index(self) -> None:
         """Tables over the observations of all episodes."""
         episodes = list(zip(self._arrays, self.entries, self._labels, strict=True))
-        self._labelled = [_labelled(*episode, ends=e) for episode, e in zip(episodes, self._ends, strict=True)]
+        self._labelled = [_labelled(*episode) for episode in episodes]
         self._status_of = [
             _status(arrays, labelled, known=not outcome_unknown(labels))
             for (arrays, _, labels), labelled in zip(episodes, self._labelled, strict=True)
@@ -277,13 +276,10 @@ class ClipSampler:
         return torch.from_numpy(np.stack([frame(arrays, camera, observation) for camera in self.cameras]))
 
 
-def _labelled(
-    arrays: Arrays, entry: Entry, labels: Mapping[str, LabelValue], *, ends: bool
-) -> Bool[np.ndarray, " L"] | None:
+def _labelled(arrays: Arrays, entry: Entry, labels: Mapping[str, LabelValue]) -> Bool[np.ndarray, " L"] | None:
     """``labelled_success`` of the episode's observations."""
     steps, recorded = np.asarray(arrays["observation_steps"], dtype=np.int64), bool(np.asarray(arrays["success"]).any())
-    first = entry.span[0] if entry.span else 0
-    return labelled_success(labels, steps, recorded=recorded, first=first, ends=ends)
+    return labelled_success(labels, steps, entry, recorded=recorded)
 
 
 def _status(arrays: Arrays, labelled: Bool[np.ndarray, " L"] | None, *, known: bool) -> Int[np.ndarray, " L"]:
