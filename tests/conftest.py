@@ -1,5 +1,5 @@
 """Settings of every test: no deadlines of properties on slow machines, interrupts that reach child processes, and
-``--check-types``: annotations, array shapes included, are checked at every call."""
+``--check-types``: annotations, array shapes included, are checked at run time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+from tests import type_checks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PACKAGES = ("sims", "episodes", "policies", "world_models", "real_robot", "vla_rl")
-TYPE_CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"  # an int may be given for a float
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     chosen = config.getoption("--check-types")
     if chosen:
-        install_import_hook(PACKAGES if chosen == "all" else chosen.split(","), TYPE_CHECKER)
+        type_checks.install(PACKAGES if chosen == "all" else chosen.split(","))
 
 
 @pytest.fixture(autouse=True, scope="session")

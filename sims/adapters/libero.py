@@ -18,7 +18,7 @@ from sims.experts.libero import has_expert, pick_and_place
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
-from sims.mujoco.stability import check_stable
+from sims.mujoco.stepping import check_stable
 from sims.numbers.ranges import Count, Distinct, ImageSize, Names, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult, seed32

@@ -12,7 +12,7 @@ from sims.errors import UserError
 from sims.mujoco.cameras import MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
-from sims.mujoco.stability import check_stable
+from sims.mujoco.stepping import check_stable
 from sims.numbers.ranges import ImageSize, Names, PositiveInt, SomeNames
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32

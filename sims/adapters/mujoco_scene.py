@@ -15,7 +15,7 @@ from sims.experts.named import load_expert_function
 from sims.mujoco.cameras import MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
-from sims.mujoco.stability import check_stable
+from sims.mujoco.stepping import check_stable, physics_steps
 from sims.numbers.ranges import PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import SingleSpec, StepResult
@@ -56,7 +56,12 @@ class MujocoScene:
             raise UserError(f"{config.scene}: MuJoCo cannot load {scene.model}: {error}") from error
         self._mujoco, self._data = mujoco, mujoco.MjData(self._model)
         self._check_names()
-        self._substeps = self._substeps_of(scene.control_hz)
+        self._substeps = physics_steps(
+            scene.control_hz,
+            self._model.opt.timestep,
+            setting=f"{config.scene}: control_hz",
+            otherwise=f", or change the timestep of {scene.model.name}",
+        )
         self._randomized = RandomizedModel(self._model, config.randomization)
         self._task = self._held = 0
         self._expert = load_expert_function(config.expert, "(scene)") if config.expert else None
@@ -105,18 +110,6 @@ class MujocoScene:
         for name, reach in scene.action.items():
             if reach is None and not model.actuator_ctrllimited[model.actuator(name).id]:
                 raise UserError(f"{path}: action.{name} is 'range', but {scene.model.name} gives it no ctrlrange")
-
-    def _substeps_of(self, control_hz: float) -> int:
-        """Physics steps of a control step. Raises UserError where they are no whole number."""
-        timestep = self._model.opt.timestep
-        wanted = 1 / (control_hz * timestep)
-        if math.isclose(wanted, round(wanted), rel_tol=1e-3):
-            return round(wanted)
-        possible = [f"{1 / (n * timestep):.6g}" for n in (math.floor(wanted), math.ceil(wanted)) if n]
-        raise UserError(
-            f"{self.config.scene}: control_hz {control_hz:g} is no whole number of physics steps of {timestep:g} s; "
-            f"take {' or '.join(possible)}, or change the timestep of {self.scene.model.name}"
-        )
 
     def _is_free(self, body: str) -> bool:
         joint = self._model.body(body).jntadr[0]

@@ -16,7 +16,7 @@ from sims.experts.osc_pose import action
 from sims.mujoco.cameras import VISUAL_GROUPS, MujocoCameras
 from sims.mujoco.detail import Detail
 from sims.mujoco.randomization import MujocoRandomization, RandomizedModel
-from sims.mujoco.stability import check_stable
+from sims.mujoco.stepping import check_stable, physics_steps
 from sims.numbers.ranges import ImageSize, Names, PositiveFloat, PositiveInt
 from sims.subproc.latency import Latency
 from sims.subproc.single_env import Reward, SingleSpec, StepResult, instruction_from, seed32
@@ -77,6 +77,7 @@ class Robosuite:
     def __init__(self, config: RobosuiteConfig) -> None:
         self.config = config
         self._env = _make(config)
+        physics_steps(config.control_hz, self._env.model_timestep, setting="sim.control_hz")  # it takes whole ones
         self._cameras: MujocoCameras | None = None
         self._randomized: RandomizedModel | None = None
         self._rendered_model: Any = None  # the model of ``_cameras``

@@ -91,22 +91,29 @@ def _scene(path: Path, document: Mapping[str, Any]) -> SceneFile:
     for name, limits in bodies.items():
         if len(limits) != 3:
             raise UserError(f"{path}: vary.{name} must be three numbers, x [m], y [m], yaw [rad], or one of a joint")
-    control_hz, hold_steps = float(document.get("control_hz", 20)), int(document.get("hold_steps", 5))
-    if hold_steps < 1 or not 0 < control_hz < math.inf:
+    control_hz, hold_steps = _number(document.get("control_hz", 20)), int(document.get("hold_steps", 5))
+    if hold_steps < 1 or control_hz <= 0:
         got = f"{hold_steps}, {control_hz:g}"
         raise UserError(f"{path}: hold_steps must be at least 1 and control_hz above 0, got {got}")
     return SceneFile(
         model=path.parent / str(document["model"]),
-        action={str(k): None if v == "range" else float(v) for k, v in document["action"].items()},
+        action={str(k): None if v == "range" else _number(v) for k, v in document["action"].items()},
         state=tuple(map(str, document["state"])),
         cameras=tuple(map(str, document.get("cameras", ()))),
         tasks=tuple(_task(path, task) for task in document["tasks"]),
-        vary={body: (float(x), float(y), float(yaw)) for body, (x, y, yaw) in bodies.items()},
-        vary_joints={name: float(limit) for name, limit in varied.items() if name not in bodies},
+        vary={body: (_number(x), _number(y), _number(yaw)) for body, (x, y, yaw) in bodies.items()},
+        vary_joints={name: _number(limit) for name, limit in varied.items() if name not in bodies},
         start=None if document.get("start") is None else str(document["start"]),
         control_hz=control_hz,
         hold_steps=hold_steps,
     )
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"numbers must be finite, got {value}")
+    return number
 
 
 def _task(path: Path, task: Mapping[str, Any]) -> SceneTask:
@@ -129,4 +136,4 @@ def _condition(path: Path, condition: Mapping[str, Any]) -> Condition:
     names = tuple(map(str, named)) if isinstance(named, list) else (str(named),)
     if len(names) != count or limit not in condition:
         raise UserError(f"{path}: {kind!r} takes {count} name(s) and {limit!r}, got {dict(condition)}")
-    return Condition(kind=kind, names=names, limit=float(condition[limit]))
+    return Condition(kind=kind, names=names, limit=_number(condition[limit]))

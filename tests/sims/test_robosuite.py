@@ -30,6 +30,12 @@ def test_what_robosuite_refuses_is_one_line(settings: dict[str, Any], says: str)
     assert "\n" not in message
 
 
+@pytest.mark.skipif(not is_installed("robosuite"), reason="robosuite is not installed")
+def test_a_control_step_is_a_whole_number_of_physics_steps() -> None:
+    with pytest.raises(UserError, match=r"sim.control_hz 30 is no whole number .* of 0.002 s; take 31.25 or 29.4118"):
+        SubprocVectorEnv(RobosuiteConfig(num_envs=1, cameras=(), control_hz=30), Robosuite)
+
+
 def test_a_robot_is_needed() -> None:
     with pytest.raises(ValueError, match="robots must name one robot per arm, got none"):
         RobosuiteConfig(robots=())
