@@ -75,11 +75,12 @@ EVERYTHING = Selection()
 
 
 class EpisodeStore:
-    """``create`` makes the folder if it is missing. ``jpeg_quality`` (1-95): store images as JPEG; None: exactly.
+    """``create`` makes it, in a folder that is missing or empty. ``jpeg_quality`` (1-95): images as JPEG; None: exact.
 
     Opening brings the catalog up to date with the folder, and rebuilds it if it is missing, damaged or of an older
     version. ``corrupt``: file name -> problem, of the files that could not be read.
-    Raises EpisodeError if there is no such folder or the catalog cannot be opened.
+    Raises EpisodeError if there is no such store, ``create`` meets a folder of other files, or the catalog cannot be
+    opened.
     """
 
     def __init__(self, path: str | Path, *, create: bool = False, jpeg_quality: int | None = None):
@@ -96,8 +97,12 @@ class EpisodeStore:
         if not self.path.is_dir():
             hint = f"vla-rl collect CONFIG --episodes N --out {self.path}"
             raise EpisodeError(f"{self.path}: no such episode store. Record one with: {hint}")
-        if not create and not is_store(self.path):
-            raise EpisodeError(f"{self.path} is not an episode store: it has no {_FILES} and no {CATALOG_NAME}")
+        if not is_store(self.path):
+            without = f"{self.path} is not an episode store: it has no {_FILES} and no {CATALOG_NAME}"
+            if not create:
+                raise EpisodeError(without)
+            if others := sorted(file.name for file in self.path.iterdir() if not file.name.startswith(".")):
+                raise EpisodeError(f"{without}, but {others[0]}; choose a new folder for the episodes")
         with self._repair_lock():
             self._catalog = self._open_catalog()
 

@@ -79,7 +79,8 @@ def select_device(name: str, *, precision: Precision = "float32", compile: bool 
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         known = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used here ({reason}); there are: {', '.join(known)}") from None
+        why = "" if "device string" in reason else f" ({reason})"  # there torch lists every type that it ever had
+        raise UserError(f"device {name!r} cannot be used here{why}; there are: {', '.join(known)}") from None
     if place.type == "meta":
         raise UserError("device 'meta' holds no numbers; choose auto, cpu or cuda")
     return Device(device=place, precision=precision, compile=compile)

@@ -46,7 +46,7 @@ def _alike(episodes: Iterable[Episode]) -> Iterator[Episode]:
         if not np.array_equal(episode.observation_steps[:steps], np.arange(steps)):
             raise EpisodeError(
                 f"episode {episode.id} ({episode.task}) was not observed at every control step, which this format "
-                "needs; record with observe_every 1"
+                "needs; record with --start.observe_every 1, or export to mcap"
             )
         found = _shape(episode)
         expected = expected or found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -67,13 +68,15 @@ class TabletopConfig:
         ):
             for value in values:
                 if value not in allowed:
-                    raise ValueError(f"TabletopConfig.{field}: got {value!r}, allowed are {', '.join(allowed)}")
+                    near = difflib.get_close_matches(str(value), allowed, n=1)
+                    hint = f"; did you mean {near[0]!r}?" if near else ""
+                    raise ValueError(f"{field}: got {value!r}, allowed are {', '.join(allowed)}{hint}")
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
-            raise ValueError(f"TabletopConfig.tasks: got {self.tasks}; name at least one task, each once")
+            raise ValueError(f"tasks: got {self.tasks}; name at least one task, each once")
         for name in ("num_envs", "max_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"TabletopConfig.{name}: got {value}, must be at least 1")
+                raise ValueError(f"{name}: got {value}, must be at least 1")
 
     def video_config(self, image_size: int, num_envs: int) -> TabletopConfig:
         return dataclasses.replace(self, num_envs=num_envs, image_size=(image_size, image_size))

@@ -113,7 +113,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EpisodeError, match="holds no episode"):
         export_episodes(store, tmp_path / "out", "lerobot")
     store.add(make_episode(steps=6, every=2))
-    with pytest.raises(EpisodeError, match="record with observe_every 1"):
+    with pytest.raises(EpisodeError, match=r"record with --start\.observe_every 1"):
         export_episodes(store, tmp_path / "out", "lerobot")
     other = recorded(tmp_path / "other")
     other.add(make_episode(control_hz=10.0))

@@ -612,7 +612,7 @@ def test_environment_that_was_never_reset_is_finished(random_actions):
 
 
 def test_errors_of_wrong_settings_name_the_field_and_the_allowed_values():
-    with pytest.raises(ValueError, match=r"tasks: got 'pik', allowed are reach, pick"):
+    with pytest.raises(ValueError, match=r"^tasks: got 'pik', allowed are reach, pick.*; did you mean 'pick'\?$"):
         TabletopConfig(tasks=("pik",))
     with pytest.raises(ValueError, match=r"num_envs: got 0"):
         TabletopConfig(num_envs=0)

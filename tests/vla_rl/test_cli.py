@@ -57,7 +57,12 @@ def test_help_imports_nothing_heavy():
     ("arguments", "message"),
     [
         ((), "Missing subcommand"),
-        (("trian",), "Unrecognized options: trian"),
+        (("trian", "quickstart"), "no command 'trian'; did you mean 'train'?"),
+        (("config", "--help"), "no command 'config'; there are: init, train"),
+        (
+            ("train", "quickstart", "--run-dir", "/dev/null/x"),
+            "/dev/null/x cannot be created or written (not a directory)",
+        ),
         (("train",), "CONFIG"),
         (("data", "show", "x"), "'info', 'verify'"),
         (("sims", "install", "robosuit"), "needs one of"),
@@ -72,6 +77,7 @@ def test_help_imports_nothing_heavy():
         (("train", "a.yaml", "--run-dri", "x"), "unknown option --run-dri; did you mean --run-dir?"),
         (("correct", "x", "--resume"), "correct takes no --resume: it always continues what is in its folder"),
         (("fleet", "x", "--resume", "--port", "0"), "fleet takes no --resume: it always continues"),
+        (("train", "quickstart", "--device", "gpu"), "device 'gpu' cannot be used here; there are: auto, cpu"),
         (("bench", "speed"), "there are: sim, policy"),
         (("bench", "policy", "--policy", "mlp"), "no policy 'mlp'; there are: denoising"),
         (("bench", "policy", "--sim", "pusht"), "bench policy takes no --sim"),

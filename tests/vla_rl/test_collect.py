@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from episodes.recorder import RecordedEnv, keep_successes
+from episodes.schema import EpisodeError
 from episodes.store import EpisodeStore
 from policies.bundle import save_bundle
 from policies.gaussian import GaussianPolicy, GaussianPolicyConfig
@@ -16,11 +17,19 @@ from policies.policy import RobotSpec
 from sims.errors import UserError
 from sims.starts import StartSequence
 from sims.subproc.vector_env import SubprocVectorEnv
+from sims.tabletop.config import TabletopConfig
 from sims.vector_env import Observation, StartState
 from tests.sims.counting import FAULT_SEED, Counting, CountingConfig, KilledOnce
 from tests.worlds import PointEnv, PointExpert
 from vla_rl.config.experiment import Experiment, Imitation
-from vla_rl.runners.demonstrations import ATTEMPTS_PER_SUCCESS, Attempts, demonstrate, record_policy, run_expert
+from vla_rl.runners.demonstrations import (
+    ATTEMPTS_PER_SUCCESS,
+    Attempts,
+    collect,
+    demonstrate,
+    record_policy,
+    run_expert,
+)
 from vla_rl.runners.evaluate import run_episodes
 
 
@@ -76,11 +85,26 @@ def test_a_task_without_demonstrations_is_an_error_unless_it_may_be_missing(
     expert.failing = (1,)
     monkeypatch.setattr(world, "expert", lambda *, noise, seed: expert)
     store = EpisodeStore(tmp_path, create=True)
-    with pytest.raises(UserError, match=r"too few demonstrations of .*start.missing_tasks to skip"):
+    with pytest.raises(UserError, match=r"too few demonstrations of .* \(0 of \d+ attempts succeeded\); lower"):
         demonstrate(Experiment(), world, store, episodes=30)
     allowed = Experiment(start=Imitation(missing_tasks="skip"))
     result = demonstrate(allowed, world, store, episodes=30)
     assert [counts["episodes"] for counts in result["per_task"].values()] == [10, 0, 10]
+
+
+def test_fewer_demonstrations_than_tasks_are_refused_before_any_is_recorded(tmp_path: Path) -> None:
+    experiment = Experiment(sim=TabletopConfig(tasks=("reach", "push"), num_envs=1))
+    with pytest.raises(UserError, match=r"^--episodes must be at least 2, one for each task of sim, got 1$"):
+        collect(experiment, episodes=1, out=tmp_path / "demos")
+    assert not (tmp_path / "demos").exists()
+
+
+def test_episodes_are_not_recorded_into_a_folder_of_other_files(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    experiment = Experiment(sim=TabletopConfig(tasks=("reach",), num_envs=1))
+    with pytest.raises(EpisodeError, match=r"is not an episode store: .*, but config.yaml; choose a new folder"):
+        collect(experiment, episodes=1, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_failed_demonstrations_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:

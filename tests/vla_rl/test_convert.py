@@ -105,6 +105,22 @@ def test_a_partial_checkpoint_is_an_input_error(tmp_path: Path, capsys: Any) -> 
     assert not (tmp_path / "bundle").exists()
 
 
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "norm_stats.json").unlink()
+    for checkpoint, message in (
+        ("none", "none: no such checkpoint, a folder or the file of its weights"),
+        (
+            "checkpoint",
+            "checkpoint has no norm_stats.json, the statistics of its data: copy it there, or name the file",
+        ),
+    ):
+        with pytest.raises(SystemExit) as end:
+            convert("pi0_libero.yaml", tmp_path / checkpoint, tmp_path / "bundle")
+        assert end.value.code == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_published_configuration_is_valid(path: Path) -> None:
     published = load_config(Published, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -52,6 +53,14 @@ def check_options(command: Any) -> None:
             TypeAdapter(annotation, config=finite).validate_python(value)
         except ValidationError:
             raise UserError(f"{flag(name)} must be {allowed(annotation)}, got {value}") from None
+
+
+def without_empty_defaults(command: type) -> type:
+    """``command``; where the default of an argument is None or nothing, its help alone says what that means."""
+    for field in fields(command):
+        if field.default in (None, ()):
+            command.__annotations__[field.name] = Annotated[field.type, arg(help_behavior_hint="")]
+    return command
 
 
 def flag(name: str) -> str:

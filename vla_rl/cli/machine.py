@@ -37,9 +37,9 @@ class Doctor:
 class Bench:
     """Measure speed and memory: sim, policy, train, memory, world-model, latency, robot."""
 
-    name: Positional[str]
+    name: Annotated[Positional[str], arg(metavar="NAME")]
     """which benchmark; an unknown name lists them"""
-    bundle: Annotated[Positional[Path | None], arg(metavar="BUNDLE")] = None
+    bundle: Annotated[Positional[Path | None], arg(metavar="[BUNDLE]")] = None
     """latency, robot: the bundle to measure (latency's default: the default policy, untrained)"""
     policy: str | None = None
     """policy: the name of the policy to measure (default: the default policy)"""

@@ -24,7 +24,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff
 
 from sims.errors import RunFailure, UserError, is_disk_full
-from vla_rl.cli.arguments import check_options, parse_error
+from vla_rl.cli.arguments import check_options, parse_error, without_empty_defaults
 from vla_rl.cli.corrections import Correct, Fleet, Learn
 from vla_rl.cli.data import Data
 from vla_rl.cli.machine import Bench, Doctor
@@ -125,6 +125,10 @@ def parse(arguments: Sequence[str]) -> Command:
     if list(arguments) == ["--version"]:
         print(f"vla-rl {version('vla-rl')}")
         raise SystemExit(0)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+        raise UserError(f"no command {arguments[0]!r}; {hint}")
     chosen = COMMANDS.get(arguments[0]) if arguments else None
     options = [field.name.replace("_", "-") for field in fields(chosen)] if chosen is not None else []
     if arguments and arguments[0] in CONTINUING and "--resume" in arguments:
@@ -139,7 +143,7 @@ def parse(arguments: Sequence[str]) -> Command:
     try:
         with contextlib.redirect_stderr(printed):
             command: Any = tyro.extras.subcommand_cli_from_dict(
-                dict(COMMANDS),
+                {name: without_empty_defaults(command) for name, command in COMMANDS.items()},
                 prog="vla-rl",
                 description="Reinforcement fine-tuning of vision-language-action policies.",
                 args=list(arguments),

@@ -99,7 +99,7 @@ class Robot:
     """
 
     verb: Positional[Literal["check", "status", "begin", "stop", "resume", "end", "record", "teleop"]]
-    file: Annotated[Positional[Path | None], arg(metavar="FILE")] = None
+    file: Annotated[Positional[Path | None], arg(metavar="[FILE]")] = None
     """check, record, teleop: the robot's YAML file, or the name of a packaged one such as fake_arm"""
     live: bool = False
     """check: listen to the robot, too"""

@@ -18,7 +18,7 @@ class Sims:
     """List the simulators that run in Python environments of their own, install one, or check one on this machine."""
 
     verb: Positional[Literal["list", "install", "verify"]]
-    simulator: Annotated[Positional[str | None], arg(metavar="NAME")] = None
+    simulator: Annotated[Positional[str | None], arg(metavar="[NAME]")] = None
     """what to install or verify"""
     json: Json = False
 

@@ -23,7 +23,7 @@ from policies.registry import build_policy
 from policies.residual.policy import residual_on
 from sims.errors import UserError
 from sims.registry import evaluation_starts
-from sims.vector_env import DemonstratedEnv, EnvSpec, Observation, StartState, Step, VectorEnv
+from sims.vector_env import EnvSpec, Observation, StartState, Step, VectorEnv
 from vla_rl.algorithms.bc import BCConfig
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -32,6 +32,7 @@ from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.imagination import WorldModelConfig
 from vla_rl.rewards.registry import ClassifierConfig, OutcomeConfig, with_reward
 from vla_rl.rollouts.collector import Collector
+from vla_rl.runners.demonstrations import check_demonstrated
 from vla_rl.runners.imitation import SUCCESSES, recorded_robot
 from vla_rl.runs.metrics import check_wandb
 from vla_rl.runs.progress import console
@@ -175,7 +176,7 @@ def _starting_policy(experiment: Experiment, env: VectorEnv) -> Policy:
         if unused := [name for name in OF_RECORDING if getattr(start, name) != getattr(Imitation(), name)]:
             console.print(f"start.store is given; these settings of start have no effect: {', '.join(unused)}")
     else:
-        _check_demonstrations(start, env)
+        check_demonstrated(start, env, start.episodes, setting="'start.episodes'")
     with naming("start.policy"):
         policy = build_policy(start.policy, robot)
     if start.backbone is not None:
@@ -183,14 +184,6 @@ def _starting_policy(experiment: Experiment, env: VectorEnv) -> Policy:
             load_backbone(policy, start.backbone)
     _check_bc(policy, start.bc, "start.bc")
     return policy
-
-
-def _check_demonstrations(start: Imitation, env: VectorEnv) -> None:
-    tasks = len(env.spec.tasks)
-    if not isinstance(env, DemonstratedEnv):
-        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
-    if start.equal_shares and start.missing_tasks == "error" and start.episodes < tasks:
-        raise UserError(f"'start.episodes' must be at least {tasks}, one for each task of sim, got {start.episodes}")
 
 
 def _check_bc(policy: Policy, config: BCConfig, setting: str) -> None:

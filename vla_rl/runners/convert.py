@@ -25,6 +25,8 @@ def convert(published: Published, checkpoint: Path, out: Path) -> list[str]:
     ``checkpoint``: a folder, or its weights' file. Raises CheckpointError, and UserError for a policy that is not
     published.
     """
+    if not checkpoint.exists():
+        raise CheckpointError(f"{checkpoint}: no such checkpoint, a folder or the file of its weights")
     robot = published.robot.spec()
     policy = build_policy(published.policy, robot)
     if not isinstance(policy, TakesPublishedWeights):
@@ -38,6 +40,11 @@ def read_published(published: Published, checkpoint: Path, robot: RobotSpec) -> 
     """Everything that the checkpoint brings. Raises CheckpointError."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     statistics = folder / published.statistics
+    if not statistics.exists():
+        raise CheckpointError(
+            f"{folder} has no {published.statistics}, the statistics of its data: copy it there, or name the file in "
+            "statistics"
+        )
     state, action = read_statistics(statistics, published.dataset)
     return PublishedWeights(
         tensors=read_checkpoint(checkpoint),

@@ -44,6 +44,8 @@ def collect(
     """
     env = make_env(experiment.sim)
     try:
+        if policy is None and not failures:
+            check_demonstrated(imitation_of(experiment), env, episodes, setting="--episodes")
         store = EpisodeStore(out, create=True)
         _check_layout(store, env.spec)
         if policy is not None:
@@ -51,6 +53,20 @@ def collect(
         return demonstrate(experiment, env, store, episodes=episodes, failures=failures)
     finally:
         env.close()
+
+
+def imitation_of(experiment: Experiment) -> Imitation:
+    """How demonstrations are recorded; as by default where the experiment records none."""
+    return experiment.start if isinstance(experiment.start, Imitation) else Imitation()
+
+
+def check_demonstrated(start: Imitation, env: VectorEnv, episodes: int, *, setting: str) -> None:
+    """UserError where there is no expert, or fewer ``episodes``, given by ``setting``, than tasks that need one."""
+    if not isinstance(env, DemonstratedEnv):
+        raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
+    tasks = len(env.spec.tasks)
+    if start.equal_shares and start.missing_tasks == "error" and episodes < tasks:
+        raise UserError(f"{setting} must be at least {tasks}, one for each task of sim, got {episodes}")
 
 
 def _check_layout(store: EpisodeStore, spec: EnvSpec) -> None:
@@ -70,7 +86,7 @@ def record_policy(
 
     Returns {episodes, success}.
     """
-    start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
+    start = imitation_of(experiment)
     policy = load_bundle(bundle, robot=RobotSpec.of(env.spec), device=experiment_device(experiment))
     starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
     recorder = RecordedEnv(
@@ -114,7 +130,7 @@ def demonstrate(
     """
     if not isinstance(env, DemonstratedEnv):
         raise UserError(f"{env.spec.name} has no scripted expert: give recorded episodes as start.store")
-    start = experiment.start if isinstance(experiment.start, Imitation) else Imitation()
+    start = imitation_of(experiment)
     expert = env.expert(noise=start.noise, seed=spawn_seed(experiment.seed, "expert"))
     starts = starts_after(store, experiment, num_tasks=len(env.spec.tasks))
     keep = keep_all if failures else keep_successes
@@ -138,10 +154,15 @@ def demonstrate(
 def _refuse_missing(tasks: Sequence[str], attempts: Attempts) -> None:
     missing = attempts.given_up | (attempts.succeeded == 0)
     if missing.any():
-        names = [name for name, without in zip(tasks, missing.tolist(), strict=True) if without]
+        counts = attempts.per_task(tasks)
+        found = [
+            f"{name} ({counts[name]['episodes']} of {counts[name]['attempts']} attempts succeeded)"
+            for name, without in zip(tasks, missing.tolist(), strict=True)
+            if without
+        ]
         raise UserError(
-            f"too few demonstrations of {', '.join(names)}, got {attempts.per_task(tasks)}; lower start.noise, raise "
-            "start.episodes, leave the task out of sim.tasks, or set start.missing_tasks to skip"
+            f"too few demonstrations of {', '.join(found)}; lower start.noise, record more episodes, leave the task "
+            "out of sim.tasks, or set start.missing_tasks to skip"
         )
 
 

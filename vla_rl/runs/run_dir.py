@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from policies.device import Device, select_device
-from sims.errors import UserError
+from sims.errors import UserError, is_disk_full
 from vla_rl.config.experiment import Experiment
 from vla_rl.config.loader import load_config, save_config
 from vla_rl.runs.changes import check_changes
@@ -170,8 +170,14 @@ def open_run(experiment: Experiment, directory: Path, *, resume: bool, command: 
 
 def lock_folder(directory: Path) -> TextIO:
     """Make the folder and keep other processes from writing it until the file is closed. UserError where one does."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = (directory / ".lock").open("w")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{directory} cannot be created or written ({reason}); choose another folder") from error
     until = time.monotonic() + LOCK_S
     while True:
         try:
