@@ -29,7 +29,7 @@ def install(packages: Sequence[str]) -> None:
         return sampled(function, check) if inspect.isfunction(function) else check()
 
     # the import hook finds it in the one place, what it does with methods and properties in the other
-    jaxtyping.jaxtyped = decorator.jaxtyped = check_many
+    jaxtyping.jaxtyped = decorator.jaxtyped = check_many  # type: ignore[assignment]
     jaxtyping.install_import_hook(packages, TYPE_CHECKER)
 
 
