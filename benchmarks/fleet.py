@@ -351,11 +351,11 @@ def write(rows: Sequence[Row], settings: dict[str, float]) -> None:
     same = record.get("settings") == settings
     kept = [one for one in record["rows"] if one["robots"] not in measured] if same else []
     together = sorted([*kept, *rows], key=lambda one: int(one["robots"]))
-    counts = " ".join(map(str, dict.fromkeys(one["robots"] for one in together)))
+    counts = " ".join(map(str, sorted(measured)))
     command = f"python -m benchmarks.fleet --robots {counts} --minutes {settings['minutes']:g}"
     if settings["pause_s"] != PAUSE_S:
         command += f" --pause-s {settings['pause_s']:g}"
-    write_record("fleet", together, command=command, settings=settings)
+    write_record("fleet", together, command=command, kept=[one["name"] for one in kept], settings=settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -105,13 +105,13 @@ def main() -> None:
     kept = kept_rows(known, asked.only)
     rows = [row("device", None, "", against=device_name(device)), *kept]
     started = time.monotonic()
-    command = (f"{known['command']}; " if kept else "") + shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
     for name in asked.only:
         print(f"{time.monotonic() - started:4.0f} s  {name}", flush=True)
         rows += run_part(
             name, PARTS[name], TOY if asked.toy else FULL, device, late=time.monotonic() - started > BUDGET_S
         )
-        path = write_record("gpu", rows, command=command, folder=folder)
+        path = write_record("gpu", rows, command=command, kept=[one["name"] for one in kept], folder=folder)
     print(path)
 
 

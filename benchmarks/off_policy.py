@@ -13,6 +13,7 @@ interval over seeds and episodes; the curves.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from vla_rl.bench.record import Row, write_record
 from vla_rl.config.environments import make_env
 from vla_rl.config.experiment import Experiment, Imitation
 from vla_rl.config.loader import load_config
+from vla_rl.config.overrides import parse_overrides
 from vla_rl.runners.demonstrations import collect
 from vla_rl.runners.evaluate import evaluate_policy
 from vla_rl.runners.imitation import imitate
@@ -83,6 +85,9 @@ def experiment_of(name: str, arm: str, settings: Sequence[str]) -> Experiment:
     assert isinstance(own.start, Imitation)
     tasks = ["--sim.tasks", f"[{', '.join(own.sim.tasks)}]", "--seed", str(own.seed)]
     more = ["--start.episodes", str(own.start.episodes), "--start.noise", str(own.start.noise)]
+    for keys, value in parse_overrides(settings):  # of what both share: the simulator and the cloned policy
+        if keys[0] in ("sim", "start") and keys[:2] != ("start", "residual"):
+            more.append(f"--{'.'.join(keys)}={json.dumps(value)}")
     return load_config(Experiment, ROOT / "configs" / "quickstart.yaml", [*tasks, *more, *ARMS[arm]])
 
 

@@ -4,8 +4,11 @@ and what acting ahead of learning costs.
     python -m benchmarks.off_policy_methods --seeds 0 1 2
 
 A point must reach one of three goals that its state shows and touch no other; reward 1 at the goal, else 0. Arms of a
-comparison have equal environments, control steps, updates and networks; success is of the deployed policy, 100 held-out
-starts, every 800 control steps, and after what is learned offline.
+comparison have equal environments and networks and act until as many control steps are done, in iterations of at most
+800. They do not learn equally often: updates follow chunks, and of a chunk that the end of an episode cuts only the
+steps before it count, so longer chunks have more updates for a control step; an arm with a shorter warm-up has more of
+them too. The table shows both. Success is of the deployed policy, 100 held-out starts, after every iteration and after
+what is learned offline.
 
 demonstrations   a squashed actor that starts at zero: RLPD with half of 20 noisy demonstrations in every batch, and SAC
                  without them
@@ -238,6 +241,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: runs for name, runs in recorded().items() if name[0] not in chosen.only}
+    kept = [made["name"] for (one, two), runs in found.items() for made in rows_of(one, two, runs)]
     for comparison in chosen.only:
         for seed in chosen.seeds:
             for name, arm in COMPARISONS[comparison].items():
@@ -246,7 +250,7 @@ def main() -> None:
                 rows = [made for (one, two), runs in found.items() for made in rows_of(one, two, runs)]
                 curves = {f"{one}, {two}": runs for (one, two), runs in found.items()}
                 command = "python -m benchmarks.off_policy_methods " + " ".join(sys.argv[1:])
-                write_record("off_policy_methods", rows, command=command, curves=curves)
+                write_record("off_policy_methods", rows, command=command, kept=kept, curves=curves)
 
 
 if __name__ == "__main__":

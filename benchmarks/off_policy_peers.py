@@ -267,7 +267,7 @@ def main() -> None:
     times = [one for one in earlier if one["name"].endswith(TIMES)]
     if "times" in chosen.only:
         times = timing_rows(our_sac(LEARNED, 0, 2 * WARMUP)[2], chosen.timed)
-        write([*(one for one in earlier if not one["name"].endswith(TIMES)), *times], chosen)
+        write([*(one for one in earlier if not one["name"].endswith(TIMES)), *times], chosen, earlier)
     for seed in chosen.seeds if "returns" in chosen.only else ():
         ours, _, acted = our_sac(LEARNED, seed, chosen.steps)
         data = data or acted
@@ -277,7 +277,7 @@ def main() -> None:
             theirs, _ = their_offline(method, LEARNED, seed, data, chosen.updates)
             returns.setdefault(method, []).append((ours, theirs))
         print(f"seed {seed}: {returns}", file=sys.stderr, flush=True)
-        write([*return_rows(returns, chosen.seeds), *times], chosen)
+        write([*return_rows(returns, chosen.seeds), *times], chosen, earlier)
 
 
 def timing_rows(data: Entries, updates: int) -> list[Row]:
@@ -332,11 +332,12 @@ def peer_of(method: str) -> str:
     return "stable-baselines3" if method == "SAC" else "d3rlpy"
 
 
-def write(rows: Sequence[Row], chosen: argparse.Namespace) -> None:
+def write(rows: Sequence[Row], chosen: argparse.Namespace, earlier: Sequence[Row]) -> None:
     peers = {name: version(name) for name in ("stable-baselines3", "d3rlpy", "gymnasium")}
     command = "python -m benchmarks.off_policy_peers " + " ".join(sys.argv[1:])
     settings = {"steps": chosen.steps, "updates": chosen.updates}
-    write_record("off_policy_peers", rows, command=command, peers=peers, task=TASK, settings=settings)
+    kept = [one["name"] for one in rows if one in earlier]
+    write_record("off_policy_peers", rows, command=command, kept=kept, peers=peers, task=TASK, settings=settings)
 
 
 if __name__ == "__main__":

@@ -70,12 +70,14 @@ def main() -> None:
     arguments = parser.parse_args()
     found = read_record(NAME).get("runs", {})
     command = f"python -m benchmarks.{NAME} " + " ".join(sys.argv[1:])
-    for name in arguments.cases:
+    for i, name in enumerate(arguments.cases, start=1):
         found[name] = [run(name, seed, arguments.runs) for seed in arguments.seeds]
         if arguments.longer:
             found[name] = [one | {"longer": cloned_longer(name, one["seed"], arguments.runs)} for one in found[name]]
-        rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
-        print(write_record(NAME, rows, command=command, runs=found))
+        rows = {name: rows_of(name, runs) for name, runs in found.items()}
+        kept = [one["name"] for name in rows.keys() - set(arguments.cases[:i]) for one in rows[name]]
+        together = [one for made in rows.values() for one in made]
+        print(write_record(NAME, together, command=command, kept=kept, runs=found))
 
 
 def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -102,7 +104,8 @@ def cloned_longer(name: str, seed: int, folder: Path) -> dict[str, Any]:
 def rows_of(name: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = [mean_row(f"{name}, {text}", runs, stage) for stage, text in STAGES.items()]
     rows[1] |= {"ratio": rows[1]["value"] / rows[0]["value"] if rows[0]["value"] else None, "against": rows[0]["name"]}
-    rows.append(mean_row(f"{name}, {BLIND}", runs, "controls", "blank_images"))
+    if blind := [one for one in runs if one["controls"].get("blank_images")]:  # not measured in every run
+        rows.append(mean_row(f"{name}, {BLIND}", blind, "controls", "blank_images"))
     if all("longer" in one for one in runs):
         rows.append(mean_row(f"{name}, {CLONED_LONGER}", runs, "longer"))
     seeds = [one["seed"] for one in runs]

@@ -354,7 +354,8 @@ def rows_of(name: str, runs: list[dict[str, Any]]) -> list[Row]:
             half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
             interval = [mean - half, mean + half]
         rows.append(row(what, mean, "1", interval=interval, seeds=seeds, values=values))
-    rows[-1] |= {"parameters": runs[0]["parameters"], "processor_s": [one["processor_s"] for one in runs]}
+    rows[-1] |= {"parameters": runs[0]["parameters"]}
+    rows[-1] |= {cost: [one[cost] for one in runs] for cost in ("processor_s", "wall_s") if cost in runs[0]}
     return rows
 
 
@@ -376,12 +377,13 @@ def main() -> None:
     record = "policies" if device.device.type == "cpu" else f"policies_{device.device.type}"
     known: dict[str, list[dict[str, Any]]] = read_record(record).get("curves", {})
     found = {name: runs for name, runs in known.items() if name not in arguments.policies}
+    kept = [one["name"] for name, runs in found.items() for one in rows_of(name, runs)]
     for seed in arguments.seeds:
         for name in arguments.policies:
             found.setdefault(name, []).append(run(name, seed, arguments.iterations, arguments.runs, device))
     rows = [one for name, runs in found.items() for one in rows_of(name, runs)]
     command = "OMP_NUM_THREADS=1 python -m benchmarks.policies_learning " + " ".join(sys.argv[1:])
-    print(write_record(record, rows, command=command.strip(), curves=found))
+    print(write_record(record, rows, command=command.strip(), kept=kept, curves=found))
 
 
 if __name__ == "__main__":

@@ -170,8 +170,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         rows = [made for method in options.only for made in METHODS[method](options, Path(name))]
     measured, earlier = {made["name"] for made in rows}, read_record("ray_speed").get("rows", [])
-    rows = [made for made in earlier if made["name"] not in measured] + rows
-    write_record("ray_speed", rows, command="python -m benchmarks.ray_speed " + " ".join(sys.argv[1:]))
+    kept = [made for made in earlier if made["name"] not in measured]
+    rows = kept + rows
+    command = "python -m benchmarks.ray_speed " + " ".join(sys.argv[1:])
+    write_record("ray_speed", rows, command=command, kept=[made["name"] for made in kept])
     for each in rows:
         print(f"{each['name']:44} {each['value']:8.3f} {each['unit']:6} {each['against'] or ''}")
 

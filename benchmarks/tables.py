@@ -261,10 +261,11 @@ def off_policy_methods() -> str:
     for name, runs in record["curves"].items():
         offline, dip = (found(record, f"{name}, {what}") for what in ("success offline", "deepest dip"))
         deepest = "-" if dip is None else f"{100 * dip['value']:.0f} points"
-        steps = mean(run["curve"][-1]["control_steps"] for run in runs)
+        costs = (mean(run["curve"][-1][cost] for run in runs) for cost in ("control_steps", "updates"))
         after = named(record, f"{name}, success after")
-        rows.append([name, listed(after["seeds"]), share(offline), f"{steps:,.0f}", share(after), deepest])
-    head = ["comparison, arm", "seeds", "offline", "control steps", "after", "deepest dip"]
+        spent = (f"{cost:,.0f}" for cost in costs)
+        rows.append([name, listed(after["seeds"]), share(offline), *spent, share(after), deepest])
+    head = ["comparison, arm", "seeds", "offline", "control steps", "updates", "after", "deepest dip"]
     return f"{table(head, rows)}\n\n{source('off_policy_methods', record)}"
 
 
@@ -313,14 +314,13 @@ def blind_controls() -> str:
 def other_simulators() -> str:
     """Before and after reinforcement learning in simulators that are not ours."""
     record = read_record("other_simulators")
+    stages = ("imitation", "cloned four times as long", "after PPO", "after PPO, exploring", "after PPO, blank images")
     rows = []
     for case, runs in record["runs"].items():
-        stages = ("imitation", "after PPO", "after PPO, exploring", "after PPO, blank images")
-        cells = [share(named(record, f"{case}, {text}")) for text in stages]
-        longer = [share(one) for one in record["rows"] if one["name"] == f"{case}, cloned four times as long"] or ["-"]
+        seeds = [run["seed"] for run in runs]
+        cells = [share_of(found(record, f"{case}, {text}"), seeds) for text in stages]
         steps = named(record, f"{case}, control steps")["value"]
-        seeds = listed([run["seed"] for run in runs])
-        rows.append([f"`{case}`", cells[0], *longer, *cells[1:], f"{steps / 1000:.0f}", seeds])
+        rows.append([f"`{case}`", *cells, f"{steps / 1000:.0f}", listed(seeds)])
     head = ["task", "imitation", "four times as long", "after PPO", "exploring", "blank images", "1,000 steps", "seeds"]
     return f"{table(head, rows)}\n\n{source('other_simulators', record)}"
 
@@ -559,6 +559,14 @@ def share(row: Record | None) -> str:
     return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
 
 
+def share_of(row: Record | None, seeds: Sequence[int]) -> str:
+    """As ``share``, with the seeds of the row where they are not those of its table's row."""
+    text = share(row)
+    if row is None or row["seeds"] == seeds:
+        return text
+    return f"{text}, {'seed' if len(row['seeds']) == 1 else 'seeds'} {listed(row['seeds'])}"
+
+
 def mean_task(runs: Sequence[Record], stage: str, task: str) -> str:
     """Success at ``task``, mean over runs."""
     return f"{100 * mean(run[stage]['per_task'][task]['success'] for run in runs):.1f} %"
@@ -580,7 +588,10 @@ def listed(values: Iterable[object]) -> str:
 
 
 def source(name: str, record: Record) -> str:
-    return f"`benchmarks/results/{name}.json`: `{record['command']}`, {record['date']}."
+    """The file and every call that measured a row of it."""
+    earlier = [row["measured"] for row in record["rows"] if "measured" in row]
+    calls = dict.fromkeys(f"`{call['command'].strip()}`, {call['date']}" for call in (*earlier, record))
+    return f"`benchmarks/results/{name}.json`: {'; '.join(calls)}."
 
 
 if __name__ == "__main__":

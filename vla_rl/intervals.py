@@ -23,8 +23,12 @@ def seeds_interval(successes: Sequence[int], trials: Sequence[int], draws: int =
 
     ``successes[i]`` of ``trials[i]`` episodes belong to seed i. Each draw resamples the seeds, then the episodes of
     each, so the interval covers both sources of chance (runs are resampled as by Agarwal et al. 2021). With few seeds
-    it is too narrow: it cannot show more variation than the seeds had.
+    it is too narrow: it cannot show more variation than the seeds had. Where every episode or none succeeded they show
+    none at all: then it is the Wilson interval of all episodes.
     """
+    wins, episodes = sum(successes), sum(trials)
+    if wins in (0, episodes):
+        return wilson_interval(wins, episodes)
     rng = np.random.default_rng(0)
     seed = rng.integers(len(trials), size=(draws, len(trials)))
     total = np.array(trials)[seed]

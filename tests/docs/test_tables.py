@@ -20,4 +20,11 @@ def test_a_table_by_hand() -> None:
     assert tables.share(tables.named(record, "rl success")) == "60.0 % (50 to 69)"
     assert tables.over_seeds("x", record, rows[0]).startswith("Means over seeds 0 and 3, 100 held-out starts each; ")
     assert tables.share(None) == "-"
+    assert tables.share_of(rows[0], [0, 3]) == "60.0 % (50 to 69)"
+    assert tables.share_of(rows[0] | {"seeds": [0]}, [0, 3]) == "60.0 % (50 to 69), seed 0"
+    assert tables.share_of(rows[0] | {"seeds": [0, 3]}, [0, 1, 3]) == "60.0 % (50 to 69), seeds 0 and 3"
+    earlier = [rows[0] | {"measured": {"command": command, "date": "2026-11-23"}} for command in ("x", "x", "y ")]
+    assert tables.source("n", record | {"rows": [*earlier, *rows]}) == (
+        "`benchmarks/results/n.json`: `x`, 2026-11-23; `y`, 2026-11-23; `python -m x`, 2026-11-24."
+    )
     assert tables.table(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"

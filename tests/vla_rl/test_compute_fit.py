@@ -51,6 +51,15 @@ def test_runs_that_agree_predict_up_to_four_times_their_compute() -> None:
         fit.predict(900_000.0)
 
 
+def test_runs_that_ended_early_are_left_out() -> None:
+    """Their validations are all within the first 5 % of the longest run."""
+    whole = [curve(0.01, seed, points=50) for seed in range(5)]
+    early = run_of([0.2, 0.3], steps=10_000.0)
+    assert compute_fit([*whole, early]) == compute_fit(whole)
+    alone = compute_fit([whole[0], early, early])
+    assert alone is not None and "1 of the 3 runs" in str(alone)
+
+
 def test_few_runs_or_a_wide_interval_predict_nothing_beyond() -> None:
     one = compute_fit([curve(0.01, 0)])
     assert one is not None and "1 of the 3 runs" in str(one)

@@ -6,7 +6,7 @@ import torch
 from sims.vector_env import Observation, StartState, encode_instructions
 from tests.worlds import PointEnv
 from vla_rl.config.controls import CONTROLS
-from vla_rl.intervals import seeds_interval
+from vla_rl.intervals import seeds_interval, wilson_interval
 from vla_rl.runners.controls import changed, why_not
 
 OBS = Observation(
@@ -57,4 +57,5 @@ def test_the_interval_over_seeds_covers_both_sources_of_chance() -> None:
     assert high == pytest.approx(0.9 + 1.96 * (0.9 * 0.1 / 300) ** 0.5, abs=0.006)
     low, high = seeds_interval([100_000, 50_000, 90_000], [100_000] * 3)
     assert low == pytest.approx(0.5, abs=0.05) and high == pytest.approx(1.0, abs=0.05)
-    assert seeds_interval([5, 5], [5, 5]) == (1.0, 1.0)
+    assert seeds_interval([100, 200], [100, 200]) == (pytest.approx(1 / (1 + 1.96**2 / 300), abs=1e-5), 1.0)  # Wilson
+    assert seeds_interval([0, 0], [5, 10]) == wilson_interval(0, 15)

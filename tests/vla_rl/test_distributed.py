@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from policies.bundle import save_bundle
 from policies.policy import RobotSpec
 from policies.registry import build_policy
-from sims.errors import UserError
+from sims.errors import RunFailure, UserError
 from tests.policies.small_configs import CONFIGS
 from tests.vla_rl.scale_run import FLOW, GRPO, PPO, RLPD, SIM, SMALL, experiment, numbers, run_to_end, save_residual
 from vla_rl.algorithms.algorithm import Algorithm
@@ -257,6 +257,47 @@ def test_asynchronous_runs_are_exact_through_termination_and_places(tmp_path: Pa
     assert_same(stopped, whole)
     run_to_end(tmp_path / "one", experiment(algorithm))
     assert_same(tmp_path / "one", whole)
+
+
+# -- replacements that are lost too ---------------------------------------------------------------------------------
+
+
+class DeadlyFolder(type(Path())):  # type: ignore[misc]
+    """Kills the process that is sent this path, once for each file ``kill_*`` in the folder."""
+
+    def __reduce__(self) -> tuple[Callable[[str], Path], tuple[str]]:
+        return arrive, (str(self),)
+
+
+def arrive(folder: str) -> Path:
+    for order in Path(folder).glob("kill_*"):
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [3, 2])
+def test_a_replacement_that_is_killed_while_it_starts_is_replaced_until_restarts(
+    tmp_path: Path, address: str, restarts: int
+) -> None:
+    wanted = experiment(cluster=cluster(address, collectors=1, restarts=restarts))
+    env = make_env(SIM)
+    torch.manual_seed(0)
+    save_bundle(build_policy(SMALL, RobotSpec.of(env.spec)), tmp_path / "start")
+    env.close()
+    with placed(tmp_path, wanted) as (learner, rollouts):
+        rollouts.pool.settings = replace(rollouts.pool.settings, folder=DeadlyFolder(tmp_path))
+        for i in range(2):
+            (tmp_path / f"kill_{i}").touch()
+        os.kill(events(tmp_path, "started")[0]["pid"], signal.SIGKILL)
+        if restarts == 2:
+            with pytest.raises(RunFailure, match=r"3 collectors were lost, more than cluster.restarts \(2\)"):
+                learner.iterate()
+        else:
+            learner.iterate()
+    assert len(events(tmp_path, "lost")) == 3
+    assert len(events(tmp_path, "started")) == restarts - 1
 
 
 # -- back-pressure ----------------------------------------------------------------------------------------------------

@@ -6,16 +6,19 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from sims.errors import RunFailure
 from tests.vla_rl.scale_run import FLOW, GRPO, PPO, experiment, numbers, run_to_end
 from vla_rl.algorithms.off_policy_settings import OffPolicyConfig
 from vla_rl.config.cluster import ClusterConfig
+from vla_rl.distributed.processes import LearnerProcesses, join
 from vla_rl.runners.replay import replay
 from vla_rl.runs.checkpoint import latest_checkpoint
 
@@ -110,6 +113,34 @@ def test_a_learner_that_is_killed_ends_the_run_which_resumes_exactly(tmp_path: P
     assert 2 <= len(numbers(tmp_path / "killed")) < 6
     run_to_end(tmp_path / "killed", experiment(OF_THREE, learners(2)))
     assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def listen_until_stopped(
+    pipe: Connection, rank: int, size: int, store: Path, hang_s: float, threads: int
+) -> None:  # pragma: no cover - in another process
+    """Reads one batch, then nothing."""
+    pipe.send_bytes(b"ready")
+    join(torch.device("cpu"), rank, size, store, hang_s)
+    pipe.recv()
+    pipe.recv_bytes()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.slow
+def test_a_learner_that_hangs_while_a_batch_is_sent_to_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is larger than the buffer of the pipe."""
+    monkeypatch.setattr("vla_rl.distributed.processes.END_S", 0.5)
+    config = ClusterConfig(collectors=0, learners=2, hang_s=2.0)
+    processes = LearnerProcesses(listen_until_stopped, config, torch.device("cpu"))
+    try:
+        processes.tell("run", bytes(10_000_000))
+        began = time.monotonic()
+        with pytest.raises(RunFailure, match=r"did not answer within 2 s \(cluster.hang_s\): processes \d+"):
+            processes.tell("run", bytes(10_000_000))
+        assert 2 <= time.monotonic() - began < 30
+    finally:
+        processes.close()
+    assert not multiprocessing.active_children()
 
 
 def test_learners_that_would_have_nothing_to_do_are_refused() -> None:

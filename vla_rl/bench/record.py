@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from vla_rl.runs.run_dir import git_revision, write_json
 
 Row = dict[str, Any]
 VERSIONS = ("torch", "mujoco", "numpy")
+CALL = ("command", "date", "revision", "machine", "versions")  # where the rows of a record come from
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -39,9 +40,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_record(name: str, rows: Sequence[Row], *, command: str, folder: Path = RESULTS, **more: Any) -> Path:
-    """Write benchmarks/results/NAME.json: the rows, the command, date, revision, machine and versions."""
-    path = folder / f"{name}.json"
+def write_record(
+    name: str, rows: Sequence[Row], *, command: str, kept: Collection[str] = (), folder: Path = RESULTS, **more: Any
+) -> Path:
+    """Write benchmarks/results/NAME.json: the rows, the command, date, revision, machine and versions.
+
+    ``kept``: names of rows that were measured by an earlier call, as the file says; ``measured`` of such a row holds
+    command, date, revision, machine and versions of that call.
+    """
+    path, measured = folder / f"{name}.json", _measured(read_record(name, folder), kept)
     path.parent.mkdir(exist_ok=True)
     record = {
         "command": command,
@@ -50,10 +57,16 @@ def write_record(name: str, rows: Sequence[Row], *, command: str, folder: Path =
         "machine": machine() | {"load": os.getloadavg()},
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
         **more,
-        "rows": [{"interval": None, "seeds": None, **one} for one in rows],
+        "rows": [{"interval": None, "seeds": None, **one, **measured.get(one["name"], {})} for one in rows],
     }
     write_json(path, record)
     return path
+
+
+def _measured(earlier: Mapping[str, Any], kept: Collection[str]) -> dict[str, Row]:
+    """``measured`` of the rows named in ``kept``, which ``earlier`` tells."""
+    own = {one["name"]: one["measured"] for one in earlier.get("rows", ()) if "measured" in one}
+    return {name: {"measured": own.get(name) or {key: earlier[key] for key in CALL}} for name in kept}
 
 
 def read_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:

@@ -10,21 +10,21 @@ from sims.numbers.ranges import Count, NonNegativeFloat, PositiveFloat, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it
-    but for the last digits with ``sharding``.
+    """Where the shards of a rollout are collected and the gradients of an update computed; results do not depend on it.
 
     ``address``: of a Ray cluster, HOST:PORT, or auto: the one that runs on this machine, else one that is started for
     the run, on the loopback address alone. ``collectors``: processes; null: one per ``algorithm.rollout_shards``;
     0: none, the run's own process collects, without Ray. ``learners``: processes of this machine that share the
     micro-batches of an update, the run's own among them; on GPUs one for each. ``sharding``: none, each learner has all
-    weights and optimizer states; fsdp, each has its part of them, and results agree in all but the last digits.
+    weights and optimizer states; fsdp, each has its part of them, with the same results, bit for bit.
     ``cpus``: reserved for each collector.
     ``gpus``: reserved for each collector. ``device``: of a collector; null: as the run's. ``threads``: of a collector's
     networks; null: as many as the learner's, for the last bits of results may
     depend on it. ``placement``: of collectors, pack fills one machine after the other, spread takes them in turn; with
     ``collectors`` 0 pipelined has the run's own process collect its shards in threads, one of which steps its
     environments while the policy chooses for another's. ``hang_s``: seconds
-    without a finished rollout after which a collector is replaced. ``start_timeout_s``: seconds for the start of a
+    without a finished rollout after which a collector is replaced, and without an answer of a learner, or progress in
+    sending to it, after which the run ends. ``start_timeout_s``: seconds for the start of a
     collector. ``restarts``: collectors that a run replaces before it gives up.
     """
 

@@ -24,6 +24,10 @@ POLL_S = 0.5
 Event = Callable[[Mapping[str, Any]], None]
 
 
+class _KilledAtStart(UserError):
+    """A process that ended while it started, without an exception of its own."""
+
+
 @dataclass
 class _Process:
     """``pending``: its requests in order, with their weights. ``since``: when it last gave a sign of life."""
@@ -123,18 +127,28 @@ class CollectorPool:
         return "it left no stacks: it is stopped, or its machine is gone"
 
     def _replace(self, process: _Process, cause: str) -> None:
-        self.log({"event": "lost", "collector": process.number, "pid": process.pid, "cause": cause})
+        self._count_lost(process.number, process.pid, cause)
+        ray.kill(process.actor)
+        self._processes[process.number] = self._replacement(process.number, process.shards)
+        for request, weights in process.pending.values():
+            self.submit(request, weights)
+
+    def _replacement(self, number: int, shards: list[int]) -> _Process:
+        """One that is killed while it starts is lost as any other."""
+        while True:
+            try:
+                return self._ready(*self._start(number, shards))
+            except _KilledAtStart as error:
+                self._count_lost(number, None, str(error))
+
+    def _count_lost(self, number: int, pid: int | None, cause: str) -> None:
+        self.log({"event": "lost", "collector": number, "pid": pid, "cause": cause})
         self.replaced += 1
         if self.replaced > self.config.restarts:
             raise RunFailure(
                 f"{self.replaced} collectors were lost, more than cluster.restarts ({self.config.restarts}); the last "
-                f"one was number {process.number}: {cause}"
+                f"one was number {number}: {cause}"
             )
-        ray.kill(process.actor)
-        fresh = self._ready(*self._start(process.number, process.shards))
-        self._processes[process.number] = fresh
-        for request, weights in process.pending.values():
-            self.submit(request, weights)
 
     def _start(self, number: int, shards: list[int]) -> tuple[int, list[int], Any]:
         config = self.config
@@ -159,9 +173,8 @@ class CollectorPool:
                 f"cluster has free: {free}; with fewer cluster.collectors, or cluster.cpus, it may fit"
             ) from None
         except RayActorError as error:
-            raise UserError(
-                f"cluster: collector {number} cannot be made: {' '.join(str(error).split())[-400:]}"
-            ) from None
+            kind = UserError if error.actor_init_failed else _KilledAtStart  # an exception would come again
+            raise kind(f"cluster: collector {number} cannot be made: {' '.join(str(error).split())[-400:]}") from None
         for shard, state in about.pop("states").items():
             self.states.setdefault(shard, copy.deepcopy(state))
         self.log({"event": "started", "collector": number, "shards": shards, **about})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -49,6 +51,7 @@ class LearnerProcesses:
         store, threads = Path(self._folder.name) / "store", torch.get_num_threads()
         for rank in range(1, self.size):
             ours, theirs = context.Pipe()
+            _limit_sending(ours, self._hang_s)
             arguments: tuple[Any, ...] = (theirs, rank, self.size, store, self._hang_s, threads)
             process = context.Process(target=target, args=arguments, daemon=True)
             process.start()
@@ -64,12 +67,12 @@ class LearnerProcesses:
         join(device, 0, self.size, store, self._hang_s)
 
     def tell(self, what: str, message: bytes) -> None:
-        """Every other rank."""
+        """Every other rank. RunFailure for one that is gone, or takes nothing in for ``hang_s``."""
         try:
             for _, pipe in self._ranks:
                 pipe.send(what)
                 pipe.send_bytes(message)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
             self.lost()
 
     def together(self, what: str, message: bytes, own: Callable[[], T]) -> tuple[T, list[Any]]:
@@ -131,6 +134,14 @@ class LearnerProcesses:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
+
+
+def _limit_sending(pipe: Connection, limit_s: float) -> None:
+    """BlockingIOError where nothing of a message could be written to ``pipe`` for this long: it is larger than the
+    buffer, and the other side does not read. A pipe of both directions is a socket."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as same:
+        timeval = struct.pack("@ll", int(limit_s), int(limit_s % 1 * 1e6))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
 def join(device: torch.device, rank: int, size: int, store: Path, hang_s: float) -> None:

@@ -91,7 +91,7 @@ def compute_fit(runs: Sequence[RunData]) -> ComputeFit | None:
     if not curves or sum(map(len, curves)) < FEWEST_POINTS:
         return None
     known = max(points[:, 0].max() for points in curves)
-    curves = [points[points[:, 0] >= FIRST * known] for points in curves]
+    curves = [late for points in curves if len(late := points[points[:, 0] >= FIRST * known])]
     every = np.concatenate(curves)
     if len(np.unique(every[:, 0])) < FEWEST_POINTS:
         return None
