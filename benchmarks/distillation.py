@@ -35,7 +35,7 @@ from world_models.evaluation.open_loop import frames_per_second, open_loop_error
 from world_models.models.flow_model import FlowWorldModel
 from world_models.statistics import auc
 from world_models.training.distillation import Distillation, DistillConfig
-from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig
+from world_models.training.dynamics import DynamicsFit, DynamicsFitConfig, PredictionFit
 
 HORIZONS, TEACHER_STEPS, STARTS = (1, 2, 4, 8), 4, 60
 
@@ -82,7 +82,7 @@ def fit_all_noise_levels(
     return model
 
 
-def run_all(fit: DynamicsFit) -> None:
+def run_all(fit: PredictionFit) -> None:
     while fit.step < fit.steps:
         metrics = fit.update()
         if fit.step % 100 == 0:
