@@ -49,7 +49,10 @@ def main() -> None:
     experiment = load_config(Experiment, arguments.run / "config.yaml", [])
     assert experiment.imagination is not None
     settings, folder = experiment.imagination.model, arguments.run / "imagination" / "round_0"
-    fitted, clips = load_world_model(folder / WORLD_MODEL_FILE), open_clips([folder / "episodes"], settings, "fit")
+    fitted, clips = (
+        load_world_model(folder / WORLD_MODEL_FILE),
+        open_clips([folder / "episodes"], settings.dynamics, "fit"),
+    )
 
     teacher = fit_all_noise_levels(
         fitted.dynamics, settings.fit, clips, steps=arguments.fit_steps, seed=experiment.seed
@@ -95,7 +98,7 @@ def measured(model: FlowWorldModel, fitted: FittedWorldModel, experiment: Experi
     settings, reward_model, seed = experiment.imagination.model, fitted.reward_model, experiment.seed
     model.eval()
     stores, every = [run / "imagination" / "round_0" / "episodes"], settings.imagined_env.reward_every
-    calibration, held_out = (open_clips(stores, settings, part) for part in ("calibration", "held_out"))
+    calibration, held_out = (open_clips(stores, settings.dynamics, part) for part in ("calibration", "held_out"))
     set_thresholds(model, reward_model, calibration, seed=seed, reward_every=every)
     figures = {
         f"psnr after {one['horizon']} chunks [dB]": one["psnr"]
@@ -135,9 +138,11 @@ def imagined_rates(
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / WORLD_MODEL_FILE
-            save_world_model(model, fitted.reward_model, path, usual_error=fitted.info.usual_error, metrics={})
+            settings, usual = experiment.imagination.model, fitted.info.usual_error
+            every = settings.imagined_env.reward_every
+            save_world_model(model, fitted.reward_model, path, usual_error=usual, metrics={}, reward_every=every)
             found = compare_success(
-                experiment.imagination.model,
+                settings,
                 Path(folder),
                 stores,
                 env=env,
